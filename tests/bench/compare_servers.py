@@ -28,7 +28,7 @@ from tests.soak.server import started
 OURS: dict[str, list[str]] = {
     "bf16": [],
     "int8": ["--quantization", "int8"],
-    "int4": ["--quantization", "int4", "--lm-head", "int8"],
+    "int4": ["--quantization", "int4", "--lm-head-quantization", "int8"],
 }
 LLAMA = {"bf16": "bf16", "int8": "Q8_0", "int4": "Q4_0"}
 PROMPT_TOKENS = 128

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,11 +16,25 @@ import aethermind
 from aethermind import LLM, EngineOptions, RequestOptions, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.errors import InvalidArgumentError
+from aethermind.plugins import DeprecatedUseWarning
 
 
 def test_the_documented_options_are_those_that_are_checked() -> None:
     written = {"tokenizer": str | None, "draft_model": str | None, "adapters": Mapping[str, str] | None}
-    assert get_type_hints(EngineOptions) | written == get_type_hints(EngineConfig)
+    hints = get_type_hints(EngineOptions)
+    assert hints.pop("lm_head") == hints["lm_head_quantization"]
+    assert hints | written == get_type_hints(EngineConfig)
+
+
+def test_the_deprecated_name_of_an_option_has_the_same_meaning() -> None:
+    with pytest.warns(
+        DeprecatedUseWarning, match="the option lm_head goes with version .*; use lm_head_quantization"
+    ) as seen:
+        config = EngineConfig.of(lm_head="int8")
+    assert config == EngineConfig(lm_head_quantization="int8")
+    assert [one.filename for one in seen] == [__file__]
+    with pytest.raises(InvalidArgumentError, match="lm_head_quantization and lm_head are the same option"):
+        EngineConfig.of(lm_head="int8", lm_head_quantization="int8")
 
 
 def test_paths_may_be_given_where_names_may() -> None:
@@ -28,7 +43,7 @@ def test_paths_may_be_given_where_names_may() -> None:
     assert EngineConfig.of() == EngineConfig()
 
 
-@pytest.mark.parametrize("name", EngineOptions.__annotations__)
+@pytest.mark.parametrize("name", [one.name for one in fields(EngineConfig)])
 def test_what_an_option_cannot_be_is_said_in_a_sentence_with_its_name(name: str) -> None:
     default = getattr(EngineConfig(), name)
     for value in (object(), [], float("nan"), *(() if default is None else (None,))):

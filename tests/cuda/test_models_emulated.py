@@ -80,7 +80,7 @@ def test_quantised_weights_are_packed_and_multiplied_on_the_gpu(
 
     Rows of the embedding come out of the head's codes on one of the two devices, unless those are of 4 bits.
     """
-    options = {"quantization": quantization, "lm_head": "int4", "kv_cache_dtype": kv_cache_dtype}
+    options = {"quantization": quantization, "lm_head_quantization": "int4", "kv_cache_dtype": kv_cache_dtype}
     assert answer("cuda", GREEDY, **options) == answer("numpy", GREEDY, **options)
     assert driver.launched[f"quantize_codes_{quantization}_float32"] > 0
     quantized = "_quantized" if kv_cache_dtype == "int8" else ""

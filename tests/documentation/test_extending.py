@@ -14,7 +14,7 @@ from tests.plugins.scaffolded import environment, install
 
 import aethermind
 from aethermind import Runtime
-from aethermind.cli.verbs import VERBS
+from aethermind.cli.commands import VERBS
 from aethermind.dispatch import Dispatcher
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.engine.loading.loader import plan_model

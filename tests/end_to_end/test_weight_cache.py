@@ -84,7 +84,9 @@ def test_the_next_start_maps_the_same_bits(folder: Path, model: Path, options: d
 
 
 def test_what_is_packed_in_another_way_is_not_taken_for_it(folder: Path, model: Path) -> None:
-    for num_files, options in enumerate([{"dtype": "float32"}, {"quantization": "int4"}, {"lm_head": "int4"}], 1):
+    for num_files, options in enumerate(
+        [{"dtype": "float32"}, {"quantization": "int4"}, {"lm_head_quantization": "int4"}], 1
+    ):
         with opened(model, **options) as llm:
             assert constants_of(llm).found_bytes == 0
         assert len([*folder.iterdir()]) == num_files

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from tests.core.plugins.fake_distributions import write_distribution
 
-from aethermind.cli.plugin_new.kinds import Kind
-from aethermind.cli.plugin_new.names import Names
-from aethermind.cli.plugin_new.scaffold import write
+from aethermind.cli.plugin_new.kinds import PackageKind, PackageNames
+from aethermind.cli.plugin_new.new import write
 
 __all__ = ["Scaffolded", "environment", "install"]
 
@@ -35,8 +34,8 @@ def environment(package: Path, metadata: Path) -> dict[str, str]:
 class Scaffolded:
     """A new package, beside metadata such as pip would write for it."""
 
-    def __init__(self, kind: Kind, name: str, folder: Path) -> None:
-        names = Names.parse(name)
+    def __init__(self, kind: PackageKind, name: str, folder: Path) -> None:
+        names = PackageNames.parse(name)
         self.folder = folder / names.distribution
         self.files = write(kind, names, self.folder, "0.1.0")
         self._metadata = folder / "metadata"

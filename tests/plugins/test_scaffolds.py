@@ -23,21 +23,20 @@ from tests.plugins.scaffolded import Scaffolded
 
 import aethermind
 from aethermind.cli.app import app
-from aethermind.cli.plugin_new.kinds import KINDS, Kind
-from aethermind.cli.plugin_new.names import Names
+from aethermind.cli.plugin_new.kinds import KINDS, PackageKind, PackageNames
 
 NAMES = {
-    Kind.BACKEND: "my-chip",
-    Kind.MODEL: "my-llm",
-    Kind.OPERATOR: "squared-relu",
-    Kind.KV_STORE: "my-store",
-    Kind.POLICY: "my-policy",
+    PackageKind.BACKEND: "my-chip",
+    PackageKind.MODEL: "my-llm",
+    PackageKind.OPERATOR: "squared-relu",
+    PackageKind.KV_STORE: "my-store",
+    PackageKind.POLICY: "my-policy",
 }
-by_kind = pytest.mark.parametrize("kind", Kind, ids=str)
+by_kind = pytest.mark.parametrize("kind", PackageKind, ids=str)
 
 
 @pytest.fixture(scope="module")
-def scaffolded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Scaffolded]:
+def scaffolded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[PackageKind], Scaffolded]:
     """A new package of each kind, as if it were installed."""
     return cache(lambda kind: Scaffolded(kind, NAMES[kind], tmp_path_factory.mktemp(kind)))
 
@@ -46,8 +45,8 @@ def plugin_new(*args: object) -> typer.testing.Result:
     return typer.testing.CliRunner().invoke(app, ["plugin", "new", *map(str, args)])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BACKEND], ids=str)
-def test_its_tests_pass(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in PackageKind if kind is not PackageKind.BACKEND], ids=str)
+def test_its_tests_pass(scaffolded: Callable[[PackageKind], Scaffolded], kind: PackageKind) -> None:
     result = scaffolded(kind).run("pytest", "-q", "-p", "no:cacheprovider")
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 2
@@ -55,7 +54,7 @@ def test_its_tests_pass(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) ->
 
 
 @by_kind
-def test_it_is_formatted_and_has_no_lint(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+def test_it_is_formatted_and_has_no_lint(scaffolded: Callable[[PackageKind], Scaffolded], kind: PackageKind) -> None:
     options = ("--isolated", "--line-length", "120", "--target-version", "py311")
     for command in (("format", "--check"), ("check", "--select", "B,E,F,I,N8,UP,W,RUF100")):
         result = scaffolded(kind).run("ruff", *command, *options, ".")
@@ -63,15 +62,17 @@ def test_it_is_formatted_and_has_no_lint(scaffolded: Callable[[Kind], Scaffolded
 
 
 @by_kind
-def test_its_description_is_well_formed(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+def test_its_description_is_well_formed(scaffolded: Callable[[PackageKind], Scaffolded], kind: PackageKind) -> None:
     project = tomllib.loads((scaffolded(kind).folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    article = "an" if kind is Kind.OPERATOR else "a"
+    article = "an" if kind is PackageKind.OPERATOR else "a"
     assert project["description"] == f"{NAMES[kind]}: {article} {KINDS[kind].title} for AetherMind"
 
 
 @by_kind
-def test_the_command_line_suggests_the_next_steps(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
-    names = Names.parse(NAMES[kind])
+def test_the_command_line_suggests_the_next_steps(
+    scaffolded: Callable[[PackageKind], Scaffolded], kind: PackageKind
+) -> None:
+    names = PackageNames.parse(NAMES[kind])
     of_readme = re.findall(r"^\$ (aethermind .*)$", (scaffolded(kind).folder / "README.md").read_text(), re.MULTILINE)
     assert of_readme
     spellings = {"name": names.name, "identifier": names.identifier, "class_name": names.class_name}
@@ -89,7 +90,9 @@ def parse(arguments: list[str]) -> None:
 
 
 @by_kind
-def test_it_sees_what_is_public_and_not_what_is_private(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+def test_it_sees_what_is_public_and_not_what_is_private(
+    scaffolded: Callable[[PackageKind], Scaffolded], kind: PackageKind
+) -> None:
     sources = [path.read_text() for path in scaffolded(kind).files if path.suffix == ".py"]
     imported = re.findall(r"from (aethermind[\w.]*) import (.*)", "\n".join(sources))
     assert imported
@@ -97,8 +100,8 @@ def test_it_sees_what_is_public_and_not_what_is_private(scaffolded: Callable[[Ki
 
 
 @pytest.fixture(scope="module")
-def backend(scaffolded: Callable[[Kind], Scaffolded]) -> Scaffolded:
-    return scaffolded(Kind.BACKEND)
+def backend(scaffolded: Callable[[PackageKind], Scaffolded]) -> Scaffolded:
+    return scaffolded(PackageKind.BACKEND)
 
 
 def test_a_new_backend_runs_the_demo_model(backend: Scaffolded) -> None:

@@ -58,7 +58,7 @@ def test_every_device_computes_with_the_same_weights(
     monkeypatch.setenv("AETHERMIND_CPU_ISA", "portable")
     directory = checkpoint(TIED_AND_UNTIED[0])
     expected = outputs_of(quantized_model(reference_model(directory), "int4", "int4_zp"), TEXT)
-    options = {"quantization": "int4", "lm_head": "int4_zp", "fallback": "allow", "max_num_seqs": 32}
+    options = {"quantization": "int4", "lm_head_quantization": "int4_zp", "fallback": "allow", "max_num_seqs": 32}
     with LLM(directory, device=device, dtype="float32", runtime=Runtime.boot(), **options) as llm:
         actual = text_logits(llm.engine, TEXT)
     assert (np.abs(actual - expected).max(axis=1) / np.abs(expected).max(axis=1)).max() < 1e-4

@@ -20,7 +20,7 @@ import pytest
 import typer.testing
 
 from aethermind.cli.app import app
-from aethermind.cli.bench.serve.target import Form, connect, find_target
+from aethermind.cli.bench.serve.client import RequestFormat, connect, find_target
 from aethermind.plugins.first_party import pip_install
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.tenants import Tenants
@@ -185,21 +185,21 @@ def test_without_usage_pieces_of_text_are_counted() -> None:
 @pytest.mark.parametrize(
     ("unknown", "form"),
     [
-        ((), Form(True, True, True)),
-        (("ignore_eos",), Form(True, False, True)),
-        (("ignore_eos", "stream_options"), Form(True, False, False)),
-        (("ids",), Form(False, True, True)),
-        (("ids", "ignore_eos", "stream_options"), Form(False, False, False)),
+        ((), RequestFormat(True, True, True)),
+        (("ignore_eos",), RequestFormat(True, False, True)),
+        (("ignore_eos", "stream_options"), RequestFormat(True, False, False)),
+        (("ids",), RequestFormat(False, True, True)),
+        (("ids", "ignore_eos", "stream_options"), RequestFormat(False, False, False)),
     ],
 )
-def test_a_server_is_asked_in_the_form_it_takes(unknown: tuple[str, ...], form: Form) -> None:
+def test_requests_have_a_format_that_the_server_accepts(unknown: tuple[str, ...], form: RequestFormat) -> None:
     def pick(body: dict[str, Any]) -> tuple[int, bytes]:
         names = {*body, "ids"} if isinstance(body["prompt"], list) else set(body)
         return (400, b"{}") if names & set(unknown) else (200, sse(piece("a", "length"), b"[DONE]"))
 
-    async def found(address: str) -> Form:
+    async def found(address: str) -> RequestFormat:
         async with connect(address, None) as client:
-            return (await find_target(client, None, "completions")).form
+            return (await find_target(client, None, "completions")).format
 
     with answering(pick) as picky:
         assert asyncio.run(found(picky)) == form
@@ -244,8 +244,7 @@ def test_bad_input_is_a_sentence(args: tuple[str, ...], words: str) -> None:
 
 
 def test_without_httpx_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run", "target", "stream"):
-        monkeypatch.delitem(sys.modules, f"aethermind.cli.bench.serve.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "aethermind.cli.bench.serve.client", raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
     result = bench("http://127.0.0.1:1")
     assert result.exit_code == 2

@@ -15,12 +15,10 @@ from tests.core.cli.chat.test_chat import Person, said
 from tests.server.conftest import await_idle
 
 from aethermind.cli.app import app
-from aethermind.cli.chat import server
-from aethermind.cli.chat.answerers import Reply
+from aethermind.cli.chat import answerers
+from aethermind.cli.chat.answerers import ChatReply, ServerAnswerer
 from aethermind.cli.chat.conversation import Conversation
-from aethermind.cli.chat.repl import Repl
-from aethermind.cli.chat.server import ServerAnswerer
-from aethermind.cli.chat.statistics import Statistics
+from aethermind.cli.chat.repl import Repl, Statistics
 from aethermind.server.tenants import Tenants
 
 GREEDY = ("--max-tokens", "16", "--temperature", "0")
@@ -61,7 +59,7 @@ def test_stopping_an_answer_hangs_up(address: str, http: httpx.Client, monkeypat
             if (error := next(show, None)) is not None:
                 raise error
 
-        monkeypatch.setattr("aethermind.cli.text_writer.TextWriter.show", interrupted)
+        monkeypatch.setattr("aethermind.cli.console.TextWriter.show", interrupted)
         repl.run()
         await_idle(http)
     assert repl.conversation.messages[-1].is_interrupted
@@ -110,7 +108,9 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repl]:
 
         sent: list[Any] = []
         transport = httpx.MockTransport(handle)
-        monkeypatch.setattr(server, "client_options", lambda *_: {"base_url": "http://other", "transport": transport})
+        monkeypatch.setattr(
+            answerers, "client_options", lambda *_: {"base_url": "http://other", "transport": transport}
+        )
         with closing(ServerAnswerer("http://other", None, None)) as answerer:
             repl = Repl(answerer, Conversation("theirs", "be kind"), Person("hi", "/stats"))  # type: ignore[arg-type]
             repl.run()
@@ -169,8 +169,8 @@ def test_the_first_token_is_timed_from_the_request_on(
 ) -> None:
     """Servers send the head of an answer together with its first token."""
     now = [10.0]
-    monkeypatch.setattr(server, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
-    replies: list[Reply] = []
+    monkeypatch.setattr(answerers, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    replies: list[ChatReply] = []
     monkeypatch.setattr(Statistics, "add", lambda _, reply: replies.append(reply))
     other(delta(content="Yes"), delta("stop"), works=lambda: now.append(10.5))
     assert [reply.ttft_s for reply in replies] == [0.5]

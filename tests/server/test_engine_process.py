@@ -144,7 +144,7 @@ def test_several_models_by_name_end_with_the_server() -> None:
 
 
 def test_ctrl_c_lets_answers_finish_and_weights_are_in_the_engine_s_process_only() -> None:
-    with serve("--drain-timeout", "600", "--slow-reader-timeout", "600") as (server, http):
+    with serve("--drain-timeout", "600", "--send-timeout", "600") as (server, http):
         (pid,) = children(server.pid)
         assert "aethermind_cpu/_native" in Path(f"/proc/{pid}/maps").read_text()
         assert "aethermind_cpu/_native" not in Path(f"/proc/{server.pid}/maps").read_text()

@@ -21,7 +21,7 @@ _NUM_TOKENS = 400
 """Of each answer of the crowd: long enough that its first half is still running when it was seen to run."""
 
 FLAGS = (
-    *("--max-model-len", "512", "--max-open-requests", "512", "--max-num-seqs", str(_NUM_SEATS)),
+    *("--max-model-len", "512", "--max-concurrent-requests", "512", "--max-num-seqs", str(_NUM_SEATS)),
     *("--scheduling-policy", "fair", "--api-key", KEY, "--api-key", _HEAVY),
 )
 

@@ -11,7 +11,7 @@ from tests.soak.server import Server
 
 __all__ = ["SCENARIOS", "Scenario"]
 
-_ROOMY = ("--max-model-len", "512", "--max-open-requests", "512")
+_ROOMY = ("--max-model-len", "512", "--max-concurrent-requests", "512")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,11 @@ SCENARIOS = {
     "schema": Scenario(abuse.schema, 1000, 20, "examples an operation", ("--max-model-len", "64")),
     "streams": Scenario(load.streams, 20, 1, "rounds of 64 streams"),
     "overload": Scenario(
-        load.overload, 600, 3, "seconds", ("--max-model-len", "512", "--max-open-requests", str(load.OVERLOAD_ROOM))
+        load.overload,
+        600,
+        3,
+        "seconds",
+        ("--max-model-len", "512", "--max-concurrent-requests", str(load.OVERLOAD_ROOM)),
     ),
     "disconnects": Scenario(load.disconnects, 10_000, 100, "clients that leave"),
     "cancel": Scenario(load.cancel, 200, 5, "cancelled answers"),

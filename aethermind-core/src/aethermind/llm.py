@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from aethermind.engine.config import EngineConfig, EngineOptions
+from aethermind.engine.config import OPTION_DOCS, EngineConfig, EngineOptions
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.model_info import ModelInfo, describe_model, log_loaded
@@ -67,7 +67,7 @@ class LLM:
     """
 
     @short_traceback
-    @with_options(EngineOptions, {option.name: option.default for option in fields(EngineConfig)})
+    @with_options(EngineOptions, {option.name: option.default for option in fields(EngineConfig)}, docs=OPTION_DOCS)
     def __init__(
         self,
         model: str | Path = "demo",

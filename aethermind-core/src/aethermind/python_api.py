@@ -15,7 +15,14 @@ from aethermind.config.suggest import did_you_mean
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
 
-__all__ = ["document_fields", "field_docs", "listed_options", "short_traceback", "with_options"]
+__all__ = [
+    "describe_options",
+    "document_fields",
+    "field_docs",
+    "listed_options",
+    "short_traceback",
+    "with_options",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FIELD = re.compile(r'^    (\w+): [^\n]+\n    """(.*?)"""', re.DOTALL | re.MULTILINE)
@@ -41,15 +48,25 @@ def listed_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def document_fields(cls: type, defaults: Mapping[str, Any] | None = None, *, title: str = "Fields") -> None:
+def document_fields(cls: type) -> None:
     """Add what is said about each field to a class's docstring, where `help` and notebooks show it."""
     docs = {name: text for name, text in field_docs(cls).items() if not text.startswith("Derived")}
-    known = _constructor_defaults(cls) if defaults is None else defaults
-    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{title}:\n{listed_options(docs, known)}"
+    describe_options(cls, docs, _constructor_defaults(cls), title="Fields")
 
 
-def with_options(options: type, defaults: Mapping[str, Any], *, title: str = "Options") -> Callable[[_F], _F]:
-    """Show the keys of a TypedDict in the signature and the docstring of a function that takes them as `**options`."""
+def describe_options(cls: type, docs: Mapping[str, str], defaults: Mapping[str, Any], *, title: str) -> None:
+    """Append options with their defaults and meaning to a class's docstring."""
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{title}:\n{listed_options(docs, defaults)}"
+
+
+def with_options(
+    options: type, defaults: Mapping[str, Any], *, docs: Mapping[str, str] | None = None, title: str = "Options"
+) -> Callable[[_F], _F]:
+    """Show the keys of a TypedDict in the signature and the docstring of a function that takes them as `**options`.
+
+    `docs` says what they mean; None takes the text below each in the source.
+    """
+    meaning = field_docs(options) if docs is None else docs
 
     def decorate(function: _F) -> _F:
         shown = inspect.signature(function)
@@ -62,7 +79,7 @@ def with_options(options: type, defaults: Mapping[str, Any], *, title: str = "Op
         ]
         function.__signature__ = shown.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
         text = inspect.cleandoc(function.__doc__ or "")
-        function.__doc__ = f"{text}\n\n{title}:\n{listed_options(field_docs(options), defaults)}"
+        function.__doc__ = f"{text}\n\n{title}:\n{listed_options(meaning, defaults)}"
         return function
 
     return decorate

@@ -73,7 +73,7 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_agrees_with_its_rounded_weights(rounded: Path, device: str) -> None:
     """By kernels on `numpy`; on `cpu`, without kernels, by values in float32."""
     answers = []
-    for model, options in (("demo", {"quantization": "ternary", "lm_head": "dense"}), (rounded, {})):
+    for model, options in (("demo", {"quantization": "ternary", "lm_head_quantization": "dense"}), (rounded, {})):
         options |= {"dtype": "float32", "max_model_len": 64, "fallback": "allow"}
         with LLM(model, device=device, runtime=RUNTIME, **options) as llm:
             answers.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)])

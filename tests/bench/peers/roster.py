@@ -53,9 +53,13 @@ OURS: list[tuple[str, str, dict[str, str]]] = [
     ("AetherMind bf16", "bf16", {}),
     ("AetherMind int8", "int8", {"quantization": "int8"}),
     ("AetherMind int8_channel", "int8", {"quantization": "int8_channel"}),
-    ("AetherMind int4, head int8", "int4", {"quantization": "int4", "lm_head": "int8"}),
-    ("AetherMind int4, head int4", "int4", {"quantization": "int4", "lm_head": "int4"}),
-    ("AetherMind int4_zp_g128, head int8_channel", "int4", {"quantization": "int4_zp_g128", "lm_head": "int8_channel"}),
+    ("AetherMind int4, head int8", "int4", {"quantization": "int4", "lm_head_quantization": "int8"}),
+    ("AetherMind int4, head int4", "int4", {"quantization": "int4", "lm_head_quantization": "int4"}),
+    (
+        "AetherMind int4_zp_g128, head int8_channel",
+        "int4",
+        {"quantization": "int4_zp_g128", "lm_head_quantization": "int8_channel"},
+    ),
 ]
 LLAMA = [("bf16", "bf16"), ("f16", "bf16"), ("Q8_0", "int8"), ("Q4_0", "int4"), ("Q4_K_M", "int4")]
 OPENVINO = [("fp16", "bf16"), ("int8", "int8"), ("int4", "int4")]

@@ -1,4 +1,4 @@
-"""A stand-in for a model, and plugins that are broken in every way we know, installed for one test."""
+"""A fake model, and plugins that fail in different ways, installed for one test."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def broken_plugins(install_plugin: Callable[..., None]) -> dict[str, str]:
-    """Five plugins that fail, with words that must occur in the explanation of each."""
+    """Five plugins that fail, with words that occur in the error of each."""
     hook = "from aethermind.plugins import hookimpl\n@hookimpl\n"
     claim = "registry.register('numpy', probe=None, open=None, provider='fake-thief')"
     install_plugin("raises", "raise RuntimeError('no such luck')")

@@ -1,4 +1,4 @@
-"""`--adapter`: what reaches the model, and who answers."""
+"""`--adapter`: the adapters that reach the model, and the one that answers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ def adapter(tmp_path: Path) -> Path:
     ("given", "name"),
     [([], ""), (["--adapter", "sql=./a"], "sql"), (["--adapter", "dir/law"], "law")],
 )
-def test_the_one_that_is_given_answers(invoke: Any, fake_llm: Any, given: list[str], name: str) -> None:
+def test_requests_use_the_adapter_that_is_given(invoke: Any, fake_llm: Any, given: list[str], name: str) -> None:
     llm = fake_llm("a")
     assert invoke("generate", "hi", *given).exit_code == 0
     assert llm.adapter == name
-    assert (llm.options["adapters"] or []) == given[1:]
+    assert list(llm.options["adapters"] or ()) == given[1:]
     assert invoke("chat", *given, input="hi\n").exit_code == 0
     assert llm.adapter == name
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat"])
-def test_of_several_one_has_to_be_chosen(invoke: Any, fake_llm: Any, verb: str, tmp_path: Path) -> None:
+def test_several_adapters_are_refused_by_a_command_with_one_request(
+    invoke: Any, fake_llm: Any, verb: str, tmp_path: Path
+) -> None:
     llm = fake_llm("a")
     words = ["hi"] if verb == "generate" else []
     refused = invoke(verb, *words, "--adapter", "sql=./a", "--adapter", "law=./b", input="hi\n")
@@ -57,7 +59,7 @@ def test_a_file_lists_adapters(invoke: Any, tmp_path: Path) -> None:
     assert "Two adapters are called 'sql'" in refused.stderr
 
 
-def test_an_answer_is_the_adapter_s(invoke: Any, adapter: Path) -> None:
+def test_the_answer_is_that_of_the_adapted_model(invoke: Any, adapter: Path) -> None:
     plain, other = (
         json.loads(invoke("generate", "Once upon a time", *WORDS, "--json", *given).stdout)
         for given in ([], ["--adapter", str(adapter)])
@@ -66,14 +68,14 @@ def test_an_answer_is_the_adapter_s(invoke: Any, adapter: Path) -> None:
     assert (plain["model"]["adapters"], other["model"]["adapters"]) == ([], ["rhymes"])
 
 
-def test_what_is_no_adapter_is_said_before_anything_is_loaded(invoke: Any, tmp_path: Path) -> None:
+def test_an_invalid_adapter_is_an_error_before_loading(invoke: Any, tmp_path: Path) -> None:
     refused = invoke("generate", "hi", *WORDS, "--adapter", str(tmp_path))
     assert refused.exit_code == 2
     assert "is no adapter: it holds no adapter_config.json" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_adapters_are_those_of_one_model(invoke: Any) -> None:
+def test_adapters_are_refused_with_several_models(invoke: Any) -> None:
     refused = invoke("serve", "--model", "a=demo", "--model", "b=demo", "--adapter", "x")
     assert refused.exit_code == 2
     assert "--adapter is that of one model, and several are given" in refused.stderr

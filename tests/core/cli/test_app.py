@@ -1,4 +1,4 @@
-"""The command line as a whole: help, exit codes, errors as sentences, and what is not imported."""
+"""The command line: help, exit codes, error messages and imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from aethermind.cli import verbs
+from aethermind.cli import commands
 from aethermind.cli.app import app
 from aethermind.errors import DeviceError
 
@@ -85,20 +85,20 @@ def test_every_verb_is_covered() -> None:
     assert found == set(VERBS)
 
 
-def test_the_list_of_verbs_says_what_their_own_help_says() -> None:
+def test_summaries_of_verbs_match_their_help() -> None:
     for name, command in typer.main.get_group(app).commands.items():
-        assert (command.help or "").startswith(verbs.VERBS[name].summary)
+        assert (command.help or "").startswith(commands.VERBS[name].summary)
 
 
 @pytest.mark.parametrize("group", ["plugins", "cache"])
-def test_a_group_that_lists_does_so_without_being_told(
+def test_a_group_without_a_command_lists(
     invoke: Any, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the reader's own cache may hold anything
-    bare, told = invoke(group), invoke(group, "list")
+    bare, listed = invoke(group), invoke(group, "list")
     assert bare.exit_code == 0
     assert [line.split()[0] for line in bare.stdout.splitlines()] == [
-        line.split()[0] for line in told.stdout.splitlines()
+        line.split()[0] for line in listed.stdout.splitlines()
     ]
 
 
@@ -128,20 +128,20 @@ def test_unknown_words_are_usage_errors(invoke: Any, args: tuple[str, ...]) -> N
         (("bench", "limits", "x"), "Got unexpected extra arguments (x)."),
     ],
 )
-def test_words_too_many_are_told_where_they_belong(invoke: Any, args: tuple[str, ...], hint: str) -> None:
+def test_extra_arguments_are_an_error_with_a_hint(invoke: Any, args: tuple[str, ...], hint: str) -> None:
     result = invoke(*args)
     assert result.exit_code == 2
     assert hint in " ".join(result.stderr.split())
 
 
-def test_our_errors_are_sentences(invoke: Any, fake_llm: Any) -> None:
+def test_expected_errors_are_sentences(invoke: Any, fake_llm: Any) -> None:
     fake_llm(DeviceError("The device caught fire. Put it out."))
     result = invoke("generate", "hi")
     assert result.exit_code == 2
     assert result.stderr == "Error: The device caught fire. Put it out.\n"
 
 
-def test_other_errors_are_bugs_with_a_way_to_the_traceback(
+def test_unexpected_errors_are_reported_as_bugs_and_debug_shows_the_traceback(
     invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_llm(ZeroDivisionError("oh"))
@@ -170,18 +170,18 @@ def test_help_imports_nothing_heavy() -> None:
     modules = imported_by("--help")
     assert "aethermind.cli.app" in modules
     assert not modules & {"numpy", "rich", "tokenizers", "jinja2", "pydantic", "torch", "aethermind.llm"}
-    assert not modules & {f"aethermind.cli.{verb.module}" for verb in verbs.VERBS.values()}
+    assert not modules & {f"aethermind.cli.{verb.module}" for verb in commands.VERBS.values()}
 
 
 def test_a_verb_imports_no_other() -> None:
     modules = imported_by("tokenize", "--help")
-    assert [verb.module for verb in verbs.VERBS.values() if f"aethermind.cli.{verb.module}" in modules] == [
+    assert [verb.module for verb in commands.VERBS.values() if f"aethermind.cli.{verb.module}" in modules] == [
         "tokens"
     ] * 2
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("sys.exit('no')", 1), ("1 / 0", 1), ("pass", 0)])
-def test_the_end_of_the_process_leaves_nothing_out(end: str, code: int) -> None:
+def test_the_fast_exit_keeps_threads_handlers_output_and_exit_code(end: str, code: int) -> None:
     """Threads, what was registered for the end, output that was not flushed, and the exit code."""
     program = f"""
 import atexit, sys, threading
@@ -213,14 +213,14 @@ def test_module_runs_as_the_command() -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_bugs(closed: str) -> None:
+def test_closed_standard_streams_are_handled(closed: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m aethermind tokenize hi {closed}"
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, "rror" in result.stderr) == (0, False)
 
 
 @pytest.mark.parametrize("words", [("tokenize", "hi"), ("plugins", "list", "--json")])
-def test_output_that_nobody_reads_ends_a_command_as_it_ends_others(words: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_a_command_with_141(words: tuple[str, ...]) -> None:
     """As a shell tells a death by SIGPIPE."""
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -238,7 +238,7 @@ def test_output_that_nobody_reads_ends_a_command_as_it_ends_others(words: tuple[
         (errno.ENOENT, "The working directory cannot be used: No such file or directory."),
     ],
 )
-def test_what_the_system_refuses_is_a_sentence(
+def test_errors_of_the_system_are_sentences(
     invoke: Any, monkeypatch: pytest.MonkeyPatch, number: int, says: str
 ) -> None:
     def fail(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What later starts find ready: told by kind, and deleted only where somebody said so."""
+"""cache: listing by kind, and deletion after confirmation."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def files(cache: Path) -> set[str]:
     return {str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file()}
 
 
-def test_kinds_are_told_with_size_and_last_use(invoke: Any, filled: Path) -> None:
-    told = json.loads(invoke("cache", "list", "--json").stdout)
-    assert told["directory"] == str(filled)
-    assert [(one["kind"], one["num_files"], one["size_bytes"]) for one in told["kinds"]] == [
+def test_kinds_are_listed_with_size_and_last_use(invoke: Any, filled: Path) -> None:
+    listed = json.loads(invoke("cache", "list", "--json").stdout)
+    assert listed["directory"] == str(filled)
+    assert [(one["kind"], one["num_files"], one["size_bytes"]) for one in listed["kinds"]] == [
         ("weights", 1, 3_000_000),
         ("tokenizers", 1, 500),
         ("digests", 1, 32),
         ("answers", 1, 2),
     ]
-    assert [one["last_used"][:10] for one in told["kinds"]] == [f"2026-01-0{day}" for day in (1, 2, 3, 4)]
+    assert [one["last_used"][:10] for one in listed["kinds"]] == [f"2026-01-0{day}" for day in (1, 2, 3, 4)]
     lines = invoke("cache", "list").stdout.splitlines()
     assert str(filled) in lines[0]
     assert "3.00 MB" in next(line for line in lines if "weights" in line)
@@ -68,7 +68,7 @@ def test_an_empty_cache_is_no_error(invoke: Any, cache: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, f"Nothing of that is in {cache}.\n")
 
 
-def test_only_what_is_ours_and_asked_for_is_deleted(invoke: Any, filled: Path) -> None:
+def test_only_known_files_of_the_given_kinds_are_deleted(invoke: Any, filled: Path) -> None:
     assert invoke("cache", "clear", "--kind", "weights", "--kind", "answers", "--yes").exit_code == 0
     assert files(filled) == {"tokenizers/b.bpe", "digests/c", "weights/notes.txt", "own/d"}
     assert invoke("cache", "clear", "--yes").stdout == "Deleted 2 files, 532 B.\n"
@@ -79,7 +79,7 @@ def interrupt(_: str) -> str:
     raise KeyboardInterrupt
 
 
-def test_nothing_is_deleted_unasked(invoke: Any, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_deleted_without_confirmation(invoke: Any, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(filled)
     result = invoke("cache", "clear", input="y\n")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -99,7 +99,7 @@ def test_nothing_is_deleted_unasked(invoke: Any, filled: Path, monkeypatch: pyte
     assert files(filled) == {"weights/notes.txt", "own/d"}
 
 
-def test_what_is_written_is_known(
+def test_every_cached_file_belongs_to_a_kind(
     invoke: Any, cache: Path, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file that is left in the cache directory belongs to a kind."""
@@ -124,7 +124,7 @@ def test_what_is_written_is_known(
     assert sum(counts.values()) == len(files(cache))
 
 
-def test_models_are_told_by_the_space_that_they_take(invoke: Any, cache: Path) -> None:
+def test_models_are_listed_by_size(invoke: Any, cache: Path) -> None:
     folder = WeightFolder(cache / "weights", 2**30)
     folder.needs_huge_pages = False  # type: ignore[misc]
     for key, model, size in (

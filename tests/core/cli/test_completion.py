@@ -1,4 +1,4 @@
-"""What shells complete: verbs, flags, values; asked as the scripts of the shells ask."""
+"""Shell completion of verbs, flags and values, requested as the scripts do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.option_values import VARIABLE
-from aethermind.cli.verbs import VERBS
+from aethermind.cli.commands import COMPLETION_VARIABLE, VERBS
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -26,7 +25,7 @@ def complete(shell: str, *words: str) -> set[str]:
         "zsh": {"_TYPER_COMPLETE_ARGS": line},
         "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
-    environment = {**os.environ, VARIABLE: f"complete_{shell}", **asked}
+    environment = {**os.environ, COMPLETION_VARIABLE: f"complete_{shell}", **asked}
     command = [sys.executable, "-m", "aethermind"]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
     if shell == "zsh":
@@ -47,7 +46,7 @@ def complete(shell: str, *words: str) -> set[str]:
         (("completion", "f"), {"fish"}),
     ],
 )
-def test_what_may_follow(shell: str, words: tuple[str, ...], expected: set[str]) -> None:
+def test_candidates_for_a_partial_command(shell: str, words: tuple[str, ...], expected: set[str]) -> None:
     assert complete(shell, *words) == expected
 
 
@@ -59,7 +58,7 @@ def test_all_verbs_are_offered() -> None:
 def test_a_script_for_each_shell(invoke: Any, shell: str) -> None:
     result = invoke("completion", shell)
     assert result.exit_code == 0
-    assert f"{VARIABLE}=complete_{shell}" in result.stdout
+    assert f"{COMPLETION_VARIABLE}=complete_{shell}" in result.stdout
     assert "aethermind" in result.stdout
 
 

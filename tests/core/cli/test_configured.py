@@ -1,4 +1,4 @@
-"""Settings on the command line: from which layer a verb's options come, and what it costs who sets nothing."""
+"""Settings of verbs: layers and their origins, and no imports without settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_file_for_a_verb_without_settings_is_refused(invoke: Any, args: tuple[
         (("serve",), ("a=there", "b=here"), '["a=there", "b=here"]'),
     ],
 )
-def test_a_model_needs_no_flag_where_nothing_else_has_none(
+def test_a_verb_without_arguments_takes_the_model_as_one(
     invoke: Any, verb: tuple[str, ...], words: tuple[str, ...], model: str
 ) -> None:
     Path("aethermind.toml").write_text(FILE)
@@ -98,7 +98,7 @@ def test_unknown_variables_are_errors(invoke: Any, monkeypatch: pytest.MonkeyPat
     assert invoke("generate", "--help").exit_code == 0
 
 
-def test_a_plugin_s_variables_are_its_own(invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_plugins_are_not_checked(invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_llm("a")
     monkeypatch.setenv("AETHERMIND_CPU_ISA", "portable")
     assert invoke("generate", "hi").exit_code == 0
@@ -122,7 +122,7 @@ def test_the_log_s_level_is_a_flag_before_or_after_the_verb(invoke: Any, fake_ll
 
 
 @pytest.mark.parametrize("args", [("--log-level", "loud", "doctor"), ("generate", "x", "--log-level", "loud")])
-def test_a_flag_s_level_that_is_none_is_an_error(invoke: Any, args: tuple[str, ...]) -> None:
+def test_an_unknown_log_level_flag_is_an_error(invoke: Any, args: tuple[str, ...]) -> None:
     result = invoke(*args)
     assert result.exit_code == 2
     assert "--log-level is 'loud' but should be one of debug, info, warning, error." in result.stderr + str(
@@ -130,7 +130,7 @@ def test_a_flag_s_level_that_is_none_is_an_error(invoke: Any, args: tuple[str, .
     )
 
 
-def test_a_server_logs_its_requests_unless_told_otherwise(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_logs_at_info_by_default(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`serve` fails here once its level is set: there is no such address."""
     monkeypatch.delenv("AETHERMIND_LOG", raising=False)
     for args, level in (((), logging.INFO), (("--log-level", "error"), logging.ERROR)):
@@ -142,13 +142,13 @@ def test_a_server_logs_its_requests_unless_told_otherwise(invoke: Any, monkeypat
 
 
 @pytest.mark.parametrize("args", [["generate", "--help"], ["generate", "hi", "--max-tokens", "1"]])
-def test_who_sets_nothing_imports_nothing(args: list[str]) -> None:
+def test_without_settings_the_configuration_is_not_imported(args: list[str]) -> None:
     program = (
         f"import sys; sys.argv = ['aethermind', *{args!r}]\n"
         "from aethermind.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "names = {'pydantic', 'yaml', 'tomllib', 'aethermind.cli.sections', 'aethermind.config.layers'}\n"
+        "names = {'pydantic', 'yaml', 'tomllib', 'aethermind.config.configuration'}\n"
         "print(sorted(names & set(sys.modules)), file=sys.stderr)"
     )
     nothing = {name: value for name, value in os.environ.items() if not name.startswith("AETHERMIND_")}
@@ -156,7 +156,7 @@ def test_who_sets_nothing_imports_nothing(args: list[str]) -> None:
     assert result.stderr.strip() == "[]"
 
 
-def test_the_manual_s_commands_work() -> None:
+def test_the_commands_of_the_manual_work() -> None:
     text = MANUAL.read_text(encoding="utf-8")
     (file,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     Path("aethermind.toml").write_text(file)
@@ -168,7 +168,7 @@ def test_the_manual_s_commands_work() -> None:
         assert (result.returncode, result.stderr) == (0, ""), command
 
 
-def test_a_level_that_is_none_is_an_error(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_log_level_variable_is_an_error(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_LOG", "loud")
     result = invoke("generate", "x")
     assert result.exit_code == 2
@@ -176,7 +176,7 @@ def test_a_level_that_is_none_is_an_error(invoke: Any, monkeypatch: pytest.Monke
     assert "'loud'" in result.stderr
 
 
-def test_a_device_of_the_file_is_no_flag(invoke: Any) -> None:
+def test_a_device_from_a_file_does_not_count_as_a_flag(invoke: Any) -> None:
     """What a verb refuses beside other flags is fine in a file, which is for other verbs too."""
     Path("aethermind.toml").write_text("[model]\ndevice = 'cpu'\n")
     trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,9,2\n"

@@ -1,4 +1,4 @@
-"""`aethermind conform`: its report, and what it says when it cannot run."""
+"""conform: its report, and errors of wrong arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def test_the_command(invoke: Any, tmp_path: Path) -> None:
+def test_the_report_of_a_device(invoke: Any, tmp_path: Path) -> None:
     badge = tmp_path / "badge.svg"
     words = ("conform", "numpy", "--suite", "hal", "-k", "alone or elapsed_time_runs")
     result = invoke(*words, "--json", "--badge", str(badge))
@@ -30,7 +30,7 @@ def test_the_command(invoke: Any, tmp_path: Path) -> None:
     assert "numpy: selection passed, no level" in invoke(*words).stdout
 
 
-def test_what_cannot_be_run_is_said_in_a_sentence(invoke: Any) -> None:
+def test_wrong_arguments_are_one_line_errors(invoke: Any) -> None:
     for words, sentence in (
         (("nochip",), "Unknown device 'nochip'"),
         (("numpy", "--suite", "kernels"), "There is no suite 'kernels'; pass --suite hal, operators, models."),

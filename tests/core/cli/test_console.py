@@ -41,13 +41,13 @@ def test_style_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "utf-16"])
-def test_json_loses_no_character_in_any_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+def test_json_keeps_every_character_in_any_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding=encoding, errors="replace", write_through=True))
     console.print_json({"text": "né → 🦊"})
     assert json.loads(raw.getvalue().decode(encoding)) == {"text": "né → 🦊"}
 
 
-def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_and_infinity_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf"), "d": "NaN"}})
     assert json.loads(capsys.readouterr().out) == {"a": [None, [1.5, None]], "b": {"c": None, "d": "NaN"}}

@@ -1,4 +1,4 @@
-"""explain --diff: a wrong kernel is found by name, agreement is told with what was compared."""
+"""explain --diff: a wrong kernel is found by name, and agreement lists the compared values."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_wrong_kernel_is_found_by_name(invoke: Any, install_plugin: Any, dtype
     assert "silu (wrong/silu)" in text.stdout
 
 
-def test_nan_is_told_as_text_in_json(invoke: Any, install_plugin: Any) -> None:
+def test_nan_is_text_in_json(invoke: Any, install_plugin: Any) -> None:
     install_plugin("wrong", WRONG.format(change="= float('nan')"))
     result = invoke("explain", "--diff", "numpy", "wrong", "--dtype", "float32", "--json")
     first = json.loads(result.stdout, parse_constant=pytest.fail)["first_divergence"]
@@ -77,7 +77,7 @@ def test_nan_is_told_as_text_in_json(invoke: Any, install_plugin: Any) -> None:
     assert "nan" in invoke("explain", "--diff", "numpy", "wrong", "--dtype", "float32").stdout
 
 
-def test_agreement_tells_what_was_compared(invoke: Any) -> None:
+def test_agreement_lists_the_compared_values(invoke: Any) -> None:
     result = invoke("explain", "--diff", "numpy", "cpu", "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
@@ -114,7 +114,7 @@ def test_the_tolerance_can_be_chosen(invoke: Any) -> None:
         (("--diff", "numpy", "cpu", "--dtype", "float64"), "float64"),
     ],
 )
-def test_wrong_values_are_sentences(invoke: Any, args: tuple[str, ...], words: str) -> None:
+def test_wrong_values_are_one_line_errors(invoke: Any, args: tuple[str, ...], words: str) -> None:
     result = invoke("explain", *args)
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: ")
@@ -122,13 +122,13 @@ def test_wrong_values_are_sentences(invoke: Any, args: tuple[str, ...], words: s
     assert words in result.stderr
 
 
-def test_two_devices_are_needed(invoke: Any) -> None:
+def test_diff_needs_two_devices(invoke: Any) -> None:
     result = invoke("explain", "--diff", "numpy")
     assert result.exit_code == 2
     assert "requires 2 arguments" in result.stderr
 
 
-def test_options_of_diff_need_it(invoke: Any) -> None:
+def test_options_of_diff_are_refused_without_it(invoke: Any) -> None:
     for args in (("--no-fuse",), ("--prompt", "x"), ("--tokens", "2"), ("--rtol", "1"), ("--atol", "1")):
         result = invoke("explain", *args)
         assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""doctor: it always answers, whatever is broken."""
+"""doctor: a complete report also with broken plugins and devices."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_reports_machine_devices_and_plugins(invoke: Any) -> None:
     assert report["libraries"]["numpy"]
 
 
-def test_text_says_the_same(invoke: Any) -> None:
+def test_text_has_the_same_facts_as_json(invoke: Any) -> None:
     result = invoke("doctor")
     assert result.exit_code == 0
     for word in ("Machine", "Devices (auto is ", "Plugins", "numpy", "available", "qwen2", "Qwen3ForCausalLM"):
         assert word in result.stdout
 
 
-def test_devices_stand_in_the_order_of_auto(invoke: Any) -> None:
+def test_devices_are_listed_by_priority(invoke: Any) -> None:
     priorities = [device["priority"] for device in json.loads(invoke("doctor", "--json").stdout)["devices"]]
     assert priorities == sorted(priorities, reverse=True)
 
@@ -62,7 +62,7 @@ def test_a_device_whose_probe_or_backend_raises_is_absent(invoke: Any, install_p
         assert "ZeroDivisionError" in devices[name]["reason"]
 
 
-def test_a_probe_that_crashes_is_a_broken_device_and_its_package_is_named(invoke: Any, install_plugin: Any) -> None:
+def test_a_crashing_probe_makes_its_device_broken_and_names_the_package(invoke: Any, install_plugin: Any) -> None:
     source = (
         "import ctypes\n"
         "@hookimpl\n"
@@ -80,7 +80,7 @@ def test_a_probe_that_crashes_is_a_broken_device_and_its_package_is_named(invoke
     assert "Device 'rogue' is not available: its probe crashed with signal 11 (SIGSEGV)" in asked.stderr
 
 
-def test_help_asks_no_probe(invoke: Any, install_plugin: Any, tmp_path: Path) -> None:
+def test_help_runs_no_probe(invoke: Any, install_plugin: Any, tmp_path: Path) -> None:
     source = (
         "from pathlib import Path\n"
         "@hookimpl\n"

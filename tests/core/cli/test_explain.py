@@ -1,4 +1,4 @@
-"""explain: every step told, equal layers once, each kernel with its reason."""
+"""explain: every step is listed, equal layers once, each kernel with its reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aethermind import Runtime
-from aethermind.cli.explain import _why, sections
+from aethermind.cli.explain import _why, layer_groups
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.planned_model import PlannedModel
 
@@ -19,9 +19,9 @@ def planned(runtime: Runtime) -> PlannedModel:
     return plan_model(runtime, "demo", device="numpy")
 
 
-def test_sections_tell_every_step_once(planned: PlannedModel) -> None:
+def test_layer_groups_contain_every_step_once(planned: PlannedModel) -> None:
     operators = {operator.name for operator in planned.operators}
-    found = sections(planned.compiled, operators)
+    found = layer_groups(planned.compiled, operators)
     assert sum(len(s.steps) * max(len(s.layers), 1) for s in found) == len(planned.compiled.plan.steps)
     layers = sorted(layer for section in found for layer in section.layers)
     assert layers == list(range(planned.model.config.num_hidden_layers))
@@ -31,7 +31,7 @@ def test_sections_tell_every_step_once(planned: PlannedModel) -> None:
 
 def test_paths_lead_from_composite_to_operator(planned: PlannedModel) -> None:
     operators = {operator.name for operator in planned.operators}
-    lines = {(line.scope, line.path) for section in sections(planned.compiled, operators) for line in section.steps}
+    lines = {(line.scope, line.path) for section in layer_groups(planned.compiled, operators) for line in section.steps}
     assert ("mlp", "mlp_swiglu/gate_up_silu/silu") in lines
     assert ("self_attn", "qkv_rope_cache_write/rope") in lines
     assert ("", "embedding") in lines
@@ -61,7 +61,7 @@ def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
     }
 
 
-def test_text(invoke: Any) -> None:
+def test_the_report_as_text(invoke: Any) -> None:
     result = invoke("explain", "--device", "numpy", "--dtype", "float32")
     assert result.exit_code == 0
     for words in ("Qwen2ForCausalLM on numpy:0 (float32)", "after the layers", "→ reference", "Intermediate values"):
@@ -129,7 +129,7 @@ def kernels():
 """
 
 
-def test_all_missing_operators_stand_in_the_table(invoke: Any, install_plugin: Any) -> None:
+def test_all_missing_operators_are_in_the_table(invoke: Any, install_plugin: Any) -> None:
     """On a device whose memory the host cannot reach, where no reference can stand in for them."""
     install_plugin("far", FAR_DEVICE)
     result = invoke("explain", "--device", "far", "--json")
@@ -151,14 +151,14 @@ def test_all_missing_operators_stand_in_the_table(invoke: Any, install_plugin: A
     assert "Without a kernel in steps with structured output: mask_tokens" in result.stdout
 
 
-def test_to_generate_names_all_missing_operators_as_well(invoke: Any, install_plugin: Any) -> None:
+def test_generate_names_all_missing_operators(invoke: Any, install_plugin: Any) -> None:
     install_plugin("far", FAR_DEVICE)
     result = invoke("generate", "hi", "--device", "far")
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: No kernels for 3 operators on far: rope_table (")
 
 
-def test_kernels_with_one_reason_are_told_together() -> None:
+def test_kernels_with_the_same_reason_are_grouped() -> None:
     rejected = [{"kernel": f"k{number}", "reason": "needs head_dim 64"} for number in (1, 2, 2, 3, 4, 5, 6)]
     rejected += [{"kernel": "own", "reason": "computes float32"}, {"kernel": "k7", "reason": "priority 1 < 9"}]
     step = {"kernel": "own", "priority": 9, "is_fallback": False, "is_missing": False, "rejected": rejected}
@@ -172,7 +172,7 @@ def test_unknown_model_is_a_sentence(invoke: Any) -> None:
     assert "nothing-like-it" in result.stderr
 
 
-def test_weight_formats_are_told(invoke: Any) -> None:
+def test_weight_formats_are_reported(invoke: Any) -> None:
     args = ("explain", "--device", "numpy", "--quantization", "int4_zp")
     report = json.loads(invoke(*args, "--json").stdout)
     assert [(use["name"], use["bits_per_weight"]) for use in report["weight_formats"]] == [
@@ -189,13 +189,13 @@ def test_weight_formats_are_told(invoke: Any) -> None:
 
 
 def test_an_unknown_weight_format_is_one_sentence(invoke: Any) -> None:
-    result = invoke("explain", "--lm-head", "int4_zq")
+    result = invoke("explain", "--lm-head-quantization", "int4_zq")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Did you mean int4_zp" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_reason_is_told_once_and_no_kernel_is_its_own_rival(invoke: Any) -> None:
+def test_each_reason_is_printed_once_and_equal_names_are_told_apart(invoke: Any) -> None:
     report = json.loads(invoke("explain", "--device", "cpu", "--json").stdout)
     text = invoke("explain", "--device", "cpu").stdout
     lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if "→" in line]

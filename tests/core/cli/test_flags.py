@@ -39,7 +39,7 @@ def test_an_error_of_the_engine_names_the_flag(invoke: Any) -> None:
     assert "max_model_len" not in refused.stderr
 
 
-def test_python_gets_the_argument() -> None:
+def test_errors_in_python_name_the_argument() -> None:
     from aethermind import LLM
 
     with LLM("demo", device="numpy", max_model_len=16) as llm, pytest.raises(InvalidArgumentError) as refused:

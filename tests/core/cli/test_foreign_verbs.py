@@ -1,4 +1,4 @@
-"""Verbs of Ollama, vLLM and others are answered with a command of ours, which works."""
+"""Verbs of Ollama, vLLM and others are answered with the equivalent command."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from aethermind.cli.app import app
+from aethermind.cli.commands import VERBS
 from aethermind.cli.foreign_verbs import FOREIGN_VERBS, command_for
-from aethermind.cli.verbs import VERBS
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_command_to_type(invoke: Any, words: tuple[str, ...], typed: str) ->
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_what_is_to_be_typed_is_a_command_of_ours() -> None:
+def test_every_suggested_command_parses() -> None:
     assert len(FOREIGN_VERBS) >= 10
     assert not FOREIGN_VERBS.keys() & VERBS.keys()
     root: Any = typer.main.get_group(app)
@@ -50,7 +50,7 @@ def test_what_is_to_be_typed_is_a_command_of_ours() -> None:
     assert command_for("frobnicate", []) is None
 
 
-def test_a_plugin_s_verb_goes_before(invoke: Any, install_plugin: Any) -> None:
+def test_a_plugin_s_verb_has_precedence_over_the_suggestion(invoke: Any, install_plugin: Any) -> None:
     source = """
     from aethermind.plugins import hookimpl
 

@@ -1,4 +1,4 @@
-"""generate: where prompts come from, what is printed where, and how it ends early."""
+"""generate: sources of prompts, output and remarks, and interrupts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from tests.core.cli.conftest import INFO, request_output
 
 from aethermind import SamplingParams
+from aethermind.cli.console import TextWriter
 from aethermind.cli.generate import describe, measure
-from aethermind.cli.text_writer import TextWriter
 
 SEED = ("--device", "numpy", "--max-tokens", "6", "--seed", "3")
 
@@ -120,7 +120,7 @@ def test_short_flags_are_those_of_other_programs(invoke: Any, fake_llm: Any) -> 
     assert (llm.params[0].max_tokens, llm.params[0].temperature) == (None, 0.5)
 
 
-def test_several_answers_and_what_else_was_likely(invoke: Any) -> None:
+def test_several_answers_with_logprobs_of_alternatives(invoke: Any) -> None:
     words = ("generate", "Once upon a time", *SEED, "--dtype", "float32")
     one = json.loads(invoke(*words, "--json").stdout)
     two = json.loads(invoke(*words, "--n", "2", "--logprobs", "2", "--json").stdout)
@@ -131,21 +131,21 @@ def test_several_answers_and_what_else_was_likely(invoke: Any) -> None:
     assert (first["token_id"], len(first["candidates"]) >= 2) == (two["token_ids"][0], True)
     assert [one["rank"] for one in first["candidates"]][:2] == [1, 2]
     assert invoke(*words, "--n", "2").stdout == "".join(f"{answer['text']}\n" for answer in two["answers"])
-    told = invoke(*words, "--n", "2", "--stats").stderr.splitlines()
-    assert [line for line in told if " of 2]" in line] == ["[1 of 2]", "[2 of 2]"]
+    remarks = invoke(*words, "--n", "2", "--stats").stderr.splitlines()
+    assert [line for line in remarks if " of 2]" in line] == ["[1 of 2]", "[2 of 2]"]
     refused = invoke("generate", "hi", "--logprobs", "2")
     assert (refused.exit_code, "--json" in refused.stderr) == (2, True)
 
 
-def test_what_is_not_given_is_the_model_s_then_ours(invoke: Any, fake_llm: Any) -> None:
+def test_defaults_are_the_model_s_then_the_command_s(invoke: Any, fake_llm: Any) -> None:
     llm = fake_llm("a")
     llm.sampling_defaults = {"temperature": 0.9, "top_k": 7, "max_tokens": 5}
     assert invoke("generate", "hi", "--top-k", "3", "--temperature", "0").exit_code == 0
     assert invoke("generate", "hi").exit_code == 0
     fields = ("temperature", "top_k", "max_tokens", "top_p", "min_p", "repetition_penalty")
-    given, untold = ([getattr(params, name) for name in fields] for params in llm.params)
+    given, defaults = ([getattr(params, name) for name in fields] for params in llm.params)
     assert given == [0, 3, 5, 1, 0, 1]
-    assert untold == [0.9, 7, 5, 1, 0, 1]
+    assert defaults == [0.9, 7, 5, 1, 0, 1]
     llm.sampling_defaults = {}
     invoke("generate", "hi")
     assert [getattr(llm.params[-1], name) for name in fields] == [0.7, 0, 200, 1, 0, 1]
@@ -195,7 +195,7 @@ def test_prompts_from_stdin_and_files_lose_one_newline(invoke: Any, fake_llm: An
         (("hi", "--model", "nothing-like-it"), ["nothing-like-it", "demo"]),
         (("hi", "--load-format", "wishful"), ["--load-format", "wishful"]),
         (("hi", "--quantization", "int0"), ["'int0'", "Did you mean", "int4"]),
-        (("hi", "--lm-head", "int8_chanel"), ["'int8_chanel'", "Did you mean int8_channel"]),
+        (("hi", "--lm-head-quantization", "int8_chanel"), ["'int8_chanel'", "Did you mean int8_channel"]),
         (("hi", "--threads", "0"), ["--threads should be", "0"]),
         (("hi", "--device", "numpy", "--dtype", "int8"), ["int8"]),
         (("", "--device", "numpy"), ["prompt is empty"]),
@@ -217,7 +217,7 @@ def test_prompt_that_is_not_text(invoke: Any) -> None:
     assert "byte 2" in result.stderr
 
 
-def test_interrupt_keeps_what_was_written(invoke: Any, fake_llm: Any) -> None:
+def test_an_interrupt_keeps_the_partial_answer(invoke: Any, fake_llm: Any) -> None:
     llm = fake_llm("a", "ab", KeyboardInterrupt())
     result = invoke("generate", "hi", "--stats")
     assert result.exit_code == 130
@@ -227,7 +227,7 @@ def test_interrupt_keeps_what_was_written(invoke: Any, fake_llm: Any) -> None:
     assert llm.is_closed
 
 
-def test_interrupted_json_says_so(invoke: Any, fake_llm: Any) -> None:
+def test_interrupted_json_has_finish_reason_abort(invoke: Any, fake_llm: Any) -> None:
     fake_llm("a", KeyboardInterrupt())
     result = invoke("generate", "hi", "--json")
     assert result.exit_code == 130
@@ -278,7 +278,7 @@ def test_closed_pipe_is_quiet() -> None:
         assert process.wait(timeout=300) != 0
 
 
-def test_lengths_of_the_model_yield_to_those_that_are_given(invoke: Any, fake_llm: Any) -> None:
+def test_given_lengths_override_the_model_s(invoke: Any, fake_llm: Any) -> None:
     llm = fake_llm("a")
     llm.sampling_defaults = {"min_tokens": 300}
     assert invoke("generate", "hi").exit_code == 0
@@ -289,7 +289,7 @@ def test_lengths_of_the_model_yield_to_those_that_are_given(invoke: Any, fake_ll
 @pytest.mark.parametrize(
     "prompt", ["Qwen/Qwen3-0.6B", "./my-model", "../m", "~/models/m", "/srv/m", "model-Q4_K_M.gguf", "."]
 )
-def test_a_prompt_that_looks_like_a_model_is_questioned(invoke: Any, fake_llm: Any, prompt: str) -> None:
+def test_a_prompt_that_looks_like_a_model_is_remarked_on(invoke: Any, fake_llm: Any, prompt: str) -> None:
     llm = fake_llm("a")
     asked = invoke("generate", prompt)
     assert (asked.exit_code, asked.stdout, llm.prompts) == (0, "a\n", [prompt])
@@ -302,7 +302,7 @@ def test_a_prompt_that_looks_like_a_model_is_questioned(invoke: Any, fake_llm: A
 
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", "either/or it is", "3.5", "hello", "What is ./a?", "a\0b"])
-def test_other_prompts_are_not(invoke: Any, fake_llm: Any, prompt: str) -> None:
+def test_other_prompts_are_not_remarked_on(invoke: Any, fake_llm: Any, prompt: str) -> None:
     fake_llm("a")
     assert invoke("generate", prompt).stderr == ""
 
@@ -315,7 +315,7 @@ def test_a_piped_text_needs_no_dash() -> None:
     assert (nothing.returncode, "Found no prompt." in nothing.stderr) == (2, True)
 
 
-def test_control_characters_command_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_are_not_sent_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aethermind.cli.console.is_terminal", lambda _: True)
     stream = io.StringIO()
     TextWriter(stream).finish("a\x1b[31mred\x07\x9b2J\tb\r\nc\x7f")

@@ -1,4 +1,4 @@
-"""A kernel of a package that breaks its contract in the middle of a command: who did it stands in one sentence."""
+"""A plugin's kernel that breaks its contract during a command is named in a one-line error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ KERNEL = "Error: Kernel 'odd/silu' for silu of fake-odd "
         ("outputs[0][...] = float('nan')", "", "Error: Request 0 cannot go on: the model's logits are not finite"),
     ],
 )
-def test_it_is_named(invoke: Any, install_plugin: Any, body: str, more: str, message: str) -> None:
+def test_the_error_names_kernel_and_package(
+    invoke: Any, install_plugin: Any, body: str, more: str, message: str
+) -> None:
     install_plugin("odd", PLUGIN.format(body=body, more=more))
     result = invoke("generate", "hi", "--device", "odd", "--dtype", "float32", "--fallback", "allow")
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""The progress bar: for people who wait, and only for them."""
+"""Progress bars of loading: on terminals, after a delay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aethermind.cli import load
+from aethermind.cli import progress as progress_module
 
 
 class Terminal(io.StringIO):
@@ -24,9 +24,9 @@ def test_bar_is_drawn_on_terminals_when_loading_takes_long(
     monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, patience_s: float, is_drawn: bool
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(load, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(progress_module, "PATIENCE_S", patience_s)
     monkeypatch.setenv("TERM", "xterm")
-    with load.LoadProgress() as progress:
+    with progress_module.LoadProgress() as progress:
         for done in range(1, 4):
             progress(done, 3)
     assert ("Loading" in stream.getvalue()) == is_drawn
@@ -35,9 +35,9 @@ def test_bar_is_drawn_on_terminals_when_loading_takes_long(
 def test_bars_of_several_models_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(load, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
-    with load.LoadProgress("First") as first, load.LoadProgress("Second") as second:
+    with progress_module.LoadProgress("First") as first, progress_module.LoadProgress("Second") as second:
         for progress in (first, second):
             progress(1, 2)
             progress(2, 2)

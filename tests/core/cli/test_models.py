@@ -1,4 +1,4 @@
-"""models: what is told of good models, of broken ones, and of the memory they would take."""
+"""models: facts of good models, errors of broken ones, and estimates of memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_installed_models(invoke: Any) -> None:
     assert "estimate" not in demo
 
 
-def test_a_directory_of_models_stands_for_them(invoke: Any, tmp_path: Path) -> None:
+def test_a_directory_of_models_lists_them(invoke: Any, tmp_path: Path) -> None:
     copy_demo(tmp_path / "b")
     copy_demo(tmp_path / "a", {"max_position_embeddings": 77})
     (tmp_path / "empty").mkdir()
@@ -60,7 +60,7 @@ def test_gguf_files(invoke: Any, tmp_path: Path) -> None:
     assert listed(invoke, str(path), *options) == [file]
 
 
-def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
+def test_broken_directories_are_listed_with_the_error(invoke: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     copy_demo(tmp_path / "garbled", files={"config.json": b"{"})
     copy_demo(tmp_path / "unknown", {"architectures": ["AbacusForCausalLM"]})
@@ -93,9 +93,13 @@ def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "formats", [{}, {"quantization": "int4"}, {"lm_head": "int8_channel"}, {"kv_cache_dtype": "int8"}], ids=str
+    "formats",
+    [{}, {"quantization": "int4"}, {"lm_head_quantization": "int8_channel"}, {"kv_cache_dtype": "int8"}],
+    ids=str,
 )
-def test_the_estimate_is_what_loading_takes(runtime: Runtime, device: str, formats: dict[str, str]) -> None:
+def test_the_estimate_equals_the_memory_that_loading_takes(
+    runtime: Runtime, device: str, formats: dict[str, str]
+) -> None:
     options: dict[str, Any] = {"device": device, "dtype": "float32", "max_model_len": 96, "num_kv_blocks": 9, **formats}
     estimate = estimate_memory(runtime, DEMO, EngineConfig(**options, fallback="allow"))
     with LLM(DEMO, runtime=runtime, **options, fallback="allow") as llm:
@@ -122,10 +126,10 @@ def test_the_estimate_takes_the_options(invoke: Any) -> None:
     text = invoke("models", *args).stdout
     assert "demo takes" in text
     assert "contexts of 64 tokens" in text
-    assert "1 matrix in int8: " in invoke("models", *args, "--lm-head", "int8").stdout
+    assert "1 matrix in int8: " in invoke("models", *args, "--lm-head-quantization", "int8").stdout
 
 
-def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
+def test_options_that_do_not_fit_a_model_are_listed_as_its_error(invoke: Any) -> None:
     (record,) = listed(invoke, "demo", "--estimate", "--device", "numpy", "--dtype", "int8")
     assert "int8" in record["error"]
 
@@ -136,7 +140,7 @@ def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
         (("--estimate", "--device", "abacus"), "abacus"),
         (("--max-model-len", "0"), "--max-model-len should be"),
         (("--estimate", "--quantization", "int5"), "int5"),
-        (("--lm-head", "int5"), "int5"),
+        (("--lm-head-quantization", "int5"), "int5"),
         (("demo", "nosuch"), "neither an installed model (demo"),
         (("demo", ""), "A path is empty"),
     ],
@@ -153,7 +157,7 @@ def test_no_models(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No models are installed" in invoke("models").stdout
 
 
-def test_pipes_and_loops_are_rows(invoke: Any, tmp_path: Path) -> None:
+def test_pipes_and_link_loops_are_listed_with_the_error(invoke: Any, tmp_path: Path) -> None:
     pipe, loop = tmp_path / "pipe.gguf", tmp_path / "loop"
     os.mkfifo(pipe)
     loop.symlink_to(loop)
@@ -169,7 +173,7 @@ def test_a_path_that_is_not_there_is_an_error(invoke: Any) -> None:
     assert "'nope' does not exist" in refused.stderr
 
 
-def test_a_model_without_weights_is_not_told_to_use_a_flag_that_models_lacks(invoke: Any, tmp_path: Path) -> None:
+def test_advice_for_a_model_without_weights_names_no_flag_that_models_lacks(invoke: Any, tmp_path: Path) -> None:
     shutil.copy(DEMO / "config.json", tmp_path)
     listed = invoke("models", str(tmp_path))
     assert listed.exit_code == 0
@@ -177,7 +181,7 @@ def test_a_model_without_weights_is_not_told_to_use_a_flag_that_models_lacks(inv
     assert "--load-format" not in listed.stdout
 
 
-def test_a_model_that_is_too_large_is_called_so(invoke: Any, tmp_path: Path) -> None:
+def test_a_model_that_exceeds_the_memory_is_marked(invoke: Any, tmp_path: Path) -> None:
     copy_demo(tmp_path / "large", {"num_hidden_layers": 4, "vocab_size": 1 << 30})
     options = ("--estimate", "--device", "numpy", "--max-model-len", "64")
     said = invoke("models", str(tmp_path / "large"), *options).stdout

@@ -1,4 +1,4 @@
-"""ops: every operator told, with what it is made of and who computes it."""
+"""ops: every operator with its decomposition and kernels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_lists_every_operator_with_its_signature_and_coverage(invoke: Any) -> No
     lines = result.stdout.splitlines()
     for operator in Runtime.boot().operators:
         position = lines.index(operator.schema.text)
-        told = lines[position + 1 : position + 3]
-        assert any("cpu: " in line and "numpy: " in line for line in told)
+        listed = lines[position + 1 : position + 3]
+        assert any("cpu: " in line and "numpy: " in line for line in listed)
     assert "    parts: silu, mul" in lines
 
 
-def test_one_page(invoke: Any) -> None:
+def test_the_page_of_one_operator(invoke: Any) -> None:
     result = invoke("ops", "rms_norm")
     assert result.exit_code == 0
     operator = Runtime.boot().operators["rms_norm"]
@@ -35,7 +35,7 @@ def test_one_page(invoke: Any) -> None:
     assert "reference" in result.stdout
 
 
-def test_a_page_tells_kernels_that_differ_in_formats_and_dtypes_as_one(invoke: Any) -> None:
+def test_a_page_merges_kernels_that_differ_in_formats_and_dtypes(invoke: Any) -> None:
     (record,) = json.loads(invoke("ops", "linear", "--json").stdout)["operators"]
     kernels = record["devices"]["cpu"]["kernels"]
     expected = {
@@ -46,18 +46,18 @@ def test_a_page_tells_kernels_that_differ_in_formats_and_dtypes_as_one(invoke: A
     }
     lines = invoke("ops", "linear").stdout.splitlines()
     first = lines.index("cpu: native") + 1
-    told: list[tuple[str, int, list[str], list[str]]] = []
+    listed: list[tuple[str, int, list[str], list[str]]] = []
     for line in lines[first : next(i for i in range(first, len(lines)) if lines[i][0] != " ")]:
         if line.startswith("    "):
-            told[-1][3].extend(line.replace("weights:", "").split())
+            listed[-1][3].extend(line.replace("weights:", "").split())
         else:
             name, dtypes, priority = line.strip().split(", ")
-            told.append((name, int(priority.removeprefix("priority ")), dtypes.split(), []))
+            listed.append((name, int(priority.removeprefix("priority ")), dtypes.split(), []))
     found = {
-        (*one, dtype, format) for *one, dtypes, formats in told for dtype in dtypes for format in formats or ["dense"]
+        (*one, dtype, format) for *one, dtypes, formats in listed for dtype in dtypes for format in formats or ["dense"]
     }
     assert found == expected
-    assert len(told) < len(kernels) / 10
+    assert len(listed) < len(kernels) / 10
 
 
 def test_an_unknown_operator_is_a_sentence(invoke: Any) -> None:
@@ -79,7 +79,7 @@ def test_json(invoke: Any) -> None:
     assert "null" not in silu
 
 
-def test_kernels_that_cannot_be_loaded_are_told_with_the_reason(invoke: Any, install_plugin: Any) -> None:
+def test_kernels_that_cannot_be_loaded_are_listed_with_the_reason(invoke: Any, install_plugin: Any) -> None:
     install_plugin(
         "unlucky",
         """
@@ -101,7 +101,7 @@ def register_kernels(registry):
     assert "cpu/portable" in result.stdout
 
 
-def test_parts_are_the_operators_that_compute_the_same() -> None:
+def test_the_decomposition_computes_the_same() -> None:
     operators = Runtime.boot().operators
     assert parts(operators["silu"], operators) == []
     for operator in operators:
@@ -116,7 +116,7 @@ def test_parts_are_the_operators_that_compute_the_same() -> None:
     ("own", "expected"),
     [({"native": object()}, "native"), ({"function": np.copyto}, "python"), (None, "none")],
 )
-def test_coverage_is_that_of_the_kernel_that_is_preferred(own: dict[str, Any] | None, expected: str) -> None:
+def test_coverage_is_that_of_the_preferred_kernel(own: dict[str, Any] | None, expected: str) -> None:
     operators = Runtime.boot().operators
     kernels = [Kernel("add", "odd", "reference", frozenset({DType.FLOAT32}), function=np.copyto)]
     if own is not None:

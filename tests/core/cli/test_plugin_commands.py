@@ -1,4 +1,4 @@
-"""Commands of plugins: they run, and broken ones take nothing with them."""
+"""Commands of plugins, and isolation of broken ones."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_a_plugin_adds_a_command(invoke: Any, install_plugin: Any) -> None:
     assert (result.exit_code, result.stdout) == (0, "hello you\n")
 
 
-def test_its_errors_are_sentences_too(invoke: Any, install_plugin: Any) -> None:
+def test_errors_of_a_plugin_s_command_are_sentences(invoke: Any, install_plugin: Any) -> None:
     install_plugin("failer", HEAD + FAIL)
     result = invoke("fail")
     assert (result.exit_code, result.stderr) == (2, "Error: No.\n")
 
 
-def test_a_taken_name_stays_ours_and_doctor_says_so(invoke: Any, install_plugin: Any) -> None:
+def test_a_taken_command_name_is_refused_and_reported_by_doctor(invoke: Any, install_plugin: Any) -> None:
     install_plugin("usurper", HEAD + USURP + GREET)
     report = invoke("doctor").stdout
     assert "Machine" in report
@@ -57,7 +57,7 @@ def test_a_taken_name_stays_ours_and_doctor_says_so(invoke: Any, install_plugin:
 
 
 @pytest.mark.usefixtures("broken_plugins")
-def test_broken_plugins_leave_help_and_usage_errors_alone(invoke: Any) -> None:
+def test_broken_plugins_do_not_affect_help_and_usage_errors(invoke: Any) -> None:
     result = invoke("--help")
     assert result.exit_code == 0
     assert "generate" in result.stdout

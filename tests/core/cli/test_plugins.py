@@ -41,7 +41,7 @@ def test_json(invoke: Any, broken_plugins: dict[str, str]) -> None:
         assert by_name[name]["registered"] == {}
 
 
-def test_tells_what_each_package_registered(invoke: Any, install_plugin: Any) -> None:
+def test_registrations_are_listed_by_package(invoke: Any, install_plugin: Any) -> None:
     source = """
 from dataclasses import replace
 from aethermind.ops.catalog.add import ADD
@@ -93,7 +93,9 @@ def register_commands(app):
     )
 
 
-def test_tells_how_to_live_with_a_failure(invoke: Any, install_plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_plugin_is_listed_with_how_to_disable_it(
+    invoke: Any, install_plugin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_plugin("rogue", "raise ImportError('no libx.so')")
     monkeypatch.setenv("AETHERMIND_PLUGINS", "cpu,qwen2,rogue")
     for command in (["plugins", "list"], ["doctor"]):
@@ -109,7 +111,7 @@ def test_allow_list_hides_the_others(invoke: Any, monkeypatch: pytest.MonkeyPatc
     assert "No plugins are installed" in invoke("plugins", "list").stdout
 
 
-def test_an_allow_list_that_lets_nothing_load_is_what_is_told(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allow_list_that_excludes_everything_is_named(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_PLUGINS", "cpuu")
     said = invoke("plugins", "list").stdout
     assert said == "No plugins are installed that AETHERMIND_PLUGINS lets load: cpuu.\n"

@@ -1,4 +1,4 @@
-"""How far a prompt was read, said on a terminal and nowhere else."""
+"""Progress of prefill, on a terminal only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli import prefill
-from aethermind.cli.prefill import PrefillProgress, describe_prefill
+from aethermind.cli import progress as progress_module
+from aethermind.cli.progress import PrefillProgress, describe_prefill
 
 
 class Terminal(io.StringIO):
@@ -38,17 +38,17 @@ def llm_with(*running: Any) -> Any:
     return SimpleNamespace(engine=SimpleNamespace(running=list(running)))
 
 
-def test_what_is_said() -> None:
+def test_the_text_of_the_prefill_progress() -> None:
     assert describe_prefill([]) == "Reading the prompt"
     assert describe_prefill([request(5120, 20000)]) == "Reading the prompt: 5,120 of 20,000 tokens"
     assert describe_prefill([request(7, 4), request(0, 4)]) == "Reading the prompt: 4 of 8 tokens"
 
 
-def test_it_is_drawn_after_a_while_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_is_drawn_after_a_delay_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(prefill, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
     with PrefillProgress(llm_with(request(512, 1024))) as progress:
         assert terminal.is_drawn.wait(60)
         progress.stop()
@@ -60,21 +60,21 @@ def test_it_is_drawn_after_a_while_and_removed(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_elsewhere_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+def test_nothing_is_drawn_without_a_capable_terminal(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     stream = Terminal() if term == "dumb" else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(prefill, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
     with PrefillProgress(llm_with(request(512, 1024))):
         pass
     assert stream.getvalue() == ""
 
 
-def test_an_answer_that_comes_at_once_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_answer_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(prefill, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(progress_module, "PATIENCE_S", 600.0)
     with PrefillProgress(llm_with(request(1, 2))) as progress:
         progress.stop()
     assert terminal.getvalue() == ""

@@ -22,7 +22,7 @@ def call(operator: str, layer: int | None, seconds: float, cost: Cost, work: Wor
     return CallProfile(f"x.{operator}", operator, "k", layer, (), seconds, cost, work)
 
 
-def test_summaries_are_sorted_and_set_against_the_limits() -> None:
+def test_summaries_are_sorted_and_have_fractions_of_the_limits() -> None:
     calls = (
         call("add", 0, 1.0, Cost(10, 20, 5), Work(0, 5, DType.FLOAT32)),
         call("linear", 0, 2.0, Cost(100, 20, 400), Work(80, 400, DType.INT8)),
@@ -87,7 +87,7 @@ def linear_flops(report: dict[str, Any], phase: str) -> int:
     return int(flops)
 
 
-def test_requests_of_a_batch_take_their_steps_together(invoke: Any) -> None:
+def test_requests_of_a_batch_share_their_steps(invoke: Any) -> None:
     result = invoke("profile", "--device", "numpy", *SMALL, "--batch", "3", "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
@@ -98,7 +98,7 @@ def test_requests_of_a_batch_take_their_steps_together(invoke: Any) -> None:
         assert linear_flops(report, name) == 3 * linear_flops(alone, name)
 
 
-def test_text(invoke: Any, tmp_path: Path) -> None:
+def test_the_report_as_text(invoke: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     result = invoke("profile", "--device", "numpy", *SMALL, "--trace", str(trace))
     assert result.exit_code == 0

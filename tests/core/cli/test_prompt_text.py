@@ -1,4 +1,4 @@
-"""Texts from arguments, files and standard input; what cannot be read is one sentence."""
+"""Texts from arguments, files and standard input, and errors of reading them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_argument_is_taken_as_it_is() -> None:
     assert read_text("a\n", None, noun="text", option="--file") == "a\n"
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_text_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"ab\xff")
     for text, file, says in (
         (None, None, "Found no note. .*--note"),

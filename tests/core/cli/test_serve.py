@@ -1,4 +1,4 @@
-"""Which models `serve` serves, and what they are called."""
+"""serve: names of models, access, and errors of options."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.groups import as_arguments
-from aethermind.cli.serve import named_models
-from aethermind.cli.server_options import AccessOptions, ServedEngineOptions
+from aethermind.cli.serve import named_models, tenants_of
+from aethermind.cli.settings import AccessOptions, ServedEngineOptions, as_arguments
 from aethermind.errors import InvalidArgumentError
 from aethermind.server import Quota
 
@@ -44,7 +43,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
         (["a", "b"], "c", "names one model"),
     ],
 )
-def test_what_has_no_name_of_its_own(given: list[str], served_name: str | None, words: str) -> None:
+def test_models_without_a_unique_name_are_refused(given: list[str], served_name: str | None, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         named_models(given, served_name)
 
@@ -62,36 +61,36 @@ def test_a_file_may_list_models_which_other_verbs_do_not_take(invoke: Any, tmp_p
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--request-timeout", "0"), "--request-timeout is 0.0 but must be a number of seconds above 0."),
-        (("--drain-timeout", "nan"), "--drain-timeout is nan but must be a number of seconds above 0."),
+        (("--request-timeout", "0"), "--request-timeout should be a number of seconds above 0, got 0.0."),
+        (("--drain-timeout", "nan"), "--drain-timeout should be a number of seconds above 0, got nan."),
     ],
 )
-def test_no_time_at_all(invoke: Any, args: tuple[str, ...], words: str) -> None:
+def test_timeouts_must_be_positive_numbers(invoke: Any, args: tuple[str, ...], words: str) -> None:
     refused = invoke("serve", *args)
     assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr
 
 
-def test_who_needs_a_key() -> None:
+def test_addresses_beyond_loopback_need_an_api_key() -> None:
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
-        assert not AccessOptions(host=host).tenants(Quota())
+        assert not tenants_of(AccessOptions(host=host), Quota())
     for host in ("0.0.0.0", "::", "example.org", "192.0.2.1", "", "[::1]", "LOCALHOST", "localhost.example.org"):
-        with pytest.raises(InvalidArgumentError, match="--allow-no-key"):
-            AccessOptions(host=host).tenants(Quota())
+        with pytest.raises(InvalidArgumentError, match="--insecure-no-auth"):
+            tenants_of(AccessOptions(host=host), Quota())
 
 
-def test_an_engine_that_is_none(invoke: Any) -> None:
+def test_an_unknown_engine_location_is_refused(invoke: Any) -> None:
     refused = invoke("serve", "--engine", "thread")
     assert refused.exit_code == 2
     assert "process, inprocess" in refused.stderr
 
 
-def test_a_tokenizer_is_that_of_one_model(invoke: Any) -> None:
+def test_a_tokenizer_is_refused_with_several_models(invoke: Any) -> None:
     result = invoke("serve", "--model", "a=demo", "--model", "b=demo", "--tokenizer", "demo")
     assert result.exit_code == 2
     assert "--tokenizer is that of one model, and several are given" in result.stderr
 
 
-def test_a_chat_template_is_for_one_model_and_there_before_it_is_loaded(invoke: Any) -> None:
+def test_a_chat_template_is_read_before_loading_and_refused_with_several_models(invoke: Any) -> None:
     for args, words in (
         (("--chat-template", "./nowhere.jinja"), "'./nowhere.jinja' cannot be read: No such file or directory."),
         (("--model", "a=demo", "--model", "b=demo", "--chat-template", "x"), "--chat-template is for one model"),

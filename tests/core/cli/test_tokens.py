@@ -1,4 +1,4 @@
-"""tokenize and detokenize: what the tokenizer says, both ways, and ids that are none."""
+"""tokenize and detokenize: equal to the tokenizers library, and errors of invalid ids."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def reference() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_json_is_what_the_library_says(invoke: Any, reference: tokenizers.Tokenizer, text: str) -> None:
+def test_json_matches_the_tokenizers_library(invoke: Any, reference: tokenizers.Tokenizer, text: str) -> None:
     record = json.loads(invoke("tokenize", text, "--json").stdout)
     wanted = reference.encode(text, add_special_tokens=False)
     assert record == {"text": text, "token_ids": wanted.ids, "tokens": wanted.tokens}
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_there_and_back(invoke: Any, text: str) -> None:
+def test_detokenize_inverts_tokenize(invoke: Any, text: str) -> None:
     tokenized = invoke("tokenize", text, "--json").stdout
     assert invoke("detokenize", "-", input=tokenized).stdout == text + "\n"
     ids = json.loads(tokenized)["token_ids"]
@@ -42,7 +42,7 @@ def test_there_and_back(invoke: Any, text: str) -> None:
     }
 
 
-def test_of_a_gguf_file(invoke: Any, tmp_path: Path) -> None:
+def test_the_tokenizer_of_a_gguf_file(invoke: Any, tmp_path: Path) -> None:
     model = ("--model", str(write_gguf(DEMO, tmp_path / "demo.gguf")))
     wanted = json.loads(invoke("tokenize", "Once <|im_end|>", "--json").stdout)
     assert json.loads(invoke("tokenize", "Once <|im_end|>", "--json", *model).stdout) == wanted
@@ -119,6 +119,6 @@ def test_ids_are_read_from_what_people_paste(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1", '{"ids": [1]}', "[true]", "[1.0]", "{}", '["1"]', "²", "[" * 100_000])
-def test_ids_that_are_none(text: str) -> None:
+def test_invalid_ids_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         parse_token_ids(text)

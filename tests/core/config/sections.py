@@ -1,4 +1,4 @@
-"""A small table of settings with one of each type."""
+"""A small table of settings with one of each type; `heat` has an earlier name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aethermind.config import Section, setting
 class Oven:
     """An oven."""
 
-    heat: int = setting(180, "degrees", variable="AETHERMIND_HEAT")
+    heat: int = setting(180, "degrees", variable="AETHERMIND_HEAT", old_names=("temperature",))
     rate: float | None = setting(None, "degrees a second", unset="the oven's")
     door: bool = setting(False, "open")
 
@@ -30,4 +30,4 @@ class Bread:
     seeds: tuple[str, ...] = setting((), "on top")
 
 
-SECTIONS = (Section("oven", Oven), Section("bread", Bread))
+SECTIONS = (Section("oven", (Oven,)), Section("bread", (Bread,)))

@@ -1,4 +1,4 @@
-"""The file: which one counts, and everything that can be wrong with it."""
+"""The configuration file: its location, and its errors."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_file_that_is_named_must_exist(monkeypatch: pytest.MonkeyPatch) -> Non
         find_file()
 
 
-def test_two_side_by_side_are_one_too_many() -> None:
+def test_two_files_in_one_place_are_refused() -> None:
     Path("aethermind.toml").touch()
     Path("aethermind.yml").touch()
     with pytest.raises(SettingsError, match=r"aethermind.toml and aethermind.yml are side by side\. Keep one"):
         find_file()
 
 
-def test_toml_and_yaml_say_the_same() -> None:
+def test_toml_and_yaml_are_equivalent() -> None:
     Path("a.toml").write_text('[oven]\nheat = 200\nrate = 0.5\n[bread]\nname = "ä"\nseeds = ["x", "y"]\n')
     Path("a.yaml").write_text("oven: {heat: 200, rate: 0.5}\nbread:\n  name: ä\n  seeds: [x, y]\n")
     assert read_file(Path("a.toml")) == read_file(Path("a.yaml"))
@@ -82,7 +82,7 @@ def test_toml_and_yaml_say_the_same() -> None:
         ("a.yaml", b"? [a]\n: 1", "a.yaml is not valid YAML: "),
     ],
 )
-def test_what_is_wrong_is_one_sentence(name: str, content: bytes, words: str) -> None:
+def test_invalid_files_are_one_line_errors(name: str, content: bytes, words: str) -> None:
     Path(name).write_bytes(content)
     with pytest.raises(SettingsError) as caught:
         read_file(Path(name))

@@ -1,4 +1,4 @@
-"""A section: what its dataclass says about each key."""
+"""A section: the settings that its dataclass declares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def test_fields_are_settings_in_order() -> None:
     oven, bread = SECTIONS
     assert list(oven.settings) == ["heat", "rate", "door"]
     heat = oven.settings["heat"]
-    assert (heat.name, heat.type, heat.default, heat.meaning) == ("oven.heat", int, 180, "degrees")
-    assert heat.variables == ("AETHERMIND_OVEN__HEAT", "AETHERMIND_HEAT")
+    assert (heat.name, heat.type, heat.default, heat.help) == ("oven.heat", int, 180, "degrees")
+    assert heat.variables == ("AETHERMIND_OVEN__HEAT", "AETHERMIND_HEAT", "AETHERMIND_OVEN__TEMPERATURE")
     assert oven.settings["rate"].variables == ("AETHERMIND_OVEN__RATE",)
     assert oven.settings["rate"].unset == "the oven's"
     assert (bread.settings["name"].parameter, bread.settings["seeds"].parameter) == ("bread", "seeds")

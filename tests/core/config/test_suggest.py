@@ -1,4 +1,4 @@
-"""Suggestions: close names, and keys that are known elsewhere."""
+"""Suggestions: close names, and keys of other sections."""
 
 from __future__ import annotations
 

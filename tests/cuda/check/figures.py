@@ -18,7 +18,7 @@ from tests.cuda.check.qwen2_7b import CONFIG, write_model
 from tests.cuda.check.records import CaseLog
 
 from aethermind import LLM, SamplingParams
-from aethermind.cli.bench.latency import Phases, Run, split, summarize
+from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
 from aethermind.engine.observation.roofline import StepRecorder, StepShape, least_seconds
 from aethermind.engine.observation.sample_prompt import sample_prompt
 from aethermind.hal import DType
@@ -37,13 +37,13 @@ _MOST_CONTEXT = 16_448
 _RUNS = 3
 
 
-def generate(llm: LLM, batch: int, prompt_tokens: int, output_tokens: int) -> Run:
+def generate(llm: LLM, batch: int, prompt_tokens: int, output_tokens: int) -> BatchTiming:
     """Answer a batch of prompts of one length greedily."""
     prompts = [
         {"prompt_token_ids": sample_prompt(prompt_tokens, llm.engine.planned.model.config.vocab_size, index)}
         for index in range(batch)
     ]
-    run = Run(batch, prompt_tokens)
+    run = BatchTiming(batch, prompt_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     llm.generate(prompts, params, on_output=lambda output: run.record(output, time.perf_counter()))
     return run

@@ -1,4 +1,4 @@
-"""The command line as a whole: its verbs, what plugins add, and how errors become sentences and exit codes."""
+"""The command line: its verbs, commands of plugins, and the messages and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import console, options
-from aethermind.cli.flags import with_flags
+from aethermind.cli import console
+from aethermind.cli.commands import COMPLETION_VARIABLE, VERBS, Verbs
 from aethermind.cli.foreign_verbs import command_for
-from aethermind.cli.option_values import VARIABLE
-from aethermind.cli.verbs import VERBS, Verbs
 from aethermind.errors import AetherMindError, SettingsError
 
 __all__ = ["app", "run"]
 
 
 class Commands(TyperGroup):
-    """Our own verbs, and those of plugins, which are loaded only to list them or when a verb is not ours."""
+    """The core's verbs and those of plugins. Plugins are loaded for the list, or for a verb that the core lacks."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": None})
@@ -36,7 +34,7 @@ class Commands(TyperGroup):
 
     @cached_property
     def _of_plugins(self) -> dict[str, Any]:
-        from aethermind.cli.plugin_commands import load_commands
+        from aethermind.cli.commands import load_commands
 
         return load_commands(taken=self.commands)
 
@@ -47,14 +45,14 @@ class Commands(TyperGroup):
         return self.commands.get(cmd_name) or self._of_plugins.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Our own verbs are listed without importing them."""
+        """List the verbs; those of the core are not imported."""
         rows = [(name, verb.summary) for name, verb in VERBS.items()]
         rows += [(name, command.get_short_help_str(limit=80)) for name, command in sorted(self._of_plugins.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Help is as wide as the terminal, up to a length that can be read."""
+        """Make help as wide as the terminal, up to 120 columns."""
         extra.setdefault("max_content_width", min(get_terminal_size().columns, 120))
         return super().make_context(info_name, args, parent, **extra)
 
@@ -86,6 +84,8 @@ class Commands(TyperGroup):
         except SettingsError as error:
             _fail(str(error), 2)
         except AetherMindError as error:
+            from aethermind.cli.flags import with_flags
+
             _fail(with_flags(str(error)), 2)
         except OSError as error:
             if log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
@@ -94,11 +94,11 @@ class Commands(TyperGroup):
         except Exception as error:
             if env.log_level() == "DEBUG" or log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
-            _fail(_unforeseen(error), 1)
+            _fail(_unexpected(error), 1)
 
 
-def _unforeseen(error: Exception) -> str:
-    """What is said of an exception that nobody turned into a sentence, and who should hear of it."""
+def _unexpected(error: Exception) -> str:
+    """The message for an unexpected exception, and where to report it."""
     from aethermind.plugins.fault import fault_of_plugin
 
     title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -112,7 +112,7 @@ def _unforeseen(error: Exception) -> str:
 
 
 def _place_of(error: OSError) -> str:
-    """What could not be used: a file, else what has no name here: the working directory or the output."""
+    """The subject of the message for an OSError: a file, the working directory, or the output."""
     if error.filename is not None:
         return f"{error.filename} cannot be used"
     if error.errno == errno.ENOENT:
@@ -127,7 +127,7 @@ def _fail(message: str, exit_code: int) -> None:
 
 
 def _is_unread(stream: TextIO) -> bool:
-    """Whether nobody reads a stream any more, as behind `| head`; what it still holds is then dropped."""
+    """Whether the reader of a stream has closed it, as `| head` does; its buffered output is then dropped."""
     watched = select.poll()
     watched.register(stream.fileno(), 0)
     if not any(events & select.POLLERR for _, events in watched.poll(0)):
@@ -137,7 +137,7 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def _takes_settings(command: Any) -> bool:
-    """Whether a verb, or one of a group, has options that can come from a file."""
+    """Whether a verb, or a verb of a group, has options that can come from a file."""
     if any(parameter.name == "config_file" for parameter in command.params):
         return True
     return any(map(_takes_settings, getattr(command, "commands", {}).values()))
@@ -151,7 +151,9 @@ def _show_version(is_wanted: bool) -> None:
 
 def _set_level(level: str | None) -> str | None:
     if level is not None:
-        log.set_level(options.checked_level(level))
+        from aethermind.cli.options import checked_level
+
+        log.set_level(checked_level(level))
     return level
 
 
@@ -196,11 +198,11 @@ def _root(
 def run() -> None:
     """Run the command line of this process."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     log.setup_console()
-    if os.environ.get(VARIABLE):
+    if os.environ.get(COMPLETION_VARIABLE):
         import_module("typer.completion").completion_init()
     app(prog_name="aethermind")

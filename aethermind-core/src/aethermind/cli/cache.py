@@ -14,7 +14,7 @@ import typer
 
 from aethermind import env
 from aethermind.cli import console, options
-from aethermind.cli.summaries import SummaryGroup
+from aethermind.cli.commands import SummaryGroup
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.kept_files import UNFINISHED
 
@@ -28,14 +28,14 @@ CLEAR_EXAMPLES = console.examples(
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Files that are kept for one reason: `patterns` below the cache directory."""
+class CacheCategory:
+    """Cached files of one purpose: `patterns` are globs below the cache directory."""
 
     patterns: tuple[str, ...]
     title: str
 
     def files(self) -> Iterator[tuple[Path, int, float]]:
-        """Each with its size in bytes and the time at which it was last used, seconds since 1970."""
+        """Each file with its size in bytes and its last use in seconds since 1970."""
         for pattern in self.patterns:
             for path in env.cache_directory().glob(pattern):
                 with suppress(OSError):
@@ -44,11 +44,13 @@ class Kind:
                         yield path, status.st_size, status.st_mtime
 
 
-KINDS: Mapping[str, Kind] = {
-    "weights": Kind(("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights in the layout of the kernels"),
-    "tokenizers": Kind(("tokenizers/*.bpe", f"tokenizers/*{UNFINISHED}"), "tables of large tokenizers"),
-    "digests": Kind(("digests/*",), "hashes of checkpoint files"),
-    "answers": Kind(
+KINDS: Mapping[str, CacheCategory] = {
+    "weights": CacheCategory(
+        ("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights in the layout of the kernels"
+    ),
+    "tokenizers": CacheCategory(("tokenizers/*.bpe", f"tokenizers/*{UNFINISHED}"), "tables of large tokenizers"),
+    "digests": CacheCategory(("digests/*",), "hashes of checkpoint files"),
+    "answers": CacheCategory(
         ("probes.json", "probes-*", "trials.json", "trials-*", "opens.json", "opens-*"),
         "results of checking devices and plugins",
     ),
@@ -120,7 +122,7 @@ def clear(
     print(f"Deleted {count}, {size}.")
 
 
-def _record(name: str, kind: Kind) -> dict[str, Any]:
+def _record(name: str, kind: CacheCategory) -> dict[str, Any]:
     files = list(kind.files())
     last = max((used for _, _, used in files), default=None)
     return {
@@ -133,7 +135,7 @@ def _record(name: str, kind: Kind) -> dict[str, Any]:
 
 
 def _models() -> list[tuple[str, str, str]]:
-    """The weights of each model, the largest first; a file that does not name its model goes by its own name."""
+    """Weights by model, the largest first; a file that does not name its model is listed by its own name."""
     from aethermind.checkpoint.safetensors import SafetensorsFile
 
     sizes: dict[str, tuple[int, float]] = {}
@@ -161,7 +163,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _ask(question: str) -> None:
-    """Go on where the answer is yes, else end: to say no is no failure. InvalidArgumentError where nobody is there."""
+    """Return if the answer is yes, else exit with code 0. InvalidArgumentError without a terminal."""
     if not console.is_terminal(sys.stdin):
         raise InvalidArgumentError("There is no terminal to ask on; pass --yes to delete without being asked.")
     try:

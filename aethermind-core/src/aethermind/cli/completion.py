@@ -1,4 +1,4 @@
-"""`aethermind completion`: the script with which a shell completes this command line."""
+"""`aethermind completion`: the script that makes a shell complete commands and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aethermind.cli import console
-from aethermind.cli.option_values import VARIABLE
+from aethermind.cli.commands import COMPLETION_VARIABLE
 
 __all__ = ["EXAMPLES", "completion"]
 
@@ -17,7 +17,7 @@ EXAMPLES = console.examples("aethermind completion bash", "aethermind completion
 
 
 class Shell(str, Enum):  # noqa: UP042 (typer takes its value for the text of an option)
-    """Shells that can complete."""
+    """The supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -32,4 +32,8 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell that the s
     or to a file _aethermind in a folder of fpath (zsh, before compinit runs).
     """
     scripts = import_module("typer.completion")
-    print(scripts.get_completion_script(prog_name="aethermind", complete_var=VARIABLE, shell=shell.value).strip())
+    print(
+        scripts.get_completion_script(
+            prog_name="aethermind", complete_var=COMPLETION_VARIABLE, shell=shell.value
+        ).strip()
+    )

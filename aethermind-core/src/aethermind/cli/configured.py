@@ -1,6 +1,6 @@
-"""Commands that take settings: what no flag says comes from variables and the file, before the verb runs.
+"""Commands whose options are settings: values without a flag come from variables and the file before the verb runs.
 
-Where neither a file nor a variable beyond the short ones says anything, nothing is imported for it.
+Unless there is a file, or a variable besides the short ones, the modules that merge layers are not imported.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from aethermind import env, log
 from aethermind.cli import options
-from aethermind.cli.given import is_flag
+from aethermind.cli.flags import is_flag, with_current_flags
 from aethermind.cli.prompt_text import looks_like_model
+from aethermind.cli.settings import SECTIONS, LogLevel
+from aethermind.config.section import settings_of
 from aethermind.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aethermind.config import Configuration, Setting, Value
+    from aethermind.config import Configuration, Setting, SettingValue
 
 __all__ = ["ConfiguredCommand", "ServingCommand"]
 
 _NAMED = "named_model"
-"""A model that is given without a dash, until it is what `--model` gives."""
+"""The parameter of a model that is given as an argument instead of with `--model`."""
 
 
 class ConfiguredCommand(TyperCommand):
     """A verb whose options are settings. Adds `--config`, `--print-config` and `--log-level`.
 
-    A verb that takes a model and nothing else without a dash takes it without `--model`, too.
+    A verb that takes a model and has no arguments of its own also takes the model as an argument.
     """
 
     log_level = "warning"
-    """From which level on the verb logs where no layer says it."""
+    """The level from which on the verb logs by default."""
 
     def __init__(self, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
@@ -71,14 +73,14 @@ class ConfiguredCommand(TyperCommand):
             TyperOption(
                 param_decls=["--log-level"],
                 type=str,
-                help="Log to stderr from this level on: debug, info, warning or error.",
+                help=settings_of(LogLevel)["level"].help,
                 show_default=f"AETHERMIND_LOG, or {self.log_level}",
             ),
         ]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.allow_extra_args = True  # so that more can be said than that they are too many
-        rest: list[str] = super().parse_args(ctx, args)
+        ctx.allow_extra_args = True  # for the error below, which says more than that there are too many
+        rest: list[str] = super().parse_args(ctx, with_current_flags(args, self.params))
         if self._model is not None and (named := ctx.params.pop(_NAMED)):
             if is_flag(ctx, self._model.name):
                 ctx.fail("A model is given with --model and one without it; keep one of them.")
@@ -113,7 +115,6 @@ class ConfiguredCommand(TyperCommand):
         return super().invoke(ctx)
 
     def _configure(self, ctx: Any, file: Any, is_asked: bool) -> None:
-        from aethermind.cli.sections import SECTIONS
         from aethermind.config import resolve
 
         settings = {one.parameter: one for section in SECTIONS for one in section.settings.values()}
@@ -130,25 +131,24 @@ class ConfiguredCommand(TyperCommand):
 
 
 class ServingCommand(ConfiguredCommand):
-    """A verb that runs on and on, whose log is its only output: a line for each request."""
+    """A verb that runs until it is stopped and logs a line for each request."""
 
     log_level = "info"
 
 
 def _as_parameter(value: Any, *, is_list: bool) -> Any:
-    """A setting's value as its option would give it."""
+    """A setting's value in the form that its option gives."""
     if isinstance(value, tuple):
         return list(value)
     return [value] if is_list and value is not None else value
 
 
 def _check_variables() -> bool:
-    """Whether a variable sets something that nothing else reads. SettingsError for one that nobody knows."""
+    """Whether a variable of a setting is set, besides the short ones. SettingsError for an unknown variable."""
     unknown = [name for name, value in os.environ.items() if name.startswith("AETHERMIND_") and value]
     unknown = [name for name in unknown if name not in env.NAMES]
     if not unknown:
         return False
-    from aethermind.cli.sections import SECTIONS
     from aethermind.config.suggest import did_you_mean
     from aethermind.plugins.discovery import plugin_names
 
@@ -163,22 +163,21 @@ def _check_variables() -> bool:
     return any(name in known for name in unknown)
 
 
-def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, Value]:
+def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, SettingValue]:
     """The options given on the command line that are settings."""
-    from aethermind.config import Value
+    from aethermind.config import SettingValue
 
     flags = {}
     for parameter in ctx.command.params:
         if parameter.name in settings and is_flag(ctx, parameter.name):
-            flags[settings[parameter.name].name] = Value(ctx.params[parameter.name], f"flag {parameter.opts[0]}")
+            flags[settings[parameter.name].name] = SettingValue(ctx.params[parameter.name], f"flag {parameter.opts[0]}")
     return flags
 
 
 def _print(configuration: Configuration, *, as_json: bool) -> None:
     from aethermind.cli import console
-    from aethermind.config.text import to_record, to_toml
 
     if as_json:
-        console.print_json(to_record(configuration))
+        console.print_json(configuration.to_record())
     else:
-        print(to_toml(configuration))
+        print(configuration.to_toml())

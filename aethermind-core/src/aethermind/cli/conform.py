@@ -1,4 +1,4 @@
-"""`aethermind conform`: does a backend do what every backend must, a family of models what its reference does?"""
+"""`aethermind conform`: the conformance kit for backends and for families of models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.given import is_flag
-from aethermind.cli.writable import check_writable, writing
+from aethermind.cli.flags import is_flag
+from aethermind.cli.output_files import check_writable, writing
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ EXAMPLES = console.examples(
 
 _MAX_SHOWN = 20
 
-_OF_DEVICES = {
+_DEVICE_FLAGS = {
     "suite": "a model package has one suite.",
     "model": "the models of a model package are its own.",
     "compare": "a model package is compared with transformers.",
 }
-_OF_FAMILIES = {"device": "it is a device itself."}
+_FAMILY_FLAGS = {"device": "it is a device itself."}
 
 
 def conform(
@@ -79,7 +79,7 @@ def conform(
     expected = None if expectations is None else str(expectations)
     runtime = Runtime.boot()
     is_family = _is_family(runtime, name)
-    _check_flags(ctx, name, _OF_DEVICES if is_family else _OF_FAMILIES)
+    _check_flags(ctx, name, _DEVICE_FLAGS if is_family else _FAMILY_FLAGS)
     suites = _known(suite or SUITES, SUITES)
     if "models" in suites and not is_family:
         runtime.open_source(model)
@@ -124,7 +124,7 @@ def conform(
 
 
 def _is_family(runtime: Runtime, name: str) -> bool:
-    """Devices come first: a package may provide one beside its models."""
+    """Whether a name is a model package; a device of that name has precedence."""
     from aethermind.testing.families.find import architectures_of
 
     is_device = any(entry.name == name.partition(":")[0] for entry in runtime.devices)
@@ -132,7 +132,7 @@ def _is_family(runtime: Runtime, name: str) -> bool:
 
 
 def _check_flags(ctx: typer.Context, name: str, others: Mapping[str, str]) -> None:
-    """InvalidArgumentError for a flag that is about devices where a model package is tried, or the other way round."""
+    """InvalidArgumentError for a flag that is about devices when a model package is checked, or the reverse."""
     for parameter, reason in others.items():
         if is_flag(ctx, parameter):
             raise InvalidArgumentError(f"--{parameter} has no effect on {name}: {reason} Leave it out.")
@@ -146,7 +146,7 @@ def _known(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 
 
 class _Progress:
-    """A line on a terminal that counts cases."""
+    """Shows the number of cases on a line of the terminal."""
 
     def __init__(self, is_wanted: bool) -> None:
         self._is_shown = is_wanted and console.is_terminal(sys.stderr)
@@ -160,7 +160,7 @@ class _Progress:
             sys.stderr.write(f"\r\x1b[K{self._num_cases} cases{failed}  {case.name:.60}")
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
 

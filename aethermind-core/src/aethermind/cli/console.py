@@ -1,4 +1,4 @@
-"""What commands share when they talk to people: aligned columns, units, colours on terminals only."""
+"""Output of commands: aligned columns, units, colours on terminals only, text that arrives in parts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any, TextIO
 
 __all__ = [
+    "TextWriter",
     "aside",
     "can_redraw",
     "columns",
@@ -23,6 +24,7 @@ __all__ = [
     "without_nan",
 ]
 
+
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 _CONTROLS = {
@@ -31,11 +33,11 @@ _CONTROLS = {
     0x0D: None,
     0x7F: 0x2421,
 }
-"""Control characters by code: those of ASCII have pictures, carriage returns go, those of Latin-1 have no picture."""
+"""Replacements of control characters: ASCII's by their pictures, Latin-1's by U+FFFD; carriage returns vanish."""
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person is likely to watch this stream."""
+    """Whether a stream is a terminal."""
     return stream.isatty()
 
 
@@ -50,22 +52,22 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def style(text: str, name: str, stream: TextIO) -> str:
-    """Text in a style, where the stream has colours."""
+    """Text in a style, if the stream has colours."""
     return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if has_colour(stream) else text
 
 
 def printable(text: str) -> str:
-    """Text without the control characters that would command a terminal; escape, say, becomes its picture."""
+    """Text without control characters, which a terminal would obey; escape, for example, becomes its picture."""
     return text.translate(_CONTROLS)
 
 
 def aside(text: str) -> None:
-    """Print something that is no part of what was asked for: on stderr, dim on a terminal."""
+    """Print a remark on stderr, dim on a terminal."""
     print(style(text, "dim", sys.stderr), file=sys.stderr)
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Rows as lines, every column but the last as wide as its widest cell; rows may be of different lengths."""
+    """Rows as aligned lines; every column but the last is as wide as its widest cell. Rows may differ in length."""
     rows = [tuple(row) for row in rows]
     widths: dict[int, int] = {}
     for row in rows:
@@ -89,9 +91,9 @@ def examples(*lines: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output; what JSON has no type for (a path, say) is written as text, NaN as null.
+    """Print one JSON object on standard output; types that JSON lacks (a path) become text, NaN becomes null.
 
-    Where the output's encoding has not every character, those outside of ASCII are written by their numbers.
+    Characters outside of ASCII are escaped unless the output's encoding is a Unicode one.
     """
     import json
 
@@ -102,7 +104,7 @@ def print_json(value: Any) -> None:
 
 
 def without_nan(value: Any) -> Any:
-    """A value for JSON, which has no word for NaN and infinity: there None stands in their place."""
+    """A value with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
         return {name: without_nan(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -119,3 +121,29 @@ def version() -> str:
         return version_of("aethermind-core")
     except PackageNotFoundError:
         return "(run from a source tree that is not installed)"
+
+
+class TextWriter:
+    """Prints a text that arrives in parts, each part once; on a terminal without control characters. Mutable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = is_terminal(stream)
+        self._num_written = 0
+
+    def show(self, text: str) -> None:
+        """Print what `text` has beyond the text of the last call."""
+        if len(text) > self._num_written:
+            part = text[self._num_written :]
+            self._write(printable(part) if self._is_terminal else part)
+            self._stream.flush()
+            self._num_written = len(text)
+
+    def finish(self, text: str) -> None:
+        """Print the rest of `text`, and end the line."""
+        self.show(text)
+        if not text.endswith("\n"):
+            self.show(text + "\n")
+
+    def _write(self, part: str) -> None:
+        self._stream.write(part)

@@ -31,11 +31,11 @@ def diff(
     dtype: str,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run a prompt on both devices in the dtype that the first chooses, and tell how they differ, as JSON would.
+    """Run a prompt on both devices in the dtype that the first chooses; returns their differences, for JSON.
 
     The first device is the reference. InvalidArgumentError when the second does not compute in that dtype.
     """
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
     from aethermind.engine.observation.comparison import Tolerance, compare
 
     with (
@@ -74,20 +74,20 @@ def _as_record(comparison: Comparison, tested: LLM) -> dict[str, Any]:
 
 
 def _difference_record(difference: Difference, operators: set[str]) -> dict[str, Any]:
-    """With the scope: the parts of the name before the first operator."""
+    """A difference for JSON, with its scope: the parts of the name before the first operator."""
     parts = difference.name.partition("/")[0].split(".")
     first = next((position for position, part in enumerate(parts) if part in operators), len(parts))
-    told = {name: _number(value) for name, value in asdict(difference).items()}
-    return {**told, "scope": ".".join(parts[:first]), "is_diverging": difference.is_diverging}
+    record = {name: _number(value) for name, value in asdict(difference).items()}
+    return {**record, "scope": ".".join(parts[:first]), "is_diverging": difference.is_diverging}
 
 
 def _number(value: Any) -> Any:
-    """JSON has no infinities and no NaN; they are told as text."""
+    """A value for JSON, in which infinities and NaN are text."""
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_diff(report: dict[str, Any]) -> None:
-    """The report for people."""
+    """Print the report as text."""
     first_device, second_device = report["devices"]
     alone = [
         f"{len(report[key])} only on {device}"

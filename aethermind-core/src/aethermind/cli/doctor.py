@@ -1,4 +1,4 @@
-"""`aethermind doctor`: what this machine has, what is installed, and what is wrong with it."""
+"""`aethermind doctor`: a report on the machine, its devices, the installed packages and their errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def doctor(as_json: options.AsJson = False) -> None:
 
 
 def examine(runtime: Runtime) -> dict[str, Any]:
-    """Everything `doctor` knows; nothing here raises because of a broken plugin or device."""
+    """The report of `doctor`. A broken plugin or device is part of it and raises nothing."""
     devices = [_examine_device(entry) for entry in runtime.devices]
     usable = [device["name"] for device in devices if device["is_available"] and device["priority"] >= 0]
     allowed = env.plugin_allow_list()
@@ -89,7 +89,7 @@ def _processor_name() -> str:
 
 
 def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
-    """Probe a device; open it when it is there, because only then it tells its properties."""
+    """Probe a device, and open it if it is available to read its properties."""
     device: dict[str, Any] = {"name": entry.name, "priority": entry.priority, "provider": entry.provider}
     try:
         probe = entry.probe()
@@ -104,7 +104,7 @@ def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
 
 
 def _examine_backend(entry: DeviceEntry) -> dict[str, Any]:
-    """A third party's backend is opened in a process of its own, so that this report appears whatever it does."""
+    """Properties of a backend. A third-party one is opened in a child process, so that it cannot end this report."""
     if entry.examine is not None:
         return entry.examine()
     with closing(entry.open()) as backend:

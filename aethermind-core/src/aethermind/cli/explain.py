@@ -15,8 +15,8 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
-from aethermind.cli.given import is_flag
-from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
+from aethermind.cli.flags import is_flag, with_settings
+from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import InvalidArgumentError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aethermind.graph.compile import Compiled
     from aethermind.runtime import Runtime
 
-__all__ = ["EXAMPLES", "Section", "StepLine", "explain", "sections"]
+__all__ = ["EXAMPLES", "LayerGroup", "StepLine", "explain", "layer_groups"]
 
 EXAMPLES = console.examples(
     "aethermind explain",
@@ -37,18 +37,18 @@ EXAMPLES = console.examples(
 )
 
 _MOST_NAMES = 4
-"""Kernels that are named with one reason."""
+"""Maximum number of kernels named with one reason."""
 
 
-@with_groups
+@with_settings
 def explain(
     ctx: typer.Context,
     model: options.Model = None,
     *,
-    numbers: NumberOptions,
+    numbers: DeviceOptions,
     cache: KvCacheOptions,
-    num_threads: options.NumThreads = None,
-    load_format: options.LoadFormat = "auto",
+    num_threads: options.NumThreads,
+    load_format: options.LoadFormat,
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -128,7 +128,7 @@ def explain(
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One step as it is told. `path` is its operator below the composites it was taken out of: `mlp_swiglu/linear`."""
+    """One step of the report. `path` is its operator below the composites that contain it: `mlp_swiglu/linear`."""
 
     scope: str
     path: str
@@ -141,8 +141,8 @@ class StepLine:
 
 
 @dataclass(slots=True)
-class Section:
-    """Steps before or after the layers, or the layers that all have these same steps. Mutable while collected."""
+class LayerGroup:
+    """The steps before or after the layers, or the layers that share the same steps. Mutable while collected."""
 
     name: str
     steps: tuple[StepLine, ...]
@@ -150,28 +150,28 @@ class Section:
 
     @property
     def title(self) -> str:
-        """`layers 0-22 (×23)`, `layer 23`, or the section's name."""
+        """`layers 0-22 (×23)`, `layer 23`, or the group's name."""
         if len(self.layers) > 1:
             return f"layers {_ranges(self.layers)} (×{len(self.layers)})"
         return f"layer {self.layers[0]}" if self.layers else self.name
 
 
-def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
-    """Runs of steps of one layer, layers with the same steps told once, in the order of the plan."""
-    found: list[Section] = []
-    for layer, steps in _runs(compiled, operators):
+def layer_groups(compiled: Compiled, operators: Container[str]) -> list[LayerGroup]:
+    """The steps by layer in the order of the plan; layers with the same steps form one group."""
+    found: list[LayerGroup] = []
+    for layer, steps in _steps_by_layer(compiled, operators):
         alike = next((section for section in found if section.layers and section.steps == steps), None)
         if layer is None:
-            found.append(Section("after the layers" if found else "before the layers", steps))
+            found.append(LayerGroup("after the layers" if found else "before the layers", steps))
         elif alike is not None:
             alike.layers.append(layer)
         else:
-            found.append(Section("", steps, [layer]))
+            found.append(LayerGroup("", steps, [layer]))
     return found
 
 
-def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
-    """Consecutive steps of one layer."""
+def _steps_by_layer(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
+    """Consecutive steps of the same layer, with the layer."""
     from aethermind.graph.plan import LAYER_PREFIX
 
     runs: list[tuple[int | None, list[StepLine]]] = []
@@ -183,7 +183,7 @@ def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | Non
 
 
 def _line(source: str, resolution: Resolution, operators: Container[str]) -> StepLine:
-    """`source` holds scopes, then operators from the outermost composite inwards, names of outputs and numbers."""
+    """Describe a step. `source` has scopes, then operators from the outermost composite inwards, outputs, numbers."""
     chosen = resolution.chosen
     assert chosen is not None, "a compiled step has a kernel"
     parts = re.split(r"[./]", source)
@@ -204,7 +204,7 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
 
 
 def examine(planned: PlannedModel) -> dict[str, Any]:
-    """Everything `explain` tells, as JSON would have it."""
+    """The report of `explain`, for JSON."""
     compiled = planned.compiled
     from aethermind.engine.loading.weight_formats import format_uses
 
@@ -233,13 +233,13 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
                 "layers": section.layers,
                 "steps": [_as_record(step, may_fall_back) for step in section.steps],
             }
-            for section in sections(compiled, operators)
+            for section in layer_groups(compiled, operators)
         ],
     }
 
 
 def _without_kernel_in_other_steps(planned: PlannedModel) -> dict[str, list[str]]:
-    """Operators without a kernel of the device's own that only some requests need, by what these ask for."""
+    """Operators that only some requests need and the device has no kernel for, by the feature requested."""
     from aethermind.engine.loading.model_graph import GraphKey, Part
 
     if planned.is_encoder:
@@ -256,7 +256,7 @@ def _without_kernel_in_other_steps(planned: PlannedModel) -> dict[str, list[str]
 
 
 def _provenance(runtime: Runtime, planned: PlannedModel) -> dict[str, list[str]]:
-    """The packages that the device, its kernels and the architecture come from; a fallback's kernel is the core's."""
+    """The packages that provide the device, its kernels and the architecture; kernels of fallbacks are the core's."""
     device = planned.open_device.device.type
     return {
         "device": runtime.providers("devices", device),
@@ -266,7 +266,7 @@ def _provenance(runtime: Runtime, planned: PlannedModel) -> dict[str, list[str]]
 
 
 def _as_record(step: StepLine, may_fall_back: bool) -> dict[str, Any]:
-    """Where the host cannot compute in the device's memory, a fallback stands for a kernel that is missing."""
+    """A step for JSON. A fallback counts as missing if the host cannot access the device's memory."""
     is_missing = step.is_fallback and not may_fall_back
     return {
         "scope": step.scope,
@@ -286,10 +286,10 @@ def _print_report(report: dict[str, Any]) -> None:
     print(f"{report['architecture']} on {report['device']} ({report['dtype']}): {report['device_reason']}")
     if report["weight_formats"]:
         print(f"Weights: {describe(report['weight_formats'])}")
-    origins = (f"{what} from {', '.join(packages) or 'nobody'}" for what, packages in report["provenance"].items())
+    origins = (f"{what} from {', '.join(packages) or 'no package'}" for what, packages in report["provenance"].items())
     print(f"Packages: {'; '.join(origins)}")
     rows: list[tuple[str, ...]] = []
-    told: set[str] = set()
+    shown: set[str] = set()
     for section in report["sections"]:
         rows += [(), (section["title"],)]
         for step, alike in groupby(section["steps"]):
@@ -297,8 +297,8 @@ def _print_report(report: dict[str, Any]) -> None:
             path = step["path"] + (f" ×{times}" if times > 1 else "")
             path += "" if step["weight_format"] == "dense" else f" [{step['weight_format']}]"
             why = _why(step)
-            remark = why if step["is_fallback"] or step["is_missing"] or why not in told else ""
-            told.add(why)
+            remark = why if step["is_fallback"] or step["is_missing"] or why not in shown else ""
+            shown.add(why)
             rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel'] or 'MISSING'}", remark))
     titles = {section["title"] for section in report["sections"]}
     for line in console.columns(rows, indent="").splitlines():
@@ -332,7 +332,7 @@ def _why(step: dict[str, Any]) -> str:
 
 
 def _by_reason(step: dict[str, Any], rejected: Iterable[dict[str, str]]) -> str:
-    """`a, b: needs head_dim 64; c: computes float32, not bfloat16`: each reason once, with who has it."""
+    """`a, b: needs head_dim 64; c: computes float32, not bfloat16`: each reason once, with its kernels."""
     names: dict[str, dict[str, None]] = {}
     for one in rejected:
         names.setdefault(one["reason"], {})[_rival(step, one)] = None
@@ -347,12 +347,12 @@ def _few(names: list[str]) -> str:
 
 
 def _is_outranked(rejected: dict[str, str]) -> bool:
-    """Whether a kernel would have done, and another one has a higher priority or was registered earlier."""
+    """Whether a kernel is applicable, but another has a higher priority or was registered earlier."""
     return rejected["reason"].startswith(("priority ", "of the same priority "))
 
 
 def _rival(step: dict[str, Any], rejected: dict[str, str]) -> str:
-    """The name of a kernel that was not chosen; one of the same package may be called like the chosen one."""
+    """The name of a rejected kernel; `another NAME` if the chosen one has the same name."""
     name = rejected["kernel"]
     return f"another {name}" if name == step["kernel"] else name
 

@@ -1,18 +1,158 @@
-"""Messages name arguments as Python callers write them; on a command line they are flags."""
+"""Flags of the command line, derived from settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-__all__ = ["with_flags"]
+import typer
+
+from aethermind import log
+from aethermind.cli.settings import SECTIONS, ExecutionOptions, ModelOptions, OfflineEngineOptions, SamplingOptions
+from aethermind.config.section import Setting, settings_of
+from aethermind.errors import InvalidArgumentError
+
+__all__ = [
+    "flag_of",
+    "is_flag",
+    "model_names",
+    "one_of",
+    "with_current_flags",
+    "with_flags",
+    "with_settings",
+]
+
+_log = log.get_logger(__name__)
+
+
+def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as the command line calls it, with an option for each setting.
+
+    A parameter annotated with a dataclass of settings becomes one option per field, at its place; the verb gets an
+    instance. One annotated with `Annotated[type, Setting]` becomes that setting's option, with the setting's default
+    unless it has its own.
+    """
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[Parameter] = []
+    for parameter in signature(verb).parameters.values():
+        if parameter.name in groups:
+            parameters += map(_parameter, settings_of(groups[parameter.name]).values())
+        else:
+            parameters.append(_converted(parameter, hints[parameter.name]))
+
+    def called(**given: Any) -> None:
+        taken = {name: _group(kind, given) for name, kind in groups.items()}
+        verb(**given, **taken)
+
+    called.__name__, called.__doc__ = verb.__name__, verb.__doc__
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def _group(kind: Any, given: dict[str, Any]) -> Any:
+    """An instance of a settings dataclass from the options of a command line, which are removed from `given`."""
+    settings = settings_of(kind)
+    values = {key: given.pop(one.parameter) for key, one in settings.items()}
+    try:
+        return kind(**{key: _value(value) for key, value in values.items()})
+    except InvalidArgumentError as error:
+        key, should_be, words = str(error).partition(" should be ")
+        if key not in settings:
+            raise
+        raise InvalidArgumentError(f"{flag_of(settings[key])}{should_be}{words}") from None
+
+
+def _value(given: Any) -> Any:
+    return tuple(given) or None if isinstance(given, list) else given
+
+
+def _parameter(one: Setting) -> Parameter:
+    annotation = Annotated[_option_type(one.type), _option(one)]  # type: ignore[valid-type]
+    return Parameter(one.parameter, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation)
+
+
+def _converted(parameter: Parameter, hint: Any) -> Parameter:
+    """A parameter with an annotation that typer understands."""
+    about = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+    if about is None:
+        return parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY)
+    default = about.default if parameter.default is Parameter.empty else parameter.default
+    annotation = Annotated[_option_type(get_args(hint)[0]), _option(about, default)]  # type: ignore[valid-type]
+    return Parameter(parameter.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _option_type(kind: Any) -> Any:
+    """The type of an option: a list where a setting has several values."""
+    return list[str] | None if any(get_origin(one) is tuple for one in (kind, *get_args(kind))) else kind
+
+
+def _option(one: Setting, default: Any = ...) -> Any:
+    """Typer's description of a setting's option."""
+    default = one.default if default is ... else default
+    shown = one.unset if default is None and one.unset not in ("", "none", "the command's") else ""
+    if one.variable is not None:
+        shown = f"{one.variable}, or {shown or default}"
+    is_list = _option_type(one.type) is not one.type
+    check = one.check
+    return typer.Option(
+        *_spellings(one, default),
+        help=with_flags(f"{one.help} May be given several times." if is_list else one.help),
+        metavar=one.metavar,
+        min=None if check is None else check.minimum,
+        max=None if check is None else check.maximum,
+        autocompletion=_COMPLETERS.get(one.parameter) or (one_of(*check.choices) if check and check.choices else None),
+        show_default=with_flags(shown) or True,
+    )
+
+
+def _spellings(one: Setting, default: Any) -> Sequence[str]:
+    if one.flags:
+        return one.flags
+    long = flag_of(one)
+    is_switch = one.type in (bool, bool | None)
+    return (f"{long}/--no-{long[2:]}",) if is_switch and default is not False else (long,)
+
+
+def flag_of(one: Setting) -> str:
+    """The long flag of a setting."""
+    return one.flags[0] if one.flags else f"--{one.parameter.replace('_', '-')}"
+
+
+def is_flag(ctx: typer.Context, name: str | None) -> bool:
+    """Whether a parameter was given on the command line, and not by a file, a variable or the default."""
+    source = None if name is None else ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def with_current_flags(args: Sequence[str], params: Sequence[Any]) -> list[str]:
+    """Arguments of a command with the given parameters, with deprecated flags replaced by the current ones.
+
+    A replaced flag is logged as a warning.
+    """
+    names = {param.name for param in params}
+    settings = (one for section in SECTIONS for one in section.settings.values() if one.parameter in names)
+    renamed = {f"--{old.replace('_', '-')}": flag_of(one) for one in settings for old in one.old_names}
+    end = args.index("--") if "--" in args else len(args)
+    found = []
+    for word in args[:end]:
+        flag, equals, value = word.partition("=")
+        if flag in renamed:
+            _log.warning("%s is deprecated; use %s", flag, renamed[flag])
+        found.append(f"{renamed.get(flag, flag)}{equals}{value}")
+    return [*found, *args[end:]]
 
 
 def with_flags(message: str) -> str:
     """A message with flags for arguments: `num_kv_blocks`, `dtype='float32'` and `as dtype` become `--num-kv-blocks`,
     `--dtype float32` and `as --dtype`.
 
-    Words that mean something else in prose are arguments only behind `as` or before an equals sign.
+    Single words, which may mean something else in prose, are replaced only after `as` or before an equals sign.
     """
     flags = _flags()
     names = "|".join(sorted(flags, key=len, reverse=True))
@@ -22,19 +162,35 @@ def with_flags(message: str) -> str:
     return re.sub(rf"(?<![\w./'\"-])({long_names})(?![\w='\"/]|\.\w)", lambda found: flags[found[1]], message)
 
 
+@cache
 def _flags() -> Mapping[str, str]:
-    """The flags of options that set an argument of `LLM` or `SamplingParams`, by that argument."""
-    from dataclasses import fields
-    from typing import get_type_hints
+    """The flags of options that set an argument of `LLM` or `SamplingParams`, by argument."""
+    groups: tuple[Any, ...] = (ModelOptions, OfflineEngineOptions, ExecutionOptions, SamplingOptions)
+    return {name: flag_of(one) for group in groups for name, one in settings_of(group).items()}
 
-    from aethermind.cli.groups import EngineOptions, ModelOptions, SamplingOptions, StepOptions
 
-    flags = {}
-    for group in (ModelOptions, EngineOptions, StepOptions, SamplingOptions):
-        hints = get_type_hints(group, include_extras=True)
-        for option in fields(group):
-            option_info = hints[option.name].__metadata__[0]
-            declared = (option_info.default, *(option_info.param_decls or ()))  # typer takes the first for a default
-            long = [text for text in declared if isinstance(text, str) and text.startswith("--")]
-            flags[option.name] = long[0].partition("/")[0] if long else f"--{option.name.replace('_', '-')}"
-    return flags
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """The `autocompletion` of an option that takes one of these."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Installed models; if none begins like that, the shell completes paths."""
+    from aethermind.runtime import Runtime
+
+    return one_of(*Runtime.boot().models.names())(incomplete)
+
+
+def _device_names(incomplete: str) -> list[str]:
+    """`auto` and the devices of installed packages."""
+    from aethermind.runtime import Runtime
+
+    return one_of("auto", *(entry.name for entry in Runtime.boot().devices))(incomplete)
+
+
+_COMPLETERS: Mapping[str, Callable[[str], list[str]]] = {
+    "model": model_names,
+    "device": _device_names,
+    "dtype": one_of("auto", "float32", "bfloat16", "float16"),
+}
+"""Completion of values by parameter, for those that are not a fixed set."""

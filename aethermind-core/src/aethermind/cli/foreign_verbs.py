@@ -1,4 +1,4 @@
-"""The verbs of other programs, each with the command that does here what it does there."""
+"""Verbs of Ollama, vLLM, llama.cpp and SGLang, each with the equivalent command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["FOREIGN_VERBS", "command_for"]
 
 
 def command_for(verb: str, args: Sequence[str]) -> str | None:
-    """What to type here for a verb of Ollama, vLLM, llama.cpp or SGLang with these arguments, or None.
+    """The equivalent of another program's verb with these arguments, or None.
 
-    The answer ends a sentence that begins with "Type".
+    The result ends a sentence that begins with "Type".
     """
     answer = FOREIGN_VERBS.get(verb)
     return None if answer is None else answer([word for word in args if not word.startswith("-")])

@@ -1,4 +1,4 @@
-"""`aethermind generate`: a prompt in, its continuation out, as it is written."""
+"""`aethermind generate`: continue a prompt and print the text as it is generated."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.groups import (
-    SAMPLING_DEFAULTS,
-    EngineOptions,
-    ModelOptions,
-    SamplingOptions,
-    StepOptions,
-    with_groups,
-)
-from aethermind.cli.prefill import PrefillProgress
+from aethermind.cli.console import TextWriter
+from aethermind.cli.flags import with_settings
+from aethermind.cli.progress import PrefillProgress
 from aethermind.cli.prompt_text import doubt_prompt, read_text
-from aethermind.cli.structured import read_structured_outputs
-from aethermind.cli.text_writer import TextWriter
+from aethermind.cli.settings import (
+    SAMPLING_DEFAULTS,
+    ExecutionOptions,
+    ModelOptions,
+    OfflineEngineOptions,
+    SamplingOptions,
+)
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.llm import LLM, ModelInfo
     from aethermind.sampling.params import SamplingParams
+    from aethermind.sampling.structured import StructuredOutputs
 
-__all__ = ["EXAMPLES", "generate"]
+__all__ = ["EXAMPLES", "generate", "read_structured_outputs"]
+
 
 EXAMPLES = console.examples(
     'aethermind generate "Once upon a time"',
@@ -42,7 +43,7 @@ EXAMPLES = console.examples(
 )
 
 
-@with_groups
+@with_settings
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; - (or nothing) reads standard input from a pipe.")
@@ -60,24 +61,17 @@ def generate(
     regex: options.Regex = None,
     choice: options.Choice = None,
     grammar: options.Grammar = None,
-    engine: EngineOptions,
-    steps: StepOptions,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is generated.")] = True,
-    stats: Annotated[
-        bool | None,
-        typer.Option(
-            "--stats/--no-stats",
-            help="Print speed and seed on stderr.",
-            show_default="on a terminal",
-        ),
-    ] = None,
+    engine: OfflineEngineOptions,
+    execution: ExecutionOptions,
+    stream: options.Stream,
+    stats: options.Stats,
     as_json: options.AsJson = False,
 ) -> None:
     """Continue a prompt and print the text.
 
     Defaults called "the model's" come from its generation_config.json.
     """
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
     from aethermind.sampling.generation_config import with_defaults
     from aethermind.sampling.params import SamplingParams
 
@@ -92,7 +86,7 @@ def generate(
         logprobs=logprobs,
     )
     doubt_prompt(prompt, "generate", model=model, chosen=options.chosen_model(model))
-    with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=n)) as llm:
+    with closing(open_llm(options.chosen_model(model), numbers, engine, execution, max_num_seqs=n)) as llm:
         params = SamplingParams(**with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given))
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         is_streaming = stream and n == 1 and not as_json
@@ -109,7 +103,7 @@ def answer(
     has_stats: bool,
     as_json: bool,
 ) -> None:
-    """Generate and print. After Ctrl-C what exists is printed, and the command exits with 130."""
+    """Generate and print. After Ctrl-C the partial answer is printed, and the exit code is 130."""
     writer = TextWriter(sys.stdout)
     output: RequestOutput | None = None
     is_interrupted = False
@@ -140,7 +134,7 @@ def answer(
 
 
 def as_record(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> dict[str, Any]:
-    """The answer for `--json`; where several were asked for, it is the first, and all are in `answers`."""
+    """The answer for `--json`. With several, it is the first, and `answers` has all."""
     answers = [_as_record(completion) for completion in output.outputs]
     return {
         "prompt": output.prompt,
@@ -176,7 +170,7 @@ def _candidates(known: dict[int, Logprob]) -> list[dict[str, Any]]:
 
 
 def measure(output: RequestOutput) -> dict[str, float | int | None]:
-    """Counts, seconds and rates of one request; None where too little happened to tell."""
+    """Token counts, seconds and rates of one request; None for what is unknown after so few tokens."""
     metrics = output.metrics
     num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     ttft_s = total_s = rate = None
@@ -199,7 +193,7 @@ def measure(output: RequestOutput) -> dict[str, float | int | None]:
 
 
 def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> str:
-    """The answer's speed and circumstances in one line."""
+    """The answer's token counts, speed, device and seed in one line."""
     measured = measure(output)
     parts = [f"{measured['num_prompt_tokens']} + {measured['num_output_tokens']} tokens"]
     if measured["num_cached_tokens"]:
@@ -214,3 +208,33 @@ def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> 
     if not params.is_greedy:
         parts.append(f"seed {params.seed}")
     return "[" + " · ".join(parts) + "]"
+
+
+def read_structured_outputs(
+    json_schema: str | None, regex: str | None, choice: str | None, grammar: Path | None
+) -> StructuredOutputs | None:
+    """The constraint on the output that one of four flags sets; None without any.
+
+    InvalidArgumentError for several flags, for files that cannot be read, and from StructuredOutputs.
+    """
+    flags = {"--json-schema": json_schema, "--regex": regex, "--choice": choice, "--grammar": grammar}
+    given = [flag for flag, value in flags.items() if value is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidArgumentError(f"{' and '.join(given)} exclude each other; keep one of them.")
+    from aethermind.sampling.structured import StructuredOutputs
+
+    if json_schema is not None:
+        is_file = not json_schema.lstrip().startswith(("{", "[", '"'))
+        schema = _read(json_schema, "--json-schema") if is_file else json_schema
+        return StructuredOutputs(json=schema)
+    if regex is not None:
+        return StructuredOutputs(regex=regex)
+    if choice is not None:
+        return StructuredOutputs(choice=choice.split(","))
+    return StructuredOutputs(grammar=_read(str(grammar), "--grammar"))
+
+
+def _read(path: str, flag: str) -> str:
+    return read_text(None, Path(path), noun=flag.removeprefix("--").replace("-", " "), option=flag)

@@ -1,4 +1,4 @@
-"""`aethermind models`: the models at hand, what they are, and what they would take on a device."""
+"""`aethermind models`: models installed or on disk, and the memory that they need on a device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import typer
 from aethermind import env
 from aethermind.checkpoint.sharded_index import NoWeightsError
 from aethermind.cli import console, options
-from aethermind.cli.flags import with_flags
-from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
+from aethermind.cli.flags import with_flags, with_settings
+from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.model.hf_config import require_directory
@@ -37,7 +37,7 @@ EXAMPLES = console.examples(
 )
 
 
-@with_groups
+@with_settings
 def models(
     directories: Annotated[
         list[str] | None,
@@ -50,7 +50,7 @@ def models(
         bool, typer.Option("--estimate", help="Add the memory that each model needs on --device.")
     ] = False,
     *,
-    numbers: NumberOptions,
+    numbers: DeviceOptions,
     cache: KvCacheOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -64,7 +64,7 @@ def models(
 
     config = EngineConfig(**as_arguments(numbers, cache), fallback="allow")
     runtime = Runtime.boot()
-    for name in filter(None, (numbers.quantization, numbers.lm_head)):
+    for name in filter(None, (numbers.quantization, numbers.lm_head_quantization)):
         runtime.weight_formats.get(name)
     if estimate:
         runtime.devices.select(numbers.device)
@@ -83,7 +83,7 @@ def models(
 
 
 def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
-    """What the files of a model say, as JSON would have it; `error` is why it cannot be used, the rest what was found.
+    """A model as its files describe it, for JSON; `error` is the reason why it cannot be used.
 
     `parameters` counts the values in the checkpoint, `dtype` is that of most of them, `size_bytes` is that of the
     files that hold them.
@@ -103,9 +103,9 @@ def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
 
 
 def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[str, Any]:
-    """Bytes that a model takes on a device, from its plan: weights as its kernels want them, KV cache and arena.
+    """Memory of a model on a device in bytes, from its plan: packed weights, KV cache and arena.
 
-    `available_bytes` is all the memory that the device has, None where it does not tell.
+    `available_bytes` is the device's total memory, None where it is unknown.
     """
     from aethermind.engine.loading.loader import plan_model
     from aethermind.engine.loading.weight_formats import format_uses
@@ -155,7 +155,7 @@ def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
 
 
 def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
-    """Names and paths; a directory without config.json stands for the models right in it, if there are any."""
+    """Names and paths; a directory without config.json is replaced by the models directly in it, if there are any."""
     if not directories:
         return [(name, runtime.models.locate(name)) for name in runtime.models.names()]
     found = []
@@ -165,7 +165,7 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
         directory = env.expand_home(text)
         if not directory.exists():
             directory = runtime.models.locate(text)
-            if not lexists(directory):  # a link that leads nowhere is a row
+            if not lexists(directory):  # a dangling link is listed with an error
                 require_directory(directory)
         below = [] if isfile(directory / "config.json") else _below(directory)
         found += [(Path(abspath(path)).name, path) for path in below or [directory]]
@@ -173,7 +173,7 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
 
 
 def _below(directory: Path) -> list[Path]:
-    """Model directories and .gguf files right in a directory."""
+    """Model directories and .gguf files directly in a directory."""
     return sorted(
         [*(config.parent for config in directory.glob("*/config.json")), *filter(isfile, directory.glob("*.gguf"))]
     )

@@ -1,4 +1,4 @@
-"""`aethermind ops`: the operators there are, what they are made of, and who computes them."""
+"""`aethermind ops`: the operators, their decompositions, and the kernels of each device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ops(name: Name = None, as_json: options.AsJson = False) -> None:
 
 
 def parts(operator: Operator, operators: OperatorRegistry) -> list[str]:
-    """The operators that one decomposes into, each once; those that only some of its inputs need are among them."""
+    """The operators that one decomposes into, each once, including those that only some inputs need."""
     if operator.decompose is None:
         return []
     import numpy as np
@@ -67,7 +67,7 @@ def parts(operator: Operator, operators: OperatorRegistry) -> list[str]:
 
 
 def coverage(operator: Operator, operators: OperatorRegistry, kernels: Sequence[Kernel]) -> str:
-    """How a device with these kernels computes an operator: one of the words that `ops --help` explains."""
+    """How a device with these kernels computes an operator, in the terms of `ops --help`."""
     if operator.schema.is_view:
         return "view"
     own = [kernel for kernel in kernels if kernel.operator == operator.name]
@@ -80,7 +80,7 @@ def coverage(operator: Operator, operators: OperatorRegistry, kernels: Sequence[
 
 
 class _Recorder:
-    """An OpBuilder that notes which operators are applied."""
+    """An OpBuilder that records which operators are applied."""
 
     def __init__(self, builder: Any, found: dict[str, None]) -> None:
         self.builder = builder
@@ -92,7 +92,7 @@ class _Recorder:
 
 
 def _kernels(runtime: Runtime) -> dict[str, tuple[Kernel, ...] | str]:
-    """The kernels of each device that computes, or why they cannot be loaded."""
+    """The kernels of each device that computes, or the reason why they cannot be loaded."""
     found: dict[str, tuple[Kernel, ...] | str] = {}
     for entry in runtime.devices:
         if entry.priority < 0:
@@ -168,7 +168,7 @@ def _print_page(record: dict[str, Any]) -> None:
 
 
 def _grouped(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Kernels of one name and priority as one: first those of the same dtypes, then those of the same formats."""
+    """Merge kernels of one name and priority: first those of the same dtypes, then those of the same formats."""
     groups = [{**kernel, "weight_formats": kernel["weight_formats"] or ()} for kernel in kernels]
     for merged, same in (("weight_formats", "dtypes"), ("dtypes", "weight_formats")):
         found: dict[Any, dict[str, Any]] = {}

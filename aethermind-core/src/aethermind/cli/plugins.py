@@ -1,4 +1,4 @@
-"""`aethermind plugins`: what is installed."""
+"""`aethermind plugins`: the installed plugins."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import typer
 
 from aethermind import env
 from aethermind.cli import console, options
+from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.plugin_new import new
-from aethermind.cli.summaries import SummaryGroup
 from aethermind.plugins.contracts import negotiate
 from aethermind.plugins.first_party import pip_install
 
@@ -75,20 +75,19 @@ def list_plugins(as_json: options.AsJson = False) -> None:
 
 
 def boot() -> Runtime:
-    """Everything installed, loaded as far as it goes, operators, commands and third parties' kernels included; failures
-    and hints are in `plugins`.
+    """Load all installed plugins, with their operators, commands and third-party kernels.
 
-    What failed its trial before is tried again.
+    Failures and hints are in the `plugins` of the result. Plugins whose sandboxed load failed before are loaded again.
     """
     from aethermind.cli.app import app as root
-    from aethermind.cli.plugin_commands import collect_commands
+    from aethermind.cli.commands import collect_commands
     from aethermind.plugins.trial import forget_failures
     from aethermind.runtime import Runtime
     from aethermind.runtime.kernel_hints import hint_at_kernels
 
     forget_failures()
     runtime = Runtime.boot()
-    _ = runtime.operators  # which registers them
+    _ = runtime.operators  # registers them
     collect_commands(runtime.plugins, runtime.manager, typer.main.get_group(root).commands)
     hint_at_kernels(runtime.plugins)
     return runtime
@@ -104,7 +103,7 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
 
 
 def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
-    """Plugins as rows of text: the time that each took at start and what it registered, or what is wrong with it."""
+    """Plugins as rows of text, each with its load time and what it registered, or with its error."""
     rows: list[tuple[str, ...]] = []
     for record in records:
         package = f"{record.distribution} {record.version}"
@@ -120,7 +119,7 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
 
 
 def how_to_leave_out(records: list[PluginRecord]) -> list[str]:
-    """A line for whoever has to live with a plugin that fails; none where all are well."""
+    """A line that says how to disable the plugins that fail; none if all work."""
     working = [record.name for record in records if record.error is None]
     if len(working) == len(records):
         return []

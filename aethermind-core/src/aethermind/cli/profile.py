@@ -1,4 +1,4 @@
-"""`aethermind profile`: where the time of a model goes, operator by operator and layer by layer, and its memory."""
+"""`aethermind profile`: time by operator and by layer, and memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.groups import NumberOptions, as_arguments, with_groups
-from aethermind.cli.writable import check_writable, writing
+from aethermind.cli.flags import with_settings
+from aethermind.cli.output_files import check_writable, writing
+from aethermind.cli.settings import DeviceOptions, as_arguments
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
@@ -30,22 +31,22 @@ EXAMPLES = console.examples(
 )
 
 
-@with_groups
+@with_settings
 def profile(
     model: options.Model = None,
     *,
-    load_format: options.LoadFormat = "auto",
-    adapters: options.Adapters = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
-    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 16,
-    batch: Annotated[int, typer.Option(help="Requests per batch.", min=1)] = 1,
-    repeat: Annotated[int, typer.Option(help="Runs of every step; medians are reported.", min=1)] = 3,
+    load_format: options.LoadFormat,
+    adapters: options.Adapters,
+    prompt_tokens: options.PromptTokens = 128,
+    output_tokens: options.OutputTokens = 16,
+    batch: options.Batch = 1,
+    repeat: options.Repeat = 3,
     trace: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace, which https://ui.perfetto.dev opens.", dir_okay=False)
     ] = None,
-    numbers: NumberOptions,
-    kv_cache_dtype: options.KvCacheDType = "auto",
-    num_threads: options.NumThreads = None,
+    numbers: DeviceOptions,
+    kv_cache_dtype: options.KvCacheDType,
+    num_threads: options.NumThreads,
     as_json: options.AsJson = False,
 ) -> None:
     """Show where time and memory go.
@@ -111,8 +112,8 @@ def profile(
 def _run(
     planned: PlannedModel, prompt_tokens: int, output_tokens: int, batch: int, repeat: int, adapter: str
 ) -> tuple[list[StepProfile], list[tuple[int, MemoryUse]]]:
-    """The profile of requests that all take the same steps, and the memory after so many of these."""
-    from aethermind.cli.load import LoadProgress
+    """Profile one batch; returns its steps, and memory measurements with the number of steps before each."""
+    from aethermind.cli.progress import LoadProgress
     from aethermind.engine.engine import Engine
     from aethermind.engine.observation.memory_use import measure_memory
     from aethermind.engine.observation.profiler import Profiler
@@ -147,7 +148,7 @@ def _run(
 
 
 def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> dict[str, Any]:
-    """The tables of one phase, as JSON would have them."""
+    """The tables of one phase, for JSON."""
     from aethermind.engine.observation.profiler import total
 
     seconds = sum(step.seconds for step in steps)
@@ -211,8 +212,8 @@ def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None
     for name, phase in report["phases"].items():
         overhead = phase["overhead_fraction"]
         per_call_us = phase["overhead_s_per_call"] * 1e6
-        told = "" if overhead is None else f", {overhead:+.1%} with the marks ({per_call_us:+.1f} µs a call)"
-        title = f"{name}: {phase['num_steps']} × {phase['unmarked_seconds'] / phase['num_steps'] * 1e3:.2f} ms{told}"
+        marked = "" if overhead is None else f", {overhead:+.1%} with the marks ({per_call_us:+.1f} µs a call)"
+        title = f"{name}: {phase['num_steps']} × {phase['unmarked_seconds'] / phase['num_steps'] * 1e3:.2f} ms{marked}"
         print(f"\n{console.style(title, 'bold', sys.stdout)}")
         print(console.columns(_rows("operator", phase["operators"])))
         print(console.columns(_rows("layer", phase["layers"])))
@@ -226,7 +227,7 @@ def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None
 
 
 def remarks(report: dict[str, Any]) -> list[str]:
-    """What keeps the figures from meaning what their titles say."""
+    """Warnings about figures that are not reliable."""
     found = []
     records = [record for phase in report["phases"].values() for record in phase["operators"]]
     if any((record["limit_fraction"] or 0.0) > 1.05 for record in records):

@@ -1,4 +1,4 @@
-"""Text from where people put it: an argument, standard input or a file."""
+"""Input texts from an argument, standard input or a file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from aethermind.errors import InvalidArgumentError
 __all__ = ["doubt_prompt", "looks_like_model", "read_text"]
 
 _MODEL = re.compile(r"(\.{0,2}|~)/\S*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|\S+\.(gguf|safetensors)", re.ASCII)
-"""A path, a name as of the Hugging Face Hub, or a file of weights."""
+"""A path, a name of the Hugging Face Hub's form, or a file of weights."""
 
 _BYTE_ORDER_MARK = "\ufeff"
-"""With which some programs begin files to say that they are UTF-8; it is no part of the text."""
+"""Marks UTF-8 at the beginning of a file; it is not part of the text."""
 
 
 def read_text(text: str | None, file: Path | None, *, noun: str, option: str) -> str:
-    """The text, without the newline that ends a file; `-` is standard input. There must be at most one source.
+    """Read a text without its final newline; `-` is standard input, which is also read if it is piped in.
 
-    Without any it is what is piped into the command.
-
-    Messages call the text `noun` and name `option` as the way to pass a file. Raises InvalidArgumentError.
+    InvalidArgumentError for no source or two, and for a file that cannot be read. Errors call the text `noun` and name
+    `option` as the way to pass a file.
     """
-    if text is None and file is None and _is_fed(sys.stdin):
+    if text is None and file is None and _is_piped(sys.stdin):
         text = "-"
     if (text is None) == (file is None):
         found = f"no {noun}" if text is None else f"two {noun}s"
@@ -51,12 +50,12 @@ def read_text(text: str | None, file: Path | None, *, noun: str, option: str) ->
 
 
 def looks_like_model(text: str) -> bool:
-    """Whether a text is more likely meant as the name or the path of a model than as something to read."""
+    """Whether a text has the form of a model's name or path."""
     return bool(_MODEL.fullmatch(text)) or (len(text) < 256 and "\0" not in text and os.path.isdir(text))
 
 
 def doubt_prompt(text: str | None, verb: str, *, model: str | None, chosen: str) -> None:
-    """Say on stderr that a text that looks like a model is taken as a text, unless a model was given as well."""
+    """Remark on stderr that a text with the form of a model's name is used as text, unless a model is given too."""
     if text is not None and model is None and text != "-" and looks_like_model(text):
         console.aside(
             f"[{text} is taken as the text, for the model {chosen}. "
@@ -64,8 +63,8 @@ def doubt_prompt(text: str | None, verb: str, *, model: str | None, chosen: str)
         )
 
 
-def _is_fed(stream: TextIO) -> bool:
-    """Whether a program or a file is what can be read from a stream, rather than a person or nothing."""
+def _is_piped(stream: TextIO) -> bool:
+    """Whether a stream reads from a pipe or a file."""
     try:
         mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Servers that speak OpenAI's API, as their clients see them: where they are, what they tell, what goes wrong."""
+"""Client side of servers with OpenAI's API: connections, models, errors and event streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import httpx
 
 __all__ = [
-    "EventCutter",
+    "EventParser",
     "check_key",
     "choose_model",
     "client_options",
@@ -26,7 +26,7 @@ _CONNECT_S = 10.0
 
 
 def client_options(url: str, api_key: str | None) -> dict[str, Any]:
-    """Arguments of httpx's clients for the server at `url`, with or without /v1. No proxy stands between."""
+    """Arguments of httpx's clients for the server at `url`, with or without /v1, and without a proxy."""
     import httpx
 
     if not url.startswith(("http://", "https://")):
@@ -41,7 +41,7 @@ def client_options(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def connection_error(client: httpx.Client | httpx.AsyncClient, error: httpx.HTTPError) -> InvalidArgumentError:
-    """Why nobody answers, in a sentence."""
+    """The error for a server that cannot be reached."""
     reason = str(error) or type(error).__name__
     return InvalidArgumentError(
         f"No server answers at {_shown(client)} ({reason}). Start one with `aethermind serve`, or correct --url."
@@ -49,7 +49,7 @@ def connection_error(client: httpx.Client | httpx.AsyncClient, error: httpx.HTTP
 
 
 def check_key(client: httpx.Client | httpx.AsyncClient, response: httpx.Response) -> None:
-    """InvalidArgumentError where the server wants another key."""
+    """InvalidArgumentError if the server refuses the API key."""
     if response.status_code == 401:
         raise InvalidArgumentError(
             f"The server at {_shown(client)} wants an API key: {error_of(response)['message']} "
@@ -60,7 +60,7 @@ def check_key(client: httpx.Client | httpx.AsyncClient, response: httpx.Response
 def choose_model(
     client: httpx.Client | httpx.AsyncClient, response: httpx.Response, asked: str | None
 ) -> dict[str, Any]:
-    """What /v1/models says of the model that is asked for, or of the first; InvalidArgumentError where that is none."""
+    """The entry of /v1/models for the given model, or the first; InvalidArgumentError if there is none."""
     try:
         models = {str(one["id"]): dict(one) for one in response.json()["data"]}
     except (ValueError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def choose_model(
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error that an answer tells in OpenAI's shape, or as its text; `message` is always there."""
+    """The error of a response, in OpenAI's format or from its text; `message` is always set."""
     try:
         error = response.json()["error"]
     except (ValueError, KeyError, TypeError):
@@ -89,29 +89,29 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def reason_of(response: httpx.Response) -> str:
-    """An answer that was not the one hoped for, as the end of a sentence."""
+    """The reason of an unexpected response, as the end of a sentence."""
     if response.status_code == 200:
         return "something else."
     return f"HTTP {response.status_code}, {error_of(response)['message'].rstrip('.')}."
 
 
 def code_of(error: dict[str, Any]) -> tuple[str, ...]:
-    """What an error is called, where it says so."""
+    """The code or type of an error, if it has one."""
     name = error.get("code") or error.get("type")
     return (str(name),) if name and not str(name).isdecimal() else ()
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """The text of a piece, in completions or in chats; a chat's reasoning is text too."""
+    """The text of a streamed choice, of completions or chats; a chat's reasoning counts as text."""
     delta = choice.get("delta") or {}
     names = ("content", "reasoning_content", "reasoning")
     return choice.get("text") or next((text for name in names if (text := delta.get(name))), "")
 
 
-class EventCutter:
-    """Cuts the bytes of a stream into the data of its events. Mutable.
+class EventParser:
+    """Parses the bytes of a server-sent event stream into the data of its events. Mutable.
 
-    Lines end at line feeds only: JSON may have other separators in it.
+    Lines end at line feeds only, because JSON may contain other line separators.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`aethermind serve`: models behind OpenAI's HTTP API."""
+"""`aethermind serve`: serve models through OpenAI's HTTP API."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import gc
 import sys
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aethermind import log
 from aethermind.cli import console, options
-from aethermind.cli.groups import ModelOptions, StepOptions, as_arguments, with_groups
-from aethermind.cli.server_options import (
+from aethermind.cli.flags import with_settings
+from aethermind.cli.settings import (
     AccessOptions,
+    ExecutionOptions,
     LimitOptions,
     LogOptions,
+    ModelOptions,
     ProcessOptions,
     ServedEngineOptions,
+    as_arguments,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.plugins.first_party import pip_install
@@ -27,21 +30,22 @@ from aethermind.plugins.first_party import pip_install
 if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
     from aethermind.llm import LLM
+    from aethermind.server import Limits, Quota
 
-__all__ = ["EXAMPLES", "named_models", "serve"]
+__all__ = ["EXAMPLES", "named_models", "serve", "tenants_of"]
 
 EXAMPLES = console.examples(
     "aethermind serve",
     "aethermind serve ./Qwen2-0.5B-Instruct --quantization int8 --port 8080",
-    "aethermind serve --served-model-name storyteller --max-open-requests 16",
+    "aethermind serve --served-model-name storyteller --max-concurrent-requests 16",
     "aethermind serve --model small=demo --model large=./Qwen2-0.5B-Instruct",
 )
 
-_GARBAGE_AT_ONCE = 1_000
-"""Objects made since the collector looked last, less those that have gone by themselves."""
+_GARBAGE_THRESHOLD = 1_000
+"""Net allocated objects that start a garbage collection of the youngest generation."""
 
 
-@with_groups
+@with_settings
 def serve(
     model: Annotated[
         list[str] | None,
@@ -53,16 +57,13 @@ def serve(
             show_default="AETHERMIND_MODEL, or demo",
         ),
     ] = None,
-    served_model_name: Annotated[
-        str | None,
-        typer.Option("--served-model-name", help="The model's name for clients.", show_default="its path"),
-    ] = None,
-    chat_template: options.ChatTemplate = None,
     *,
+    served_model_name: options.ServedName,
+    chat_template: options.ChatTemplate,
     access: AccessOptions,
     numbers: ModelOptions,
     served: ServedEngineOptions,
-    steps: StepOptions,
+    execution: ExecutionOptions,
     process: ProcessOptions,
     limits: LimitOptions,
     logging: LogOptions,
@@ -72,13 +73,14 @@ def serve(
         from aethermind import server
     except ImportError as error:
         raise SettingsError(f"The server needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
-    from aethermind.cli.load import LoadProgress, open_llm
+    from aethermind.cli.progress import LoadProgress, open_llm
     from aethermind.engine.config import EngineConfig, named_adapters
-    from aethermind.engine.process import EngineProcess
+    from aethermind.engine.process import EngineProcess, RestartPolicy
     from aethermind.text.chat_templates import ChosenTemplate
 
-    log.set_format(logging.log_format)
-    tenants = access.tenants(limits.quota())
+    log.set_format(logging.format)
+    quota = server.Quota(limits.max_concurrency_per_key, limits.requests_per_minute, limits.tokens_per_minute)
+    tenants = tenants_of(access, quota)
     paths = named_models(model, served_model_name)
     if numbers.tokenizer is not None and len(paths) > 1:
         raise InvalidArgumentError("--tokenizer is that of one model, and several are given; serve them one by one.")
@@ -89,7 +91,7 @@ def serve(
     template = None if chat_template is None else ChosenTemplate.read(chat_template)
     if taken := sorted(paths.keys() & named_adapters(numbers.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
-    groups = (numbers, served, steps)
+    groups = (numbers, served, execution)
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
 
@@ -98,7 +100,8 @@ def serve(
                 return stack.enter_context(closing(open_llm(path, *groups)))
             progress = stack.enter_context(LoadProgress())
             config = EngineConfig(**as_arguments(*groups))
-            return EngineProcess(path, config, policy=process.policy(), on_progress=progress)
+            policy = RestartPolicy(process.max_restarts, stall_timeout_s=process.engine_step_timeout)
+            return EngineProcess(path, config, policy=policy, on_progress=progress)
 
         models = {name: opened(path) for name, path in paths.items()}
         bound_host, bound_port = listening.getsockname()[:2]
@@ -107,7 +110,7 @@ def serve(
             _keep_pauses_short()
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
             address = f"http://{shown}:{bound_port}"
-            with suppress(OSError):  # whoever cannot be told is served all the same
+            with suppress(OSError):  # serving does not depend on stderr
                 print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
                 print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
             log.write_aside()
@@ -119,10 +122,10 @@ def serve(
             server.serve(
                 models,
                 listening,
-                limits=limits.limits(),
+                limits=_limits(limits),
                 tenants=tenants,
                 origins=access.allowed_origins or (),
-                log_prompts=logging.log_prompts,
+                log_prompts=logging.prompts,
                 tracing=tracing,
                 strict_requests=access.strict_requests,
                 chat_template=template,
@@ -131,18 +134,55 @@ def serve(
         )
 
 
-def _keep_pauses_short() -> None:
-    """Have the garbage collector look at what requests leave, little at a time: nobody is answered while it looks.
+def tenants_of(access: AccessOptions, quota: Quota) -> Any:
+    """The API keys that a server accepts, with `quota` for those without one of their own.
 
-    What was loaded stays, and is never looked at again. The command line's own threshold is for work that ends soon.
+    Raises InvalidArgumentError where the server would accept requests without a key from other machines and
+    `insecure_no_auth` does not allow that.
+    """
+    from aethermind import server
+    from aethermind.server.loopback import is_loopback
+
+    file = None if access.api_keys_file is None else Path(access.api_keys_file)
+    tenants = server.read_tenants(access.api_key or (), file, quota)
+    if not (is_loopback(access.host) or tenants or access.insecure_no_auth):
+        raise InvalidArgumentError(
+            f"Everyone who reaches {access.host} could use this server. Set AETHERMIND_API_KEY, or say "
+            "--insecure-no-auth."
+        )
+    return tenants
+
+
+def _limits(limits: LimitOptions) -> Limits:
+    from aethermind.server import Limits
+
+    return Limits(
+        max_open_requests=limits.max_concurrent_requests,
+        max_queued_requests=limits.max_queued_requests,
+        max_queued_tokens=limits.max_queued_tokens,
+        max_body_bytes=limits.max_body_bytes,
+        max_header_bytes=limits.max_header_bytes,
+        max_json_depth=limits.max_json_depth,
+        request_timeout_s=limits.request_timeout,
+        idle_timeout_s=limits.keep_alive_timeout,
+        slow_reader_timeout_s=limits.send_timeout,
+        drain_timeout_s=limits.drain_timeout,
+    )
+
+
+def _keep_pauses_short() -> None:
+    """Collect garbage often and in small amounts, because requests wait during a collection.
+
+    Objects of loaded models are frozen, so that they are not scanned. The command line's own threshold suits commands
+    that end soon.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GARBAGE_AT_ONCE)
+    gc.set_threshold(_GARBAGE_THRESHOLD)
 
 
 def named_models(given: list[str] | None, served_model_name: str | None) -> dict[str, str]:
-    """The models of `--model` by what clients call them: NAME in NAME=MODEL, else as they were given."""
+    """The models of `--model` by the name that clients use: NAME in NAME=MODEL, else the given text."""
     given = given or [options.chosen_model(None)]
     named = [_split_name(one) for one in given]
     if served_model_name is not None:

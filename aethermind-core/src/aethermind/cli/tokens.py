@@ -1,4 +1,4 @@
-"""`aethermind tokenize` and `aethermind detokenize`: text to token ids and back, as a model's tokenizer does it."""
+"""`aethermind tokenize` and `aethermind detokenize`: text to token ids and back, by a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.flags import with_settings
 from aethermind.cli.prompt_text import doubt_prompt, read_text
 from aethermind.errors import InvalidArgumentError
 
@@ -28,11 +29,13 @@ DETOKENIZE_EXAMPLES = console.examples(
 )
 
 
+@with_settings
 def tokenize(
     text: Annotated[str | None, typer.Argument(help="The text; - reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
     model: options.Model = None,
-    tokenizer: options.Tokenizer = None,
+    *,
+    tokenizer: options.Tokenizer,
     as_json: options.AsJson = False,
 ) -> None:
     """Show the tokens of a text, one per line with its id.
@@ -56,6 +59,7 @@ def tokenize(
     console.aside(total)
 
 
+@with_settings
 def detokenize(
     token_ids: Annotated[
         list[str] | None,
@@ -64,7 +68,8 @@ def detokenize(
         ),
     ] = None,
     model: options.Model = None,
-    tokenizer: options.Tokenizer = None,
+    *,
+    tokenizer: options.Tokenizer,
     as_json: options.AsJson = False,
 ) -> None:
     """Print the text of token ids, special tokens included."""
@@ -88,7 +93,7 @@ def detokenize(
 
 
 def open_tokenizer(model: str | None, tokenizer: str | None) -> Tokenizer:
-    """The tokenizer that is named, else that of the chosen model, without the model."""
+    """The given tokenizer, else that of the chosen model, without loading the model."""
     from aethermind.runtime import Runtime
 
     return Runtime.boot().open_tokenizer_source(tokenizer or options.chosen_model(model)).tokenizer()
@@ -120,7 +125,7 @@ def _from_json(text: str) -> list[Any]:
 
 
 def _shown(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text in quotes; the bytes themselves where they are only part of a character."""
+    """A token's text in quotes, or its bytes if they are only part of a character."""
     raw = tokenizer.token_bytes(token_id)
     if raw is None:
         return repr(tokenizer.token_text(token_id))

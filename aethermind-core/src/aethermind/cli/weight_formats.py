@@ -1,4 +1,4 @@
-"""How a model's weight formats are told, to people and in JSON."""
+"""A model's weight formats as text and for JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def as_record(use: FormatUse) -> dict[str, Any]:
 
 
 def describe(records: Sequence[dict[str, Any]]) -> str:
-    """`168 matrices in int4: 201 MB, 4.50 bits a weight; …`, or nothing where all is dense."""
+    """`168 matrices in int4: 201 MB, 4.50 bits a weight; …`, empty if all weights are dense."""
     return "; ".join(map(_describe_one, records))
 
 
 def _describe_one(record: dict[str, Any]) -> str:
     count, num_dequantized = record["num_parameters"], record["num_dequantized"]
-    told = (
+    text = (
         f"{count} {'matrix' if count == 1 else 'matrices'} in {record['name']}: "
         f"{console.quantity(record['nbytes'], 'B')}, {record['bits_per_weight']:.2f} bits a weight"
     )
     if num_dequantized:
-        told += ", held as float32" if num_dequantized == count else f", {num_dequantized} of them held as float32"
-    return told
+        text += ", held as float32" if num_dequantized == count else f", {num_dequantized} of them held as float32"
+    return text

@@ -1,20 +1,21 @@
-"""Settings from a file, from variables and from flags: who gave which value, and what is wrong with it.
+"""Settings from a file, from environment variables and from flags: merging, checking and printing them.
 
-This package knows how; what can be set is the table of whoever asks (`cli.sections` for the command line).
+The settings themselves are declared by the caller: `aethermind.cli.settings` for the command line, and
+`aethermind.engine.config` for an engine.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Configuration", "Section", "Setting", "Value", "resolve", "setting"]
+__all__ = ["Configuration", "Section", "Setting", "SettingValue", "resolve", "setting"]
 
 _HOMES = {
-    "Configuration": "aethermind.config.layers",
+    "Configuration": "aethermind.config.configuration",
     "Section": "aethermind.config.section",
     "Setting": "aethermind.config.section",
-    "Value": "aethermind.config.layers",
-    "resolve": "aethermind.config.layers",
+    "SettingValue": "aethermind.config.configuration",
+    "resolve": "aethermind.config.configuration",
     "setting": "aethermind.config.section",
 }
 

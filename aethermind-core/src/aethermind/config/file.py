@@ -1,4 +1,4 @@
-"""The configuration file: where it is looked for, and its tables, whether they are written as TOML or YAML."""
+"""The configuration file: its location, and its tables in TOML or YAML."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SUFFIXES = (".toml", ".yaml", ".yml")
 
 
 def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
-    """The one file that counts, None if there is none.
+    """The path of the configuration file, None if there is none.
 
-    The one that is `named`, else that of AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml) in the working
-    directory, else `config.toml` (.yaml, .yml) in `aethermind` under XDG_CONFIG_HOME or ~/.config. SettingsError when
-    one that was asked for is missing, or where two lie side by side.
+    It is `named`, else AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml) in the working directory, else
+    `config.toml` (.yaml, .yml) in `aethermind` under XDG_CONFIG_HOME or ~/.config. SettingsError if a named file is
+    missing, or if two files are in the same place.
     """
     for path, origin in ((named, "--config"), (os.environ.get("AETHERMIND_CONFIG"), "AETHERMIND_CONFIG")):
         if path:
@@ -36,7 +36,7 @@ def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The tables of a file by name. SettingsError where it cannot be read or is no mapping."""
+    """The tables of a file by name. SettingsError if it cannot be read or is not a mapping."""
     if path.suffix not in _SUFFIXES:
         raise SettingsError(f"{path} has an unknown ending. Configuration files end in {', '.join(_SUFFIXES)}.")
     try:
@@ -78,7 +78,7 @@ def _read_yaml(path: Path, text: str) -> dict[str, Any]:
 
 
 def _refuse_duplicates(path: Path, document: Any) -> None:
-    """YAML's readers let the last of two equal keys win. Sections and their keys are looked at, nothing deeper."""
+    """SettingsError for equal sections or keys, of which YAML's readers would silently take the last."""
     mappings = [document, *(value for _, value in document.value)] if _is_mapping(document) else []
     for mapping in filter(_is_mapping, mappings):
         seen = set()

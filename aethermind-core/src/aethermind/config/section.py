@@ -1,54 +1,69 @@
-"""One component's settings: a frozen dataclass, each field of which is a key of a file, a variable and a flag."""
+"""Tables of settings: a frozen dataclass whose fields carry default, help text, check and spellings.
+
+Each such field is a key of a configuration file, an environment variable and a flag of the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, cast, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, NamedTuple, cast, get_type_hints
 
-__all__ = ["Section", "Setting", "setting"]
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["Check", "Section", "Setting", "check_fields", "one_of", "setting", "settings_of", "within"]
 
 
-def setting(
-    default: Any,
-    meaning: str,
-    *,
-    unset: str = "",
-    parameter: str | None = None,
-    variable: str | None = None,
-    is_secret: bool = False,
-) -> Any:
-    """A field of a section's dataclass.
+class Check(NamedTuple):
+    """The values that a setting accepts: a predicate, and its description after `should be`.
 
-    `unset` says what a default of None leads to. `parameter` is the name that commands have for it, where that is not
-    the field's; `variable` a short environment variable besides the regular one.
-    The value of one that `is_secret` is never printed.
+    `choices` lists the values where there are few; `minimum` and `maximum` are inclusive bounds of a number.
     """
-    return field(
-        default=default,
-        metadata={
-            "meaning": meaning,
-            "unset": unset,
-            "parameter": parameter,
-            "variable": variable,
-            "is_secret": is_secret,
-        },
-    )
+
+    accepts: Callable[[Any], bool]
+    words: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+def one_of(*choices: str) -> Check:
+    """Accept these strings."""
+    return Check(lambda value: value in choices, f"one of {', '.join(choices)}", choices)
+
+
+def within(minimum: float, maximum: float | None, words: str) -> Check:
+    """Accept numbers from `minimum` to `maximum`, both included; NaN is refused."""
+    bound = float("inf") if maximum is None else maximum
+    return Check(lambda value: minimum <= value <= bound, words, (), minimum, maximum)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of a section."""
+    """One setting.
 
-    section: str
-    key: str
-    type: Any
+    `help` is a sentence with the unit; `details` continue it in the Python reference. `unset` describes what a default
+    of None leads to. `parameter` is the name that commands and Python callers use, `flags` are its spellings on the
+    command line if they do not follow from that name, `metavar` is the placeholder of its value there. `variable` is a
+    short environment variable besides the regular one. `old_names` are deprecated keys with the same meaning. The value
+    of a setting that `is_secret` is never printed.
+    """
+
     default: Any
-    meaning: str
-    unset: str
-    parameter: str
-    short_variable: str | None
-    is_secret: bool
+    help: str
+    check: Check | None = None
+    unset: str = ""
+    details: str = ""
+    parameter: str = ""
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    variable: str | None = None
+    old_names: tuple[str, ...] = ()
+    is_secret: bool = False
+    section: str = ""
+    key: str = ""
+    type: Any = None
 
     @property
     def name(self) -> str:
@@ -57,37 +72,52 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The environment variables that set it: `AETHERMIND_ENGINE__BLOCK_SIZE`, and a short one if there is."""
-        regular = f"AETHERMIND_{self.section}__{self.key}".upper()
-        return (regular,) if self.short_variable is None else (regular, self.short_variable)
+        """The environment variables that set it: `AETHERMIND_ENGINE__BLOCK_SIZE`, a short one, deprecated ones."""
+        keys = (self.key, *self.old_names)
+        regular, *old = (f"AETHERMIND_{self.section}__{key}".upper() for key in keys)
+        return (regular, *(() if self.variable is None else (self.variable,)), *old)
+
+
+def setting(default: Any, help: str, **about: Any) -> Any:
+    """A field of a settings dataclass; `about` are further fields of its `Setting`."""
+    return field(default=default, metadata={"setting": Setting(default, help, **about)})
+
+
+@cache
+def settings_of(cls: Any) -> Mapping[str, Setting]:
+    """The settings of a dataclass by field name, in the order of its fields."""
+    types = get_type_hints(cls)
+    found = {}
+    for one in fields(cast(Any, cls)):
+        about = one.metadata["setting"]
+        found[one.name] = replace(about, key=one.name, type=types[one.name], parameter=about.parameter or one.name)
+    return found
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field of an instance by its setting. None is accepted where it is the default.
+
+    Raises InvalidArgumentError for the first value that is refused.
+    """
+    for one in fields(settings):
+        value, check = getattr(settings, one.name), one.metadata["setting"].check
+        is_unset = value is None and one.default is None
+        if not (check is None or is_unset or check.accepts(value)):
+            raise InvalidArgumentError(f"{one.name} should be {check.words}, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file: its name, and the dataclass whose fields are its keys.
+    """A table of the file: its name, and the dataclasses whose fields are its keys.
 
-    Every field comes from `setting`. The dataclass's `__post_init__` says what is out of range, by a ValueError.
+    Every field comes from `setting`. A dataclass's `__post_init__` raises ValueError for values out of range.
     """
 
     name: str
-    type: type[Any]
+    types: tuple[Any, ...]
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """The settings by key, in the order of the dataclass."""
-        types = get_type_hints(self.type)
-        found = {}
-        for one in fields(cast(Any, self.type)):
-            about = one.metadata
-            found[one.name] = Setting(
-                self.name,
-                one.name,
-                types[one.name],
-                one.default,
-                about["meaning"],
-                about["unset"],
-                about["parameter"] or one.name,
-                about["variable"],
-                about["is_secret"],
-            )
-        return found
+        """The settings by key, in the order of the dataclasses."""
+        found = {key: one for cls in self.types for key, one in settings_of(cls).items()}
+        return {key: replace(one, section=self.name) for key, one in found.items()}

@@ -1,4 +1,4 @@
-"""What somebody who wrote an unknown name may have meant."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["did_you_mean"]
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop where nothing is close.
+    """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop if no name is close.
 
-    A name with a dot is first looked for with the same last part: a key in the wrong section.
+    For a name with a dot, a known name with the same last part comes first: a key in the wrong section.
     """
     text, names = str(name), list(known)
     key = text.rpartition(".")[2]

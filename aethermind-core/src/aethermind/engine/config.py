@@ -1,137 +1,83 @@
-"""What the caller of an engine decides: device, numbers and limits."""
+"""The options of an engine: one table with the type, default, help text and check of each.
+
+Python's signatures and reference, the command line's flags, configuration files, environment variables and the option
+tables of the documentation are all derived from `EngineConfig`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from aethermind.cache.stores.address import StoreAddress
+from aethermind.config.section import Check, check_fields, one_of, setting
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
-from aethermind.python_api import document_fields
+from aethermind.python_api import describe_options
 
-__all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS", "named_adapters"]
+__all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS", "OPTION_DOCS", "named_adapters"]
 
 MAX_SPECULATIVE_TOKENS = 32
-"""The most drafts of one request in a step."""
+"""Maximum number of draft tokens of one request in a step."""
 
 
 class EngineOptions(TypedDict, total=False):
-    """The options of an engine as `LLM` takes them; `EngineConfig` has their defaults and checks them."""
+    """The options of an engine as `LLM` takes them. `EngineConfig` has their defaults, meaning and checks."""
 
     device: str
-    """`auto`, or a device such as `cpu` or `cuda:0`."""
     dtype: str
-    """What the model computes in: `auto` (the checkpoint's), `float32`, `bfloat16` or `float16`."""
     quantization: str | None
-    """Convert the weight matrices to this format on loading: `int8`, `int4`, … None keeps the checkpoint's."""
+    lm_head_quantization: str | None
     lm_head: str | None
-    """The weight format of the output matrix (lm_head). None: as `quantization`, but at least int8."""
     load_format: str
-    """`auto` reads the weights, `dummy` makes random ones."""
     weight_cache: float
-    """GiB of disk in the user's cache directory for packed weights, so that later starts are fast; 0 for none."""
     tokenizer: str | Path | None
-    """Another tokenizer than the model's: a directory, a tokenizer.json, a .gguf file or the name of a model."""
     adapters: Mapping[str, str | Path] | Iterable[str | Path] | None
-    """LoRA adapters: a mapping from the names that requests use to directories in PEFT's format, or a list of NAME=PATH
-    and of paths whose last part is the name."""
-
     max_model_len: int | None
-    """The longest context, prompt and answer together, in tokens. None: the model's, or what memory allows."""
     num_kv_blocks: int | None
-    """The number of blocks in the KV cache, which all requests share. None: what memory allows."""
     gpu_memory_utilization: float
-    """The fraction of a GPU's memory that may be in use, KV cache and other processes included. Without effect if
-    `num_kv_blocks` is set, or if the device computes in host memory."""
     block_size: int
-    """Tokens per block of the KV cache."""
     kv_cache_dtype: str
-    """What the KV cache stores: `auto` (the dtype of the computation), or `int8` or `fp8` (e4m3) with one scale per
-    head and token, in about half of bfloat16's memory."""
     swap_space: float
-    """GiB of host memory to which preempted requests are swapped out when the KV cache is full."""
     enable_prefix_caching: bool
-    """Prefix caching: reuse computed keys and values for prompts with the same prefix."""
     kv_store: str | None
-    """A store to which the prefix cache is offloaded, where other engines find it: `disk:/path?size=10GiB`,
-    `redis://host:6379/0`, `host:2GiB` or a plugin's. Closing the engine writes what the store lacks."""
     max_sessions: int
-    """The most conversations (`RequestOptions.session`) whose keys and values are kept for the next turn."""
     session_ttl: float
-    """Seconds for which they are kept after a turn."""
-
     num_threads: int | None
-    """Worker threads of a device that computes on the CPU. None: the device's choice."""
     seed: int
-    """Seeds requests without a seed of their own, and the weights of `load_format="dummy"`."""
     max_num_seqs: int
-    """The most requests that run at once."""
     max_num_batched_tokens: int
-    """The most tokens per step; a longer prompt is computed in chunks."""
     max_new_tokens: int | None
-    """The most tokens of any answer, whatever its request asks for."""
     scheduling_policy: str
-    """Which request goes first when not all can run: `fair`, `fcfs`, `priority`, `shortest`, `deadline` or a
-    plugin's."""
-
     fallback: str
-    """Operators for which the device has no kernel: `error`, or `warn` or `allow` and use the slow reference."""
     deterministic: bool
-    """Refuse kernels with which a request's tokens could depend on the rest of the batch."""
-
     speculative_method: str | None
-    """Speculative decoding: `prompt_lookup`, `draft` or a plugin's method. The answers are the same as without."""
     draft_model: str | Path | None
-    """The smaller model for `draft`, with the same vocabulary."""
     num_speculative_tokens: int
-    """The most draft tokens per request and step; fewer if they do not pay."""
     prompt_lookup_max: int
-    """The longest n-gram that `prompt_lookup` searches for."""
     prompt_lookup_min: int
-    """The shortest n-gram that `prompt_lookup` searches for."""
-
     executor: str
-    """Where steps run: `auto`, `inline` (the engine's process), `multiproc` (a process per rank), or a plugin's."""
     tensor_parallel_size: int
-    """The number of ranks that split every layer between them."""
 
 
 def _is_number(value: object, *kinds: type) -> bool:
-    """Whether a value is of one of these kinds; True and False, which are integers to Python, are none here."""
+    """Whether a value is of one of these types; True and False, which are integers to Python, are not accepted."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """What a value should be, and the words for it."""
-
-    fits: Callable[[Any], bool]
-    words: str
+def _name(words: str) -> Check:
+    return Check(lambda value: isinstance(value, str), words)
 
 
-def _one_of(*choices: str) -> _Check:
-    return _Check(lambda value: value in choices, f"one of {', '.join(choices)}")
+def _number(accepts: Callable[[float], bool], words: str) -> Check:
+    return Check(lambda value: _is_number(value, int, float) and accepts(value), words)
 
 
-def _name(words: str) -> _Check:
-    return _Check(lambda value: isinstance(value, str), words)
-
-
-def _number(fits: Callable[[float], bool], words: str) -> _Check:
-    return _Check(lambda value: _is_number(value, int, float) and fits(value), words)
-
-
-_COUNT = _Check(lambda value: _is_number(value, int) and 0 < value < 2**40, "a positive integer")
-_FLAG = _Check(lambda value: isinstance(value, bool), "True or False")
-
-
-def _option(default: Any, check: _Check) -> Any:
-    """A field that takes what fits, and None where that is the default."""
-    return field(default=default, metadata={"check": check})
-
+_COUNT = Check(lambda value: _is_number(value, int) and 0 < value < 2**40, "a positive integer")
+_FLAG = Check(lambda value: isinstance(value, bool), "True or False")
+_BY_MEMORY = "what memory allows"
 
 _FOREIGN_OPTIONS = {
     "cpu_offload_gb": "weights stay on the device; leave it out",
@@ -147,67 +93,199 @@ _FOREIGN_OPTIONS = {
     "torch_dtype": "give dtype",
     "trust_remote_code": "code that comes with a model is never run; leave it out",
 }
-"""What vLLM, llama-cpp-python and transformers take, and what to do instead."""
+"""Options of vLLM, llama-cpp-python and transformers, and what to do instead."""
 
-_OF_SPECULATION = {
+_SPECULATION_OPTIONS = {
     "draft_model": "draft",
     "num_speculative_tokens": "prompt_lookup",
     "prompt_lookup_max": "prompt_lookup",
     "prompt_lookup_min": "prompt_lookup",
 }
-"""Options that say nothing without a method, each with one that takes it."""
+"""Options without effect unless a speculative method is set, each with a method that uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The options of one engine, checked; `EngineOptions` says what each of them means.
+    """The options of one engine, checked.
 
     Names of devices, formats, policies, proposers and executors are looked up later, when a model is planned.
 
     Raises InvalidArgumentError for values out of range.
     """
 
-    device: str = _option("auto", _name("a name, such as auto"))
-    dtype: str = _option("auto", _name("a name, such as auto"))
-    quantization: str | None = _option(None, _name("the name of a weight format"))
-    lm_head: str | None = _option(None, _name("the name of a weight format"))
-    load_format: str = _option("auto", _one_of("auto", "dummy"))
-    weight_cache: float = _option(16.0, _number(lambda value: 0 <= value < 2**20, "GiB of disk space, 0 for none"))
-    tokenizer: str | None = _option(None, _name("the name of a model, or the path of a tokenizer"))
-    adapters: Mapping[str, str] | None = _option(None, _Check(lambda value: isinstance(value, dict), "a mapping"))
-    max_model_len: int | None = _option(None, _COUNT)
-    num_kv_blocks: int | None = _option(None, _COUNT)
-    gpu_memory_utilization: float = _option(0.9, _number(lambda value: 0 < value <= 1, "more than 0 and at most 1"))
-    block_size: int = _option(16, _COUNT)
-    kv_cache_dtype: str = _option("auto", _one_of("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"))
-    swap_space: float = _option(0.0, _number(lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"))
-    num_threads: int | None = _option(None, _COUNT)
-    seed: int = _option(0, _Check(lambda value: _is_number(value, int), "an integer"))
-    max_num_seqs: int = _option(64, _COUNT)
-    max_num_batched_tokens: int = _option(512, _COUNT)
-    max_new_tokens: int | None = _option(None, _COUNT)
-    scheduling_policy: str = _option("fair", _name("a name, such as fair"))
-    enable_prefix_caching: bool = _option(True, _FLAG)
-    max_sessions: int = _option(256, _COUNT)
-    session_ttl: float = _option(600.0, _number(lambda value: 0 < value < 2**40, "seconds, more than 0"))
-    kv_store: str | None = _option(None, _name("the address of a store, such as disk:/path"))
-    fallback: str = _option("warn", _one_of("error", "warn", "allow"))
-    deterministic: bool = _option(False, _FLAG)
-    speculative_method: str | None = _option(None, _name("the name of a proposer, such as prompt_lookup"))
-    draft_model: str | None = _option(None, _name("the name of a model or its directory"))
-    num_speculative_tokens: int = _option(8, _COUNT)
-    prompt_lookup_max: int = _option(4, _COUNT)
-    prompt_lookup_min: int = _option(2, _COUNT)
-    executor: str = _option("auto", _name("a name, such as auto"))
-    tensor_parallel_size: int = _option(1, _COUNT)
+    device: str = setting(
+        "auto",
+        "Device to run on: auto, cpu, numpy, cuda:0, …; `aethermind doctor` lists them.",
+        check=_name("a name, such as auto"),
+    )
+    dtype: str = setting(
+        "auto",
+        "Data type of the computation: auto (the checkpoint's), float32, bfloat16 or float16.",
+        check=_name("a name, such as auto"),
+    )
+    quantization: str | None = setting(
+        None,
+        "Convert weights to this format while loading: int8, int4, int2, int1, …; dense dequantises them.",
+        check=_name("the name of a weight format"),
+        unset="the checkpoint's",
+    )
+    lm_head_quantization: str | None = setting(
+        None,
+        "Weight format of the output matrix (lm_head).",
+        check=_name("the name of a weight format"),
+        unset="as quantization, but at least int8",
+        old_names=("lm_head",),
+    )
+    load_format: str = setting(
+        "auto",
+        "How weights are loaded: auto reads them; dummy makes random ones, to try the speed of a model.",
+        check=one_of("auto", "dummy"),
+    )
+    weight_cache: float = setting(
+        16.0,
+        "GiB of disk for packed weights, which make later starts fast; 0 for none.",
+        check=_number(lambda value: 0 <= value < 2**20, "GiB of disk space, 0 for none"),
+        details="They are kept in the user's cache directory.",
+    )
+    tokenizer: str | None = setting(
+        None,
+        "Another tokenizer: a directory, a tokenizer.json, a .gguf file, or the name of a model.",
+        check=_name("the name of a model, or the path of a tokenizer"),
+        unset="the model's",
+        metavar="PATH|MODEL",
+    )
+    adapters: Mapping[str, str] | None = setting(
+        None,
+        "LoRA adapters in PEFT's format, each PATH or NAME=PATH.",
+        check=Check(lambda value: isinstance(value, dict), "a mapping"),
+        unset="none",
+        details="In Python also a mapping from names to paths. Requests select an adapter by its name; that of a path "
+        "is its last part.",
+        flags=("--adapter",),
+        metavar="[NAME=]PATH",
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Maximum context, prompt and answer together, in tokens.",
+        check=_COUNT,
+        unset=f"the model's, or {_BY_MEMORY}",
+        flags=("--max-model-len", "-c"),
+    )
+    num_kv_blocks: int | None = setting(
+        None,
+        "Number of blocks in the KV cache, which all requests share.",
+        check=_COUNT,
+        unset=_BY_MEMORY,
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "Fraction of a GPU's memory that may be in use, KV cache included; ignored if num_kv_blocks is set.",
+        check=_number(lambda value: 0 < value <= 1, "more than 0 and at most 1"),
+        details="Other processes' memory counts too. Without effect on a device that computes in host memory.",
+    )
+    block_size: int = setting(16, "Tokens per block of the KV cache.", check=_COUNT)
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Data type of the KV cache: auto (that of the computation), int8 or fp8. float32, bfloat16 and float16 are "
+        "accepted where that is the data type of the computation.",
+        check=one_of("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"),
+        details="int8 and fp8 (e4m3) have one scale per head and token, and take about half of bfloat16's memory.",
+    )
+    swap_space: float = setting(
+        0.0,
+        "GiB of host memory to which preempted requests are swapped out when the KV cache is full.",
+        check=_number(lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"),
+    )
+    enable_prefix_caching: bool = setting(
+        True, "Prefix caching: reuse computed keys and values for prompts with the same prefix.", check=_FLAG
+    )
+    kv_store: str | None = setting(
+        None,
+        "Store to which the prefix cache is offloaded, where other engines find it: disk:/path?size=10GiB, "
+        "redis://host:6379/0, host:2GiB, or a plugin's.",
+        check=_name("the address of a store, such as disk:/path"),
+        unset="none",
+        details="Closing the engine writes what the store lacks.",
+        metavar="ADDRESS",
+    )
+    max_sessions: int = setting(
+        256, "Maximum number of conversations (session_id) whose KV cache is kept for the next turn.", check=_COUNT
+    )
+    session_ttl: float = setting(
+        600.0,
+        "Seconds for which a conversation's KV cache is kept after a turn.",
+        check=_number(lambda value: 0 < value < 2**40, "seconds, more than 0"),
+    )
+    num_threads: int | None = setting(
+        None,
+        "Worker threads of a device that computes on the CPU.",
+        check=_COUNT,
+        unset="the device's choice",
+        flags=("--threads", "-t"),
+        variable="AETHERMIND_NUM_THREADS",
+    )
+    seed: int = setting(
+        0,
+        "Seed of requests without a seed of their own, and of the weights of load_format='dummy'.",
+        check=Check(lambda value: _is_number(value, int), "an integer"),
+    )
+    max_num_seqs: int = setting(64, "Maximum number of requests that run at once.", check=_COUNT)
+    max_num_batched_tokens: int = setting(
+        512, "Maximum number of tokens per step; a longer prompt is computed in chunks.", check=_COUNT
+    )
+    max_new_tokens: int | None = setting(
+        None,
+        "Maximum number of tokens of any answer, whatever its request asks for.",
+        check=_COUNT,
+        unset="no limit",
+    )
+    scheduling_policy: str = setting(
+        "fair",
+        "Order in which requests run: fair, fcfs, priority, shortest, deadline, or a plugin's policy.",
+        check=_name("a name, such as fair"),
+    )
+    fallback: str = setting(
+        "warn",
+        "Operators for which the device has no kernel: error refuses them; warn and allow use the slow reference.",
+        check=one_of("error", "warn", "allow"),
+    )
+    deterministic: bool = setting(
+        False, "Refuse kernels whose results depend on what else is in the batch.", check=_FLAG
+    )
+    speculative_method: str | None = setting(
+        None,
+        "Speculative decoding: prompt_lookup, draft (with draft_model), or a plugin's method.",
+        check=_name("the name of a proposer, such as prompt_lookup"),
+        unset="off",
+        details="The answers are the same as without.",
+    )
+    draft_model: str | None = setting(
+        None,
+        "The smaller model of the draft method, with the same vocabulary.",
+        check=_name("the name of a model or its directory"),
+        unset="none",
+    )
+    num_speculative_tokens: int = setting(
+        8, "Maximum number of draft tokens per request and step; fewer if they do not pay.", check=_COUNT
+    )
+    prompt_lookup_max: int = setting(4, "Longest n-gram that prompt_lookup searches for, in tokens.", check=_COUNT)
+    prompt_lookup_min: int = setting(2, "Shortest n-gram that prompt_lookup searches for, in tokens.", check=_COUNT)
+    executor: str = setting(
+        "auto",
+        "Where steps run: auto, inline (the engine's process), multiproc (a process per rank), or a plugin's.",
+        check=_name("a name, such as auto"),
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        "Number of ranks that split every layer between them.",
+        check=_COUNT,
+        flags=("--tensor-parallel-size", "-tp"),
+    )
 
     def __post_init__(self) -> None:
         if self.adapters is not None:
             object.__setattr__(self, "adapters", named_adapters(self.adapters))
-        for option in fields(self):
-            value, check = getattr(self, option.name), option.metadata["check"]
-            if not check.fits(value) and not (value is None and option.default is None):
-                raise InvalidArgumentError(f"{option.name} should be {check.words}, got {value!r}.")
+        check_fields(self)
         self._check_store()
         self._check_speculation()
 
@@ -221,25 +299,36 @@ class EngineConfig:
         named: dict[str, Any] = {
             name: str(value) if isinstance(value, Path) else value for name, value in options.items()
         }
+        for new, old in _renamed().items():
+            if old in named:
+                value = named.pop(old)
+                if new in named:
+                    raise InvalidArgumentError(f"{new} and {old} are the same option; leave {old} out.")
+                from aethermind.plugins.deprecation import deprecated
+
+                deprecated(f"the option {old}", instead=new, until="0.4", stacklevel=_levels_to_caller())
+                named[new] = value
         return cls(**named)
 
     @property
     def executor_name(self) -> str:
-        """The executor that `auto` is."""
+        """The executor that `auto` stands for."""
         if self.executor != "auto":
             return self.executor
         return "inline" if self.tensor_parallel_size == 1 else "multiproc"
 
     def without_speculation(self) -> EngineConfig:
-        """The same, with nothing that drafts tokens."""
+        """The same options without speculative decoding."""
         unset: dict[str, Any] = {
-            option.name: option.default for option in fields(self) if option.name in _OF_SPECULATION
+            option.name: option.default for option in fields(self) if option.name in _SPECULATION_OPTIONS
         }
         return replace(self, speculative_method=None, **unset)
 
     def _check_store(self) -> None:
         if self.kv_store is None:
             return
+        from aethermind.cache.stores.address import StoreAddress
+
         StoreAddress.parse(self.kv_store)
         if not self.enable_prefix_caching:
             raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
@@ -255,15 +344,45 @@ class EngineConfig:
                 "lower the one or raise the other."
             )
         for option in fields(self):
-            is_idle = self.speculative_method is None and option.name in _OF_SPECULATION
+            is_idle = self.speculative_method is None and option.name in _SPECULATION_OPTIONS
             if is_idle and getattr(self, option.name) != option.default:
                 raise InvalidArgumentError(
                     f"{option.name} is given and speculative_method is not; set that to "
-                    f"{_OF_SPECULATION[option.name]}, or leave both out."
+                    f"{_SPECULATION_OPTIONS[option.name]}, or leave both out."
                 )
 
 
-document_fields(EngineOptions, {option.name: option.default for option in fields(EngineConfig)}, title="Options")
+def _renamed() -> dict[str, str]:
+    """Options with an earlier name that is still accepted."""
+    return {one.name: old for one in fields(EngineConfig) for old in one.metadata["setting"].old_names}
+
+
+def _levels_to_caller() -> int:
+    """The `stacklevel`, seen from `warnings.warn` two calls below, of the nearest frame outside of this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "aethermind":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _docs() -> dict[str, str]:
+    """The meaning of every option by name, for Python's reference."""
+    found = {}
+    for one in fields(EngineConfig):
+        about = one.metadata["setting"]
+        default = f"None: {about.unset}." if about.unset not in ("", "none", "off") else ""
+        found[one.name] = " ".join(filter(None, (about.help, default, about.details)))
+    for new, old in _renamed().items():
+        found[old] = f"Deprecated name of `{new}`."
+    return {name: found[name] for name in EngineOptions.__annotations__}
+
+
+OPTION_DOCS = _docs()
+"""The meaning of each of `EngineOptions`, by name."""
+
+describe_options(
+    EngineOptions, OPTION_DOCS, {option.name: option.default for option in fields(EngineConfig)}, title="Options"
+)
 
 
 def named_adapters(given: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""bench kv-reuse: a report of all pairs, what was asked for, and a sentence for what is no pair."""
+"""bench kv-reuse: reports for all pairs and for given ones, and errors of invalid pairs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_a_report(invoke: Any) -> None:
 
 
 @pytest.mark.parametrize(("reuse", "words"), [("3", "READER:SOURCE"), ("1:2", "name an earlier one")])
-def test_what_is_no_pair(invoke: Any, reuse: str, words: str) -> None:
+def test_invalid_pairs_are_refused(invoke: Any, reuse: str, words: str) -> None:
     result = invoke("bench", "kv-reuse", "--device", "numpy", "--tokens", "8", "--reuse", reuse)
     assert result.exit_code == 2
     assert words in result.stderr
 
 
-def test_a_report_of_what_was_distilled(invoke: Any) -> None:
+def test_a_report_with_distillation(invoke: Any) -> None:
     args = ("--device", "numpy", "--tokens", "40", "--distill", "60", "--reuse", "3:2")
     report = json.loads(invoke("bench", "kv-reuse", *args, "--json").stdout)
     assert report["num_tokens"] == 40
@@ -36,7 +36,7 @@ def test_a_report_of_what_was_distilled(invoke: Any) -> None:
     assert "distilled" in invoke("bench", "kv-reuse", *args).stdout
 
 
-def test_a_text_with_nothing_to_distill_from(invoke: Any, tmp_path: Path) -> None:
+def test_a_text_too_short_to_distill_from_is_refused(invoke: Any, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("Once upon a time", encoding="utf-8")
     args = ("--device", "numpy", "--tokens", "40", "--distill", "60", "--text", str(text))

@@ -1,4 +1,4 @@
-"""bench latency: rates from token times, fractions from the workload, one JSON object with the promised keys."""
+"""bench latency: rates from token times, fractions of the roofline, and the keys of the JSON object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.bench.latency import Phases, Run, split, summarize
+from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
 from aethermind.engine.observation.roofline import StepShape
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
 from aethermind.engine.scheduling.decision import ScheduleDecision
@@ -33,15 +33,15 @@ def output(request_id: str, num_tokens: int, first_token_s: float) -> RequestOut
 
 
 @pytest.fixture
-def one() -> Run:
+def one() -> BatchTiming:
     """One request of 8 tokens: first token after 2 s, then 4 more, one every half second."""
-    run = Run(1, 8)
+    run = BatchTiming(1, 8)
     for i in range(5):
         run.record(output("0", i + 1, 102.0), 102.0 + i / 2)
     return run
 
 
-def test_one_request(one: Run) -> None:
+def test_one_request(one: BatchTiming) -> None:
     assert (one.ttft_s, one.prefill_s) == (2.0, 2.0)
     assert one.prefill_tokens_per_s == 4.0
     assert one.decode_tokens_per_s == 2.0
@@ -49,7 +49,7 @@ def test_one_request(one: Run) -> None:
 
 
 def test_tokens_decoded_while_others_prefill_do_not_count() -> None:
-    run = Run(2, 8)
+    run = BatchTiming(2, 8)
     run.record(output("0", 1, 101.0), 101.0)
     run.record(output("0", 2, 101.0), 102.0)
     run.record(output("1", 1, 104.0), 104.0)
@@ -61,14 +61,14 @@ def test_tokens_decoded_while_others_prefill_do_not_count() -> None:
 
 
 def test_one_token_has_no_decode_rate() -> None:
-    run = Run(1, 8)
+    run = BatchTiming(1, 8)
     run.record(output("0", 1, 102.0), 102.0)
     assert run.decode_tokens_per_s is None
     summary = summarize([run], Phases(0.5, 0.0))
     assert (summary["decode_tokens_per_s"], summary["decode_limit_fraction"]) == (None, None)
 
 
-def test_fractions(one: Run) -> None:
+def test_fractions(one: BatchTiming) -> None:
     summary = summarize([one, one, one], Phases(0.5, 1.5))
     assert (summary["prefill_limit_fraction"], summary["decode_limit_fraction"]) == (0.25, 0.75)
     summary = summarize([one], Phases(None, None))
@@ -96,8 +96,8 @@ def test_json_of_a_real_run(invoke: Any) -> None:
     assert record["weight_formats"] == []
 
 
-def test_a_device_that_runs_ahead_is_timed_while_nobody_looks(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shapes of its steps come from a run before those that count."""
+def test_asynchronous_scheduling_is_timed_without_an_observer(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes of the steps come from a separate run."""
     looks: list[bool] = []
     launch = ModelRunner.launch
 
@@ -112,15 +112,17 @@ def test_a_device_that_runs_ahead_is_timed_while_nobody_looks(invoke: Any, monke
     assert looks.count(False) == 2 * 3
 
 
-def test_weight_formats_are_told(invoke: Any) -> None:
-    args = "--device numpy --prompt-tokens 4 --output-tokens 2 --repeat 1 --quantization int8 --lm-head dense"
+def test_weight_formats_are_reported(invoke: Any) -> None:
+    args = (
+        "--device numpy --prompt-tokens 4 --output-tokens 2 --repeat 1 --quantization int8 --lm-head-quantization dense"
+    )
     record = json.loads(invoke("bench", "latency", *args.split(), "--json").stdout)
     (use,) = record["weight_formats"]
     assert (use["name"], use["bits_per_weight"], use["num_dequantized"]) == ("int8", 8.5, use["num_parameters"])
     assert "matrices in int8" in invoke("bench", "latency", *args.split()).stdout
 
 
-def test_table_for_people(invoke: Any) -> None:
+def test_the_table(invoke: Any) -> None:
     result = invoke("bench", "latency", "--device", "numpy", "--prompt-tokens", "4", "--output-tokens", "2")
     assert result.exit_code == 0, result.stderr
     for words in ("prefill", "decode", "first token", "peak memory", "not measured by this device"):

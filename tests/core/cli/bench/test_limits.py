@@ -29,7 +29,7 @@ def test_a_backend_that_measures_nothing(invoke: Any) -> None:
     assert "not measured" in invoke("bench", "limits", "--device", "numpy").stdout
 
 
-def test_what_a_backend_measures_is_shown(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_limits_are_reported(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = MeasuredLimits(5e9, {"float32": 1e9, "float16": 4e9, "bfloat16": 2e9, "int8": 3e9})
     asked: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""bench quality: divergences by hand, and a report whose figures go the way of the bits."""
+"""bench quality: divergences computed by hand, and a report in which fewer bits lose more."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def test_fewer_bits_cost_more(invoke: Any) -> None:
     assert (by_name["int8"]["bits_per_weight"], by_name["dense"]["bits_per_weight"]) == (8.5, None)
 
 
-def test_a_text_and_a_head(invoke: Any, tmp_path: Path) -> None:
+def test_a_given_text_and_head_format(invoke: Any, tmp_path: Path) -> None:
     text = tmp_path / "story.txt"
     text.write_text("Once upon a time there was a little fox.\n" * 3)
-    found = report(invoke, "int4", "--lm-head", "int2", "--text", str(text), "--tokens", "20")
+    found = report(invoke, "int4", "--lm-head-quantization", "int2", "--text", str(text), "--tokens", "20")
     assert (found["num_tokens"], found["text"]) == (20, str(text))
     (one,) = found["formats"]
     assert [use["name"] for use in one["weight_formats"]] == ["int4", "int2"]
 
 
-def test_table_for_people(invoke: Any) -> None:
+def test_the_table(invoke: Any) -> None:
     result = invoke("bench", "quality", "int8_channel", "--device", "numpy", "--load-format", "dummy", "--tokens", "8")
     assert result.exit_code == 0, result.stderr
     title, header, row = result.stdout.splitlines()
@@ -80,18 +80,18 @@ def test_table_for_people(invoke: Any) -> None:
     ("args", "word"),
     [
         (("int3",), "int3"),
-        (("--quantization", "int8", "--lm-head", "int3"), "int3"),
+        (("--quantization", "int8", "--lm-head-quantization", "int3"), "int3"),
         (("--text", "missing"), "missing"),
     ],
 )
-def test_mistakes_are_one_sentence(invoke: Any, args: tuple[str, ...], word: str) -> None:
+def test_wrong_arguments_are_one_line_errors(invoke: Any, args: tuple[str, ...], word: str) -> None:
     result = invoke("bench", "quality", "--device", "numpy", *args)
     assert (result.exit_code, result.stdout) == (2, "")
     assert word in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_empty_text_is_one(invoke: Any, tmp_path: Path) -> None:
+def test_an_empty_text_is_refused(invoke: Any, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     result = invoke("bench", "quality", "int8", "--device", "numpy", "--text", str(tmp_path / "empty.txt"))
     assert result.exit_code == 2

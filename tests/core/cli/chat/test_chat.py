@@ -1,4 +1,4 @@
-"""chat: what goes to the model, what is printed where, and what each command does."""
+"""chat: prompts to the model, output and remarks, and the commands."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_options_reach_the_model_and_the_sampler(invoke: Any, fake_llm: Any, tmp
         ((), "hi\n/edit\n", ["/edit TEXT"]),
     ],
 )
-def test_mistakes_through_a_pipe_are_one_sentence(
+def test_errors_through_a_pipe_are_one_line(
     invoke: Any, fake_llm: Any, args: tuple[str, ...], lines: str, words: list[str]
 ) -> None:
     fake_llm("a")
@@ -104,7 +104,7 @@ def test_mistakes_through_a_pipe_are_one_sentence(
     assert all(word in result.stderr for word in words)
 
 
-def test_a_broken_template_is_said_before_anybody_talks(invoke: Any, fake_llm: Any, tmp_path: Path) -> None:
+def test_a_broken_template_is_an_error_before_the_first_message(invoke: Any, fake_llm: Any, tmp_path: Path) -> None:
     llm = fake_llm("a")
     template = tmp_path / "template.jinja"
     template.write_text("{% for %}")
@@ -134,7 +134,7 @@ def test_commands_change_the_conversation(fake_llm: Any, capsys: pytest.CaptureF
     assert chat(llm, "a", "/system x", "/system none", "/clear").conversation.prompt() == []
 
 
-def test_another_attempt_is_another_seed_and_the_same_in_another_run(fake_llm: Any) -> None:
+def test_each_attempt_has_its_own_reproducible_seed(fake_llm: Any) -> None:
     llm = fake_llm("answer")
     chat(llm, "a", "/regen", "/help", "/regen", "b", sampling={"seed": 5})
     assert [params.seed for params in llm.params] == [5, 6, 7, 5]
@@ -148,7 +148,7 @@ def test_the_last_message_is_edited_in_place(fake_llm: Any, edited: str | None, 
     assert len(llm.prompts) == 1 + (last == "new")
 
 
-def test_a_saved_conversation_goes_on(fake_llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_conversation_continues(fake_llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llm, path = fake_llm("answer"), tmp_path / "chat.json"
     chat(llm, "/system be kind", "/set temperature 0", "a", f"/save {path}")
     record = json.loads(path.read_text())
@@ -161,7 +161,7 @@ def test_a_saved_conversation_goes_on(fake_llm: Any, tmp_path: Path, capsys: pyt
     assert "answered by another" in capsys.readouterr().err
 
 
-def test_a_stopped_answer_stays_and_can_be_tried_again(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_answer_is_kept_and_can_be_regenerated(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     llm = fake_llm("par", "partial", KeyboardInterrupt())
     repl = chat(llm, "a", "/help")
     (_, answer) = repl.conversation.messages
@@ -189,12 +189,12 @@ def test_ctrl_c_just_after_an_answer_does_not_end_the_chat(fake_llm: Any) -> Non
     assert [prompt[-1]["content"] for prompt in llm.prompts] == ["a", "b"]
 
 
-def test_the_first_ctrl_c_after_a_text_is_noted_and_any_other_raised() -> None:
+def test_the_first_ctrl_c_after_text_is_deferred_and_others_raise() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupt(is_caught=True) as interrupt:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        interrupt.is_patient = True
+        interrupt.is_deferred = True
         assert not interrupt.is_requested
         signal.raise_signal(signal.SIGINT)
         assert interrupt.is_requested
@@ -206,7 +206,7 @@ def test_the_first_ctrl_c_after_a_text_is_noted_and_any_other_raised() -> None:
 
 
 @pytest.mark.parametrize(("text", "steps", "shown"), [("", ["press"], ""), ("a", ["press", "step"], "a")])
-def test_ctrl_c_waits_for_a_token_only_once_there_is_a_text(
+def test_ctrl_c_is_deferred_to_the_next_token_once_there_is_text(
     fake_llm: Any, capsys: pytest.CaptureFixture[str], text: str, steps: list[str], shown: str
 ) -> None:
     llm, seen = fake_llm(), []
@@ -231,7 +231,7 @@ def test_a_pipe_is_interrupted_as_a_whole(invoke: Any, fake_llm: Any) -> None:
     assert (result.exit_code, len(llm.prompts), llm.is_closed) == (130, 1, True)
 
 
-def test_a_full_context_loses_nothing(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_context_keeps_the_conversation(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     llm = fake_llm("answer")
     repl = chat(llm, "a")
     llm.texts = (ContextLengthError("too long"),)
@@ -246,7 +246,7 @@ def test_a_full_context_loses_nothing(fake_llm: Any, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("num_tokens", "words"), [(3, "max_tokens = 16; /set max_tokens"), (62, "context of 64 tokens is full; /undo")]
 )
-def test_an_answer_cut_by_length_says_by_which(
+def test_an_answer_cut_by_length_names_the_limit(
     fake_llm: Any, capsys: pytest.CaptureFixture[str], num_tokens: int, words: str
 ) -> None:
     llm = fake_llm(*("a" * (i + 1) for i in range(num_tokens)))
@@ -255,7 +255,7 @@ def test_an_answer_cut_by_length_says_by_which(
     assert words in capsys.readouterr().err
 
 
-def test_mistakes_at_a_terminal_are_said_and_the_chat_goes_on(
+def test_errors_at_a_terminal_are_printed_and_the_chat_continues(
     fake_llm: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repl = chat(fake_llm("answer"), "/frobnicate", "/set top_p 3", "/load /gone.json", "a")
@@ -271,7 +271,7 @@ def test_help_lists_every_command(fake_llm: Any, capsys: pytest.CaptureFixture[s
     assert '"""' in shown
 
 
-def test_what_is_said_of_an_error_begins_a_line(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_begins_on_its_own_line(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     repl = chat(fake_llm("half", EngineDeadError("The server hung up.")), "a", "/regen")
     captured = capsys.readouterr()
     assert captured.out == "half\nhalf\n"
@@ -280,13 +280,13 @@ def test_what_is_said_of_an_error_begins_a_line(fake_llm: Any, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("line", ["top-p 0.5", "top_p=0.5", "top_p = 0.5", "top_p   0.5"])
-def test_what_was_set_is_said_in_a_line(fake_llm: Any, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_set_prints_the_new_value(fake_llm: Any, capsys: pytest.CaptureFixture[str], line: str) -> None:
     repl = chat(fake_llm(), f"/set {line}", '/set stop "a=b"')
     assert capsys.readouterr().err == "[top_p: 0.5]\n[stop: 'a=b']\n"
     assert repl.conversation.sampling == {"top_p": 0.5, "stop": "a=b"}
 
 
-def test_settings_are_those_that_do_something_here(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_without_effect_in_a_chat_are_not_offered(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     others = {"n", "prompt_logprobs", "structured_outputs", "is_plain", "looks_back"}
     chat(fake_llm("answer"), "/set")
     shown = {line.split()[0] for line in capsys.readouterr().err.splitlines()}

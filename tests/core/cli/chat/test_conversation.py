@@ -1,4 +1,4 @@
-"""Conversation: turns, settings, and the way to JSON and back."""
+"""Conversation: turns, settings, and JSON round trips."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.cli.chat.conversation import SETTINGS, Conversation, Message, parse_setting
+from aethermind.cli.chat.conversation import SETTINGS, ChatMessage, Conversation, parse_setting
 from aethermind.errors import InvalidArgumentError
 
 
@@ -36,7 +36,7 @@ def test_the_model_sees_the_system_text_and_all_turns() -> None:
     assert conversation.prompt() == [{"role": "system", "content": "be brief"}]
 
 
-def test_undo_takes_question_and_answer_back() -> None:
+def test_undo_removes_question_and_answer() -> None:
     answered, unanswered = talk("a", "b", "c", "d"), talk("a", "b", "c")
     assert answered.undo() == unanswered.undo() == "c"
     assert said(answered) == said(unanswered) == ["a", "b"]
@@ -52,14 +52,14 @@ def test_retracting_and_editing_leave_a_question_to_answer() -> None:
     assert said(conversation) == ["a", "b", "x"]
 
 
-def test_a_question_without_an_answer_gives_way_to_the_next() -> None:
+def test_the_next_question_replaces_an_unanswered_one() -> None:
     conversation = talk("a", "b", "c")
     conversation.ask("d")
     assert said(conversation) == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize("name", ["undo", "retract_answer"])
-def test_without_a_question_there_is_nothing_to_take_back(name: str) -> None:
+def test_undo_without_a_question_is_an_error(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="Nothing was said yet"):
         getattr(Conversation("demo"), name)()
 
@@ -96,7 +96,7 @@ def test_settings_are_checked_before_they_change() -> None:
         ("a b", "a b"),
     ],
 )
-def test_values_as_people_write_them(text: str, value: object) -> None:
+def test_parsing_of_setting_values(text: str, value: object) -> None:
     assert parse_setting(text) == value
 
 
@@ -108,10 +108,10 @@ def test_each_attempt_has_a_seed_of_its_own() -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.booleans())), st.none() | st.text(), st.floats(0, 2))
-def test_json_is_the_whole_conversation(turns: list[tuple[str, bool]], system: str | None, temperature: float) -> None:
+def test_json_round_trip(turns: list[tuple[str, bool]], system: str | None, temperature: float) -> None:
     sampling = {"temperature": temperature, "stop": ["x"], "seed": None}
     messages = [
-        Message("assistant" if i % 2 else "user", text, bool(i % 2) and cut) for i, (text, cut) in enumerate(turns)
+        ChatMessage("assistant" if i % 2 else "user", text, bool(i % 2) and cut) for i, (text, cut) in enumerate(turns)
     ]
     conversation = Conversation("demo", system, sampling, messages)
     assert (
@@ -120,11 +120,11 @@ def test_json_is_the_whole_conversation(turns: list[tuple[str, bool]], system: s
     )
 
 
-def test_what_a_record_does_not_say_stays_as_it_is() -> None:
+def test_fields_that_a_record_lacks_keep_their_values() -> None:
     now = talk("lost", system="be brief")
     now.set("seed", 3)
     read = Conversation.from_record({"messages": [QUESTION]}, now)
-    assert read == Conversation("demo", "be brief", {"seed": 3}, [Message("user", "a")])
+    assert read == Conversation("demo", "be brief", {"seed": 3}, [ChatMessage("user", "a")])
     assert Conversation.from_record({"messages": [], "system": None, "sampling": {}}, now) == Conversation("demo")
 
 
@@ -150,6 +150,6 @@ QUESTION = {"role": "user", "content": "a"}
         ({"messages": [{**QUESTION, "interrupted": 1}]}, "neither true nor false"),
     ],
 )
-def test_what_is_no_conversation_is_said(record: Any, complaint: str) -> None:
+def test_invalid_records_are_refused_with_the_reason(record: Any, complaint: str) -> None:
     with pytest.raises(InvalidArgumentError, match=complaint):
         Conversation.from_record(record, Conversation("demo"))

@@ -1,4 +1,4 @@
-"""Entries out of lines, from a pipe and from a person who presses keys."""
+"""Readers: entries from a pipe and from a terminal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FakeReadline:
 
 @pytest.fixture
 def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TerminalReader]:
-    """A reader for whom somebody types: lines, or an exception with what was typed before it."""
+    """A terminal reader with typed input: lines, or an exception with the text typed before it."""
 
     def install(keys: Iterable[Any]) -> TerminalReader:
         reader, typed = TerminalReader(("help",)), iter(keys)
@@ -104,7 +104,7 @@ def test_commands_complete() -> None:
     assert complete("s", 0) is None
 
 
-def test_what_is_not_utf_8_is_not_a_message(
+def test_input_that_is_not_utf_8_is_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = iter(["a\udcff", "b"])
@@ -132,7 +132,7 @@ def test_what_is_not_utf_8_is_not_a_message(
         ("exit\nquit", Entry("exit\nquit", False)),
     ],
 )
-def test_what_is_pasted_is_one_entry(type_in: Callable[..., TerminalReader], typed: str, expected: Entry) -> None:
+def test_pasted_lines_are_one_entry(type_in: Callable[..., TerminalReader], typed: str, expected: Entry) -> None:
     assert type_in([typed]).read() == expected
 
 

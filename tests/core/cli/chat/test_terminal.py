@@ -1,4 +1,4 @@
-"""What a chat does with its terminal: words stay whole, echo is off during an answer, a hangup ends in order."""
+"""The terminal of a chat: word wrap, echo, hang-up and history."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aethermind.cli.chat.history import kept_history
-from aethermind.cli.chat.terminal import WrappingWriter, hangup_exits, without_echo
+from aethermind.cli.chat.terminal import WrappingWriter, hangup_exits, typed_history, without_echo
 
 WORDS = "The fox, who had never seen the sea before, sat down beside an extraordinarily old turtle."
 
@@ -57,7 +56,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize("num_columns", [20, 33, 79])
-def test_words_are_not_cut(show: object, num_columns: int, size: int) -> None:
+def test_words_are_wrapped(show: object, num_columns: int, size: int) -> None:
     shown = show(f"{WORDS}\n\n{WORDS}", num_columns, size)  # type: ignore[operator]
     assert max(map(len, shown.splitlines())) < num_columns
     assert shown.split() == [*WORDS.split(), *WORDS.split()]
@@ -68,12 +67,12 @@ def test_code_and_words_longer_than_a_line_are_left_to_the_terminal(show: object
     assert show(text, 20, 4) == screen(text.rstrip("\n") + "\n", 20)  # type: ignore[operator]
 
 
-def test_text_behind_code_is_wrapped_again(show: object) -> None:
+def test_text_after_code_is_wrapped(show: object) -> None:
     shown = show(f"```\na = 1\n```\n{WORDS}", 30, 5)  # type: ignore[operator]
     assert shown.split()[4:] == ["```", *WORDS.split()]
 
 
-def test_typed_keys_are_not_echoed_meanwhile() -> None:
+def test_echo_is_off_during_an_answer() -> None:
     screen_end, keyboard = pty.openpty()
     with os.fdopen(keyboard) as stream:
 
@@ -90,7 +89,7 @@ def test_typed_keys_are_not_echoed_meanwhile() -> None:
         pass
 
 
-def test_a_closed_terminal_ends_the_chat_in_order() -> None:
+def test_a_hang_up_saves_the_history() -> None:
     before = signal.getsignal(signal.SIGHUP)
     with hangup_exits(), pytest.raises(SystemExit) as end:
         signal.raise_signal(signal.SIGHUP)
@@ -102,12 +101,12 @@ def test_a_pasted_entry_is_one_line_of_the_history(tmp_path: Path) -> None:
     readline = pytest.importorskip("readline")
     path = tmp_path / "history"
     readline.clear_history()
-    with kept_history(path):
+    with typed_history(path):
         readline.add_history("one\ntwo")
         readline.add_history("three")
     assert len(path.read_text(encoding="utf-8").split("\n")) == 3
     readline.clear_history()
-    with kept_history(path):
+    with typed_history(path):
         assert [readline.get_history_item(i) for i in (1, 2)] == ["one\ntwo", "three"]
         readline.add_history("four")
     assert len(path.read_text(encoding="utf-8").split("\n")) == 4

@@ -1,4 +1,4 @@
-"""The verb: a table, a record, a picture, and a sentence where it cannot."""
+"""simulate: the table, the JSON record, the plot, and errors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_a_table_has_a_column_for_each_policy(invoke: Any) -> None:
         assert word in result.stdout
 
 
-def test_a_cache_that_is_too_small_is_told_of(invoke: Any) -> None:
+def test_requests_that_exceed_the_kv_cache_are_reported(invoke: Any) -> None:
     assert "rejected;" not in invoke("simulate", str(SMALL)).stdout
     result = invoke("simulate", str(SMALL), "--num-kv-blocks", "2")
     assert result.exit_code == 0, result.output
     assert "of 8 requests need more tokens than the 32 that the KV cache holds, and were rejected" in result.stdout
 
 
-def test_the_record_says_the_same(invoke: Any) -> None:
+def test_the_json_record_has_the_same_metrics(invoke: Any) -> None:
     arguments = ("--policy", "priority,fcfs,priority", "--limit", "5", "--rate-scale", "2", "--json")
     report = json.loads(invoke("simulate", str(SMALL), *arguments).stdout)
     assert list(report["policies"]) == ["priority", "fcfs"]
@@ -41,7 +41,7 @@ def test_the_record_says_the_same(invoke: Any) -> None:
     assert 0 < report["policies"]["fcfs"]["fairness"] <= 1
 
 
-def test_limits_and_costs_count(invoke: Any, tmp_path: Path) -> None:
+def test_limits_and_costs_change_the_result(invoke: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text('{"fixed_s": 1.0, "prefill_token_s": 0, "decode_sequence_s": 0}')
     options = ("--cost-model", str(tmp_path / "costs.json"), "--max-num-seqs", "1", "--block-size", "32", "--json")
     report = json.loads(invoke("simulate", str(PREFIXES), "--policy", "fcfs", *options).stdout)
@@ -59,14 +59,16 @@ def test_costs_can_be_measured(invoke: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_a_picture(invoke: Any, tmp_path: Path, suffix: str) -> None:
+def test_a_plot_is_written(invoke: Any, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"run.{suffix}"
     assert invoke("simulate", str(SMALL), "--plot", str(path)).exit_code == 0
     begin = path.read_bytes()[:300]
     assert (b"<?xml" in begin) if suffix == "svg" else begin.startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_there_is_a_sentence(invoke: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_plots_are_a_one_line_error(
+    invoke: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = invoke("simulate", str(SMALL), "--plot", str(tmp_path / "run.svg"))
     assert result.exit_code == 2

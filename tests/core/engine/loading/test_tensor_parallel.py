@@ -153,7 +153,7 @@ def test_which_heads_of_keys_a_rank_has() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "int4", "lm_head": "dense"}],
+    [{"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "int4", "lm_head_quantization": "dense"}],
     ids=lambda options: "-".join(options.values()),
 )
 def test_coded_caches_and_weights(write: Callable[..., Path], options: dict[str, str]) -> None:

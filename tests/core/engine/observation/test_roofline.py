@@ -120,7 +120,9 @@ def test_a_step_takes_the_longer_of_both_at_every_call(planned: PlannedModel) ->
 
 def test_quantised_weights_are_bounded_by_the_arithmetic_of_their_kernel(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dtype": "bfloat16"}))
-    quantized = plan_model(runtime, tmp_path, device="cpu", load_format="dummy", quantization="int8", lm_head="dense")
+    quantized = plan_model(
+        runtime, tmp_path, device="cpu", load_format="dummy", quantization="int8", lm_head_quantization="dense"
+    )
     shape = shape_of(quantized, 1, (1, 1))
     found = works(quantized, shape)
     multiplied = {step.kernel.operator: step.kernel.arithmetic for step in quantized.compiled.plan.steps}

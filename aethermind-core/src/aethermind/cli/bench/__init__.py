@@ -1,12 +1,12 @@
-"""`aethermind bench`: how fast, how far from what the hardware allows, how true to the model, and under which load."""
+"""`aethermind bench`: latency, hardware limits, quality of quantisation, and load tests of servers."""
 
 from __future__ import annotations
 
 import typer
 
 from aethermind.cli.bench import kv_reuse, latency, limits, quality, serve
+from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.configured import ConfiguredCommand
-from aethermind.cli.summaries import SummaryGroup
 
 __all__ = ["app"]
 

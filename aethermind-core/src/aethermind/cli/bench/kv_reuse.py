@@ -1,16 +1,16 @@
-"""`aethermind bench kv-reuse`: how alike layers' keys and values are, and what sharing them costs."""
+"""`aethermind bench kv-reuse`: similarity of layers' keys and values, and the loss when layers share them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.bench.quality import dense_settings, diverge, windows_of_text
+from aethermind.cli.flags import with_settings
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["EXAMPLES", "kv_reuse"]
@@ -22,6 +22,7 @@ EXAMPLES = console.examples(
 )
 
 
+@with_settings
 def kv_reuse(
     reuse: Annotated[
         list[str] | None,
@@ -29,17 +30,16 @@ def kv_reuse(
             metavar="READER:SOURCE[,...]", help="Layers (from 0) that read the keys and values of an earlier layer."
         ),
     ] = None,
+    *,
     model: options.Model = None,
-    load_format: options.LoadFormat = "auto",
-    text: Annotated[
-        Path | None, typer.Option(help="A UTF-8 text to measure on.", show_default="text that the model generates")
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Number of tokens to measure on.", min=2)] = 512,
+    load_format: options.LoadFormat,
+    text: options.MeasuredText = None,
+    tokens: options.MeasuredTokens = 512,
     distill: Annotated[
         int, typer.Option(help="Number of further tokens to fit the readers to; 0 for none.", min=0)
     ] = 0,
-    device: options.Device = "auto",
-    num_threads: options.NumThreads = None,
+    device: options.Device,
+    num_threads: options.NumThreads,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the keys and values of layers, and measure what a model loses when layers share them.
@@ -55,7 +55,7 @@ def kv_reuse(
     """
     import numpy as np
 
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
     from aethermind.engine.kv_reuse import distillation
     from aethermind.engine.kv_reuse.sharing import KVReuse, kv_similarity
     from aethermind.engine.text_passes.text_logits import text_logits
@@ -65,8 +65,8 @@ def kv_reuse(
         engine = llm.engine
         num_layers = engine.planned.cache_spec.num_layers
         windows = windows_of_text(llm, text, tokens, window)
-        lessons = windows_of_text(llm, text, tokens + distill, window)[len(windows) :] if distill else []
-        if distill and not lessons:
+        training_windows = windows_of_text(llm, text, tokens + distill, window)[len(windows) :] if distill else []
+        if distill and not training_windows:
             raise InvalidArgumentError("The text ends before there is anything to --distill from. Lower --tokens.")
         pairs = [kv_similarity(engine, ids) for ids in windows]
         keys, values = np.average(np.array(pairs), axis=0, weights=[len(ids) for ids in windows])
@@ -79,14 +79,14 @@ def kv_reuse(
         costs = []
         for sources in wanted:
             cost: dict[str, Any] = {"sources": sources, **lost(KVReuse(engine, sources))}
-            if lessons:
-                parameters = distillation.distill(engine, sources, lessons)
+            if training_windows:
+                parameters = distillation.distill(engine, sources, training_windows)
                 cost["distilled"] = lost(KVReuse(engine, sources, parameters))
             costs.append(cost)
     report = {
         "model": llm.info.model,
         "num_tokens": len(expected),
-        "num_distilled_tokens": sum(map(len, lessons)),
+        "num_distilled_tokens": sum(map(len, training_windows)),
         "key_cosines": keys.tolist(),
         "value_cosines": values.tolist(),
         "reuse": costs,
@@ -98,7 +98,7 @@ def kv_reuse(
 
 
 def _sources(option: str) -> dict[int, int]:
-    """`READER:SOURCE` pairs, with commas between them."""
+    """Parse `READER:SOURCE` pairs that are separated by commas."""
     try:
         return {int(reader): int(source) for reader, source in (pair.split(":") for pair in option.split(","))}
     except ValueError:

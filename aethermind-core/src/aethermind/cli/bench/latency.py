@@ -1,4 +1,4 @@
-"""`aethermind bench latency`: prefill and decode of one batch, against what the hardware allows."""
+"""`aethermind bench latency`: prefill and decode of one batch, compared with the roofline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aethermind.cli import console, options
 from aethermind.cli.bench import limits
-from aethermind.cli.groups import NumberOptions, StepOptions, with_groups
+from aethermind.cli.flags import with_settings
+from aethermind.cli.settings import DeviceOptions, ExecutionOptions
 from aethermind.cli.weight_formats import as_record, describe
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from aethermind.hal.backend import MeasuredLimits
     from aethermind.llm import LLM
 
-__all__ = ["EXAMPLES", "Phases", "Run", "latency", "split", "summarize"]
+__all__ = ["BatchTiming", "EXAMPLES", "Phases", "latency", "split", "summarize"]
 
 EXAMPLES = console.examples(
     "aethermind bench latency",
@@ -32,23 +31,23 @@ EXAMPLES = console.examples(
 WARM_UP_TOKENS = 4
 
 
-@with_groups
+@with_settings
 def latency(
     model: options.Model = None,
     *,
-    load_format: options.LoadFormat = "auto",
-    adapters: options.Adapters = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 128,
-    batch: Annotated[int, typer.Option(help="Requests per batch.", min=1)] = 1,
-    repeat: Annotated[int, typer.Option(help="Number of runs; medians are reported.", min=1)] = 3,
-    numbers: NumberOptions,
-    kv_cache_dtype: options.KvCacheDType = "auto",
-    num_threads: options.NumThreads = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
-    fallback: options.Fallback = "warn",
-    deterministic: options.Deterministic = False,
-    steps: StepOptions,
+    load_format: options.LoadFormat,
+    adapters: options.Adapters,
+    prompt_tokens: options.PromptTokens = 512,
+    output_tokens: options.OutputTokens = 128,
+    batch: options.Batch = 1,
+    repeat: options.Repeat = 3,
+    numbers: DeviceOptions,
+    kv_cache_dtype: options.KvCacheDType,
+    num_threads: options.NumThreads,
+    max_num_batched_tokens: options.MaxNumBatchedTokens,
+    fallback: options.Fallback,
+    deterministic: options.Deterministic,
+    execution: ExecutionOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
@@ -57,7 +56,7 @@ def latency(
     read its weights, keys and values from memory or the time of its arithmetic, whichever is longer, at
     the bandwidth and peaks measured just before and after the runs. An --adapter applies to all requests.
     """
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
     from aethermind.engine.loading.model_graph import GraphKey
     from aethermind.engine.loading.weight_formats import format_uses
     from aethermind.engine.observation.roofline import least_seconds
@@ -66,7 +65,7 @@ def latency(
     llm = open_llm(
         options.chosen_model(model),
         numbers,
-        steps,
+        execution,
         load_format=load_format,
         adapters=adapters,
         kv_cache_dtype=kv_cache_dtype,
@@ -84,11 +83,11 @@ def latency(
         backend = planned.open_device.backend
         sizes = (prompt_tokens, output_tokens, batch, adapter)
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch, adapter)
-        peak_memory_bytes = _peak_memory_bytes()  # before the limits are measured: that takes memory of its own
-        # Steps that are looked at are neither padded nor run ahead: there nobody looks while the time is taken.
+        peak_memory_bytes = _peak_memory_bytes()  # read before the limits are measured, which allocates memory
+        # An observer disables padding and asynchronous scheduling, so a separate run records the shapes of such steps.
         shapes = _run(llm, *sizes).shapes if llm.engine.pipeline.runs_ahead else []
         before = limits.measure_limits(backend, num_threads)
-        runs = [_run(llm, *sizes, is_watched=not shapes) for _ in range(repeat)]
+        runs = [_run(llm, *sizes, is_observed=not shapes) for _ in range(repeat)]
         measured = limits.average(before, limits.measure_limits(backend, num_threads))
         plan = planned.compile(GraphKey(has_adapters=True)).plan if adapter else planned.compiled.plan
         least_s = Phases(
@@ -120,15 +119,15 @@ def latency(
 
 
 class Phases(NamedTuple):
-    """Seconds of a run until every request has its first token, and after that; None for what is not known."""
+    """Seconds of a run until every request has its first token, and after that; None where unknown."""
 
     prefill: float | None
     decode: float | None
 
 
 @dataclass(slots=True)
-class Run:
-    """When the tokens of one batch came, in seconds of `time.perf_counter`. Mutable while it is recorded."""
+class BatchTiming:
+    """Times of the tokens of one batch, in seconds of `time.perf_counter`. Mutable while it is recorded."""
 
     num_requests: int
     prompt_tokens: int
@@ -140,7 +139,7 @@ class Run:
     shapes: list[StepShape] = field(default_factory=list)
 
     def record(self, output: RequestOutput, now: float) -> None:
-        """Take one output of the engine."""
+        """Record one output of the engine, received at `now`."""
         self.started_s = min(self.started_s, output.metrics.arrival_s)
         self.counts[output.request_id] = output.outputs[0].num_tokens
         if output.request_id not in self.first_tokens_s and output.metrics.first_token_s is not None:
@@ -150,7 +149,7 @@ class Run:
 
     @property
     def ttft_s(self) -> float:
-        """The median request's time to first token."""
+        """Median time to first token of the requests."""
         return median(self.first_tokens_s.values()) - self.started_s
 
     @property
@@ -164,7 +163,7 @@ class Run:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second of the batch once every request decodes; None where no token is left to decode."""
+        """Tokens per second of the batch once every request decodes; None if no token is left by then."""
         num_tokens = sum(self.counts.values()) - self.num_tokens_at_prefill_end
         return num_tokens / self.decode_s if num_tokens > 0 and self.decode_s > 0 else None
 
@@ -174,7 +173,9 @@ class Run:
         return self.finished_s - max(self.first_tokens_s.values())
 
 
-def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, adapter: str, *, is_watched: bool = True) -> Run:
+def _run(
+    llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, adapter: str, *, is_observed: bool = True
+) -> BatchTiming:
     import time
 
     from aethermind.engine.observation.roofline import StepRecorder
@@ -183,23 +184,23 @@ def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, adapter: 
 
     vocab_size = llm.engine.planned.model.config.vocab_size
     prompts = [{"prompt_token_ids": sample_prompt(prompt_tokens, vocab_size, index)} for index in range(batch)]
-    run = Run(batch, prompt_tokens)
+    run = BatchTiming(batch, prompt_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     recorder = StepRecorder()
-    llm.engine.runner.observer = recorder if is_watched else None
+    llm.engine.runner.observer = recorder if is_observed else None
     llm.generate(prompts, params, adapter=adapter, on_output=lambda output: run.record(output, time.perf_counter()))
     run.shapes = recorder.shapes
     return run
 
 
 def split(shapes: list[StepShape]) -> tuple[list[StepShape], list[StepShape]]:
-    """The steps until every request has its first token, and those after that, in which all decode."""
+    """The steps until every request has its first token, and the pure decode steps after that."""
     num_prefill = max((i + 1 for i, shape in enumerate(shapes) if not shape.is_decode), default=0)
     return shapes[:num_prefill], shapes[num_prefill:]
 
 
-def summarize(runs: list[Run], least_s: Phases) -> dict[str, float | None]:
-    """Medians over the runs, and which fraction of the limit they reach (None where the limit is not known)."""
+def summarize(runs: list[BatchTiming], least_s: Phases) -> dict[str, float | None]:
+    """Medians over the runs, and the fraction of the limit that they reach (None where the limit is unknown)."""
     rates = [rate for run in runs if (rate := run.decode_tokens_per_s) is not None]
     return {
         "prefill_tokens_per_s": median(run.prefill_tokens_per_s for run in runs),
@@ -215,7 +216,7 @@ def _fraction(least_s: float | None, seconds: float) -> float | None:
 
 
 def _peak_memory_bytes() -> int | None:
-    """The most memory this process ever had resident; None where the system does not say."""
+    """Peak resident memory of this process in bytes; None where the system does not report it."""
     try:
         import resource
     except ImportError:

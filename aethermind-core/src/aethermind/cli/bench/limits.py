@@ -1,4 +1,4 @@
-"""`aethermind bench limits`: what a device reaches at best, measured."""
+"""`aethermind bench limits`: measured memory bandwidth and peak arithmetic of a device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cli import console, options
+from aethermind.cli.flags import with_settings
 
 if TYPE_CHECKING:
     from aethermind.hal.backend import Backend, MeasuredLimits
@@ -18,9 +19,11 @@ EXAMPLES = console.examples("aethermind bench limits", "aethermind bench limits 
 _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 
+@with_settings
 def limits(
-    device: options.Device = "auto",
-    num_threads: options.NumThreads = None,
+    *,
+    device: options.Device,
+    num_threads: options.NumThreads,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure memory bandwidth and peak arithmetic of a device."""
@@ -37,14 +40,14 @@ def limits(
 
 
 def measure_limits(backend: Backend, num_threads: int | None) -> MeasuredLimits | None:
-    """Ask a backend for its limits in the dtypes that are reported."""
+    """Measure a backend's limits in the dtypes that are reported."""
     from aethermind.hal.dtype import DType
 
     return backend.measure_limits([DType.parse(label) for label in _SHORT_NAMES.values()], num_threads)
 
 
 def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
-    """The mean of measurements made around a run; None where the backend measures nothing."""
+    """The mean of measurements before and after a run; None where the backend measures nothing."""
     from aethermind.hal.backend import MeasuredLimits
 
     present = [one for one in measured if one is not None]
@@ -55,7 +58,7 @@ def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
 
 
 def as_record(measured: MeasuredLimits | None) -> dict[str, Any]:
-    """Limits for `--json`: bytes and operations per second, by short dtype name; None for what is not known."""
+    """Limits for `--json`: bytes and operations per second, by short dtype name; None where unknown."""
     return {
         "memory_bytes_per_s": measured and measured.memory_bytes_per_s,
         "flops_per_s": {short: measured and measured.flops_per_s.get(label) for short, label in _SHORT_NAMES.items()},

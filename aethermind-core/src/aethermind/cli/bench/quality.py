@@ -1,4 +1,4 @@
-"""`aethermind bench quality`: what a weight format costs, by the logits of a text."""
+"""`aethermind bench quality`: the loss in quality of a weight format, measured by the logits of a text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.flags import with_settings
 from aethermind.cli.weight_formats import as_record
 from aethermind.errors import InvalidArgumentError
 
@@ -25,7 +26,7 @@ EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
     "aethermind bench quality --quantization int8 int4 int4_zp --tokens 128",
     "aethermind bench quality --kv-cache-dtype int8 --tokens 64",
-    "aethermind bench quality int4 --lm-head dense --text README.md --json",
+    "aethermind bench quality int4 --lm-head-quantization dense --text README.md --json",
 )
 
 _WINDOW = 128
@@ -33,6 +34,7 @@ _OPENING = "Once upon a time"
 _BLOCK_SIZE = 16
 
 
+@with_settings
 def quality(
     formats: Annotated[
         list[str] | None,
@@ -41,17 +43,16 @@ def quality(
     first_formats: Annotated[
         list[str] | None, typer.Option("--quantization", help="The same as a first FORMAT.")
     ] = None,
-    lm_head: options.LmHead = None,
-    kv_cache_dtype: options.KvCacheDType = "auto",
+    *,
+    lm_head_quantization: options.LmHeadQuantization,
+    kv_cache_dtype: options.KvCacheDType,
     model: options.Model = None,
-    load_format: options.LoadFormat = "auto",
-    text: Annotated[
-        Path | None, typer.Option(help="A UTF-8 text to measure on.", show_default="text that the model generates")
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Number of tokens to measure on.", min=2)] = 512,
-    device: options.Device = "auto",
+    load_format: options.LoadFormat,
+    text: options.MeasuredText = None,
+    tokens: options.MeasuredTokens = 512,
+    device: options.Device,
     dtype: options.DType = "float32",
-    num_threads: options.NumThreads = None,
+    num_threads: options.NumThreads,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the logits of quantised weights with those of the dense model in float32.
@@ -69,7 +70,7 @@ def quality(
     wanted = list(dict.fromkeys([*(first_formats or ()), *(formats or ())]))
     if not wanted:
         wanted = ["dense"] if kv_cache_dtype != "auto" else runtime.weight_formats.names()
-    for name in (*wanted, *([lm_head] if lm_head else ())):
+    for name in (*wanted, *([lm_head_quantization] if lm_head_quantization else ())):
         runtime.weight_formats.get(name)
     window, settings = dense_settings(device, load_format, num_threads, tokens)
     settings["runtime"] = runtime
@@ -88,7 +89,12 @@ def quality(
         }
     for one in wanted:
         with _open(
-            name, dtype=dtype, quantization=one, lm_head=lm_head, kv_cache_dtype=kv_cache_dtype, **settings
+            name,
+            dtype=dtype,
+            quantization=one,
+            lm_head_quantization=lm_head_quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            **settings,
         ) as tested:
             report["formats"].append({"quantization": one, **_measured(tested, expected, windows)})
     if as_json:
@@ -100,7 +106,7 @@ def quality(
 def dense_settings(
     device: str, load_format: str, num_threads: int | None, num_tokens: int
 ) -> tuple[int, dict[str, Any]]:
-    """Tokens of a window, and the options of a model that computes the logits of one in a step."""
+    """Tokens per window, and the options of a model that computes the logits of one window in a step."""
     window = min(_WINDOW, num_tokens)
     return window, {
         "device": device,
@@ -117,7 +123,7 @@ def dense_settings(
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far predictions are from others: in nats by row, and the share of rows with the same likeliest token."""
+    """The difference of predictions from a reference: KL divergence in nats per row, and top-1 agreement."""
 
     kl_mean: float
     kl_p99: float
@@ -145,7 +151,7 @@ def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _open(model: str, **settings: Any) -> LLM:
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
 
     return open_llm(model, **settings)
 

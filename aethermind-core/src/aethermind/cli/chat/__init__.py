@@ -1,14 +1,12 @@
 """`aethermind chat`: a conversation on the terminal, or through a pipe.
 
-conversation   who said what, under which settings: data without terminal or model
-saved          conversations as JSON files
-readers        where lines come from: a terminal, or a pipe
-history        what was typed, for the next chat
-answerers      who answers: a model loaded here
-server         … or one behind a URL
-slash          the commands that begin with a slash
-repl           reading, answering, and what Ctrl-C means
 command        the verb and its options
+repl           the loop: read an entry, answer it; Ctrl-C
+conversation   messages and settings as data, and their JSON files
+readers        entries from a terminal or a pipe
+slash          the commands that begin with a slash
+answerers      a model loaded in this process, or one behind a URL
+terminal       echo, word wrap, the history of typed lines
 """
 
 from __future__ import annotations

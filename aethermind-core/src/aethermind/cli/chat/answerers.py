@@ -1,28 +1,34 @@
-"""Who answers in a chat: a model that is loaded here, or (in `server`) one behind a URL."""
+"""What answers a chat: a model loaded in this process, or one behind a URL."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import json
+import time
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aethermind.cli.prefill import PrefillProgress
+from aethermind.cli.progress import PrefillProgress
+from aethermind.cli.remote import EventParser, check_key, choose_model, client_options, connection_error, error_of
+from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
 from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
+    import httpx
+
     from aethermind.cli.chat.conversation import Conversation
     from aethermind.llm import LLM
 
-__all__ = ["Answerer", "LocalAnswerer", "Reply"]
+__all__ = ["Answerer", "ChatReply", "LocalAnswerer", "ServerAnswerer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer so far. `finish_reason` is None while it grows; counts are 0 where nobody told them.
+class ChatReply:
+    """An answer so far. `finish_reason` is None until it is complete; counts that are unknown are 0.
 
-    `seed` repeats it; None for an answer without chance, and for one whose chance is not ours. `ttft_s` is the time to
-    its first token, `decode_s` the time since.
+    `seed` reproduces the answer; None for a greedy one, and where a server chose the seed. `ttft_s` is the time to its
+    first token and `decode_s` the time since, in seconds.
     """
 
     text: str
@@ -36,7 +42,7 @@ class Reply:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens a second after the first; None where too little happened to tell."""
+        """Tokens per second after the first; None for fewer than two tokens."""
         return (self.num_output_tokens - 1) / self.decode_s if self.num_output_tokens > 1 and self.decode_s else None
 
 
@@ -46,12 +52,12 @@ class Answerer(Protocol):
     max_model_len: int | None
     """The longest context in tokens; None if that is not known."""
     has_steps: bool
-    """Whether it must not be interrupted but between two states of an answer."""
-    unsaid: str | None
-    """Whose settings apply where a conversation has none; None if a conversation has all that apply."""
+    """Whether an answer may be interrupted only between two tokens."""
+    default_settings: str | None
+    """What applies where a conversation has no setting, such as `the server's`; None if it has all of them."""
 
-    def answer(self, conversation: Conversation, attempt: int) -> Generator[Reply, None, None]:
-        """Yield the answer to the last question as it grows. Closing the generator ends it."""
+    def answer(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
+        """Yield the answer to the last question after each token, whole so far. Closing the generator aborts it."""
         ...
 
 
@@ -59,7 +65,7 @@ class LocalAnswerer:
     """A model that runs in this process."""
 
     has_steps = True
-    unsaid: str | None = None
+    default_settings: str | None = None
 
     def __init__(self, llm: LLM, chat_template: str | None = None, adapter: str = "") -> None:
         self.max_model_len: int | None = llm.info.max_model_len
@@ -68,8 +74,8 @@ class LocalAnswerer:
         self._chat_template = chat_template
         self._adapter = adapter
 
-    def answer(self, conversation: Conversation, attempt: int) -> Generator[Reply, None, None]:
-        """Answer, with the keys and values of earlier turns used again."""
+    def answer(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
+        """Answer; keys and values of earlier turns come from the prefix cache."""
         params = conversation.params(attempt)
         prompt, template = conversation.prompt(), self._chat_template
         stream = self._llm.stream_chat(
@@ -83,7 +89,7 @@ class LocalAnswerer:
                 if times.first_token_s is not None:
                     ttft_s = times.first_token_s - times.arrival_s
                     decode_s = None if times.finished_s is None else times.finished_s - times.first_token_s
-                yield Reply(
+                yield ChatReply(
                     completion.text,
                     completion.finish_reason,
                     len(output.prompt_token_ids),
@@ -93,3 +99,137 @@ class LocalAnswerer:
                     ttft_s,
                     decode_s,
                 )
+
+
+_THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>\n", "\n</think>\n\n"
+"""Marks around reasoning in the text of a model; servers send reasoning in a field of its own."""
+
+
+class ServerAnswerer:
+    """A model behind a server with OpenAI's API. Close it at the end. Needs httpx."""
+
+    has_steps = False
+    default_settings: str | None = "the server's"
+
+    def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
+        """Connect and choose the model, the first one if `model` is None. Raises InvalidArgumentError."""
+        import httpx
+
+        self._client = httpx.Client(**client_options(url, api_key))
+        try:
+            response = self._client.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise connection_error(self._client, error) from None
+        check_key(self._client, response)
+        described = choose_model(self._client, response, model)
+        self.model = str(described["id"])
+        length = described.get("max_model_len")
+        self.max_model_len = length if isinstance(length, int) else None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def answer(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
+        """Answer. Closing the generator closes the connection, which makes the server abort the request."""
+        import httpx
+
+        body = self._body(conversation, attempt)
+        sent_s = time.perf_counter()
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    check_key(self._client, response)
+                    raise _as_error(response.status_code, error_of(response))
+                yield from _replies(response, sent_s, body.get("seed"))
+        except httpx.ConnectError as error:
+            raise connection_error(self._client, error) from None
+        except httpx.HTTPError as error:
+            raise EngineDeadError(
+                f"The server hung up in the middle of the answer ({error or type(error).__name__}); /regen asks again."
+            ) from None
+
+    def _body(self, conversation: Conversation, attempt: int) -> dict[str, Any]:
+        """The request's JSON, with only the settings that the conversation changed; others are the server's."""
+        changed = {
+            name: value for name, value in conversation.sampling.items() if value is not None and value is not False
+        }
+        if "seed" in changed:
+            changed["seed"] = conversation.params(attempt).seed
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": self.model, "messages": conversation.prompt(), **changed, **streaming}
+
+
+class _TextAccumulator:
+    """The text of a streamed answer, with reasoning between its marks. Mutable."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._is_thinking = False
+
+    def add(self, delta: dict[str, Any]) -> bool:
+        """Append the text of a delta; returns whether it had any."""
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        content = delta.get("content") or ""
+        if thought:
+            self.text += thought if self._is_thinking else _THOUGHT_BEGINS + thought
+            self._is_thinking = True
+        if content:
+            self.text += _THOUGHT_ENDS + content if self._is_thinking else content
+            self._is_thinking = False
+        return bool(thought or content)
+
+
+def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Iterator[ChatReply]:
+    first_s: float | None = None
+    last_s = 0.0
+    answer, num_deltas = _TextAccumulator(), 0
+    reason: str | None = None
+    usage: dict[str, Any] = {}
+    for event in _events(response):
+        if "error" in event:
+            error = event["error"] if isinstance(event["error"], dict) else {"message": str(event["error"])}
+            raise _as_error(500, {"message": "no reason given", **error})
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            reason = choice.get("finish_reason") or reason
+            if answer.add(choice.get("delta") or {}):
+                last_s = time.perf_counter()
+                first_s = last_s if first_s is None else first_s
+                num_deltas += 1
+                yield ChatReply(answer.text)
+    if reason is None:
+        raise EngineDeadError("The server ended the answer in the middle; /regen asks again.")
+    yield ChatReply(
+        answer.text,
+        reason,
+        usage.get("prompt_tokens") or 0,
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        usage.get("completion_tokens") or num_deltas,
+        seed,
+        None if first_s is None else first_s - sent_s,
+        None if first_s is None else last_s - first_s,
+    )
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    parser = EventParser()
+    for chunk in response.iter_bytes():
+        for data in parser.push(chunk):
+            if data == b"[DONE]":
+                return
+            try:
+                event = json.loads(data)
+            except ValueError:
+                event = None
+            if not isinstance(event, dict):
+                raise InvalidArgumentError("The server does not stream answers as OpenAI's API does. Correct --url.")
+            yield event
+
+
+def _as_error(status: int, error: dict[str, Any]) -> AetherMindError:
+    message = error["message"].rstrip(".")
+    if error.get("code") == "context_length_exceeded":
+        return ContextLengthError(f"{message}.")
+    return InvalidArgumentError(f"The server answers with an error ({error.get('code') or status}): {message}.")

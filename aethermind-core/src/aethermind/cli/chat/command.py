@@ -10,22 +10,20 @@ import typer
 
 from aethermind import env
 from aethermind.cli import console, options
-from aethermind.cli.given import is_flag
-from aethermind.cli.groups import (
+from aethermind.cli.flags import is_flag, with_settings
+from aethermind.cli.settings import (
     SAMPLING_DEFAULTS,
-    EngineOptions,
+    ExecutionOptions,
     ModelOptions,
+    OfflineEngineOptions,
     SamplingOptions,
-    StepOptions,
-    with_groups,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
-    from aethermind.cli.chat.answerers import Answerer
+    from aethermind.cli.chat.answerers import Answerer, ServerAnswerer
     from aethermind.cli.chat.readers import Reader
-    from aethermind.cli.chat.server import ServerAnswerer
     from aethermind.llm import LLM
 
 __all__ = ["EXAMPLES", "chat"]
@@ -37,31 +35,29 @@ EXAMPLES = console.examples(
     "aethermind chat --url http://127.0.0.1:8000",
 )
 
-_OF_A_SERVER = frozenset(
+_SERVER_OPTIONS = frozenset(
     {"url", "api_key", "model", "named_model", "system", "stats", "history", "config_file", "print_config", "log_level"}
 )
-"""Options that a chat with a server has besides those of sampling; all others are about a model loaded here."""
+"""Options of a chat with a server, besides those of sampling; all others are about a model loaded here."""
 
 
-@with_groups
+@with_settings
 def chat(
     ctx: typer.Context,
+    *,
     model: options.Model = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    chat_template: options.ChatTemplate = None,
+    system: options.System,
+    chat_template: options.ChatTemplate,
     url: Annotated[
         str | None, typer.Option(help="Talk to a server with OpenAI's API at this URL instead of loading a model.")
     ] = None,
     api_key: options.ApiKeyToSend = None,
-    *,
     numbers: ModelOptions,
     sampling: SamplingOptions,
-    engine: EngineOptions,
-    steps: StepOptions,
+    engine: OfflineEngineOptions,
+    execution: ExecutionOptions,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
-    history: Annotated[
-        bool, typer.Option("--history/--no-history", help="On a terminal, keep what is typed for later chats.")
-    ] = True,
+    history: options.History,
 ) -> None:
     """Hold a conversation with a chat model.
 
@@ -69,7 +65,7 @@ def chat(
     Defaults called "the model's" come from its generation_config.json.
     """
     from aethermind.cli.chat.answerers import LocalAnswerer
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
     from aethermind.sampling.generation_config import with_defaults
     from aethermind.text.chat_templates import ChosenTemplate
 
@@ -83,7 +79,7 @@ def chat(
         adapter = options.chosen_adapter(numbers.adapters)
         chosen = None if chat_template is None else ChosenTemplate.read(chat_template)
         name = options.chosen_model(model)
-        llm = stack.enter_context(closing(open_llm(name, numbers, engine, steps, max_num_seqs=1)))
+        llm = stack.enter_context(closing(open_llm(name, numbers, engine, execution, max_num_seqs=1)))
         template = None if chosen is None else chosen.of(llm.tokenizer.chat_templates)
         _check_template(llm, name, template)
         given = with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given)
@@ -101,13 +97,12 @@ def _talk(
     has_stats: bool,
     has_history: bool,
 ) -> None:
-    """Have the conversation, on the terminal or through a pipe."""
+    """Run the conversation on the terminal or through a pipe."""
     from aethermind.cli.chat.conversation import Conversation
-    from aethermind.cli.chat.history import kept_history
     from aethermind.cli.chat.readers import PipeReader, TerminalReader
     from aethermind.cli.chat.repl import Repl
     from aethermind.cli.chat.slash import COMMANDS
-    from aethermind.cli.chat.terminal import hangup_exits
+    from aethermind.cli.chat.terminal import hangup_exits, typed_history
 
     is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
     reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
@@ -117,31 +112,32 @@ def _talk(
     elif console.is_terminal(sys.stdin):
         repl.say(f"{name} {place} · each line is a message, Ctrl-D leaves")
     keeps_history = is_interactive and has_history
-    with hangup_exits(), kept_history(env.state_directory() / "chat_history") if keeps_history else nullcontext():
+    with hangup_exits(), typed_history(env.state_directory() / "chat_history") if keeps_history else nullcontext():
         repl.run()
 
 
 def _server(url: str, model: str | None, api_key: list[str] | None) -> ServerAnswerer:
+    from aethermind.cli.chat.answerers import ServerAnswerer
+
     try:
-        from aethermind.cli.chat.server import ServerAnswerer
+        return ServerAnswerer(url, model, api_key[0] if api_key else None)
     except ImportError as error:
         raise SettingsError(f"`chat --url` needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
-    return ServerAnswerer(url, model, api_key[0] if api_key else None)
 
 
 def _check_flags(ctx: typer.Context) -> None:
-    """InvalidArgumentError for a flag about a model that would be loaded here."""
+    """InvalidArgumentError for a flag that is about a model loaded here."""
     from aethermind.cli.chat.conversation import SETTINGS
 
     for parameter in ctx.command.params:
-        if parameter.name not in _OF_A_SERVER.union(SETTINGS) and is_flag(ctx, parameter.name):
+        if parameter.name not in _SERVER_OPTIONS.union(SETTINGS) and is_flag(ctx, parameter.name):
             raise InvalidArgumentError(
                 f"{parameter.opts[0]} is about a model that is loaded here, and --url names a server's; leave one out."
             )
 
 
 def _check_template(llm: LLM, model: str, template: str | None) -> None:
-    """Say before anybody talks that the model cannot, or that a given template is wrong."""
+    """InvalidArgumentError, before the first message, where the model has no chat template or a given one is wrong."""
     if template is not None:
         from aethermind.text.chat_prompt import chat_prompt
 

@@ -1,33 +1,37 @@
-"""A conversation as data: who said what, and under which settings it is answered. No terminal, no model."""
+"""A conversation as data: messages, settings, and files that hold both. It knows no terminal and no model."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from aethermind import env
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams
 
-__all__ = ["Conversation", "Message", "SETTINGS", "parse_setting"]
+__all__ = ["ChatMessage", "Conversation", "SETTINGS", "load_conversation", "parse_setting", "save_conversation"]
 
-_NOT_HERE = ("n", "logprobs", "prompt_logprobs", "structured_outputs")
-"""Parameters of sampling whose effect a chat would not show, or that cannot be written in it."""
 
-SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.init and field.name not in _NOT_HERE)
-"""Names of what can be set: the parameters of sampling."""
+_NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs", "structured_outputs")
+"""Sampling parameters without a visible effect in a chat, or that cannot be typed in it."""
+
+SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.init and field.name not in _NOT_IN_CHAT)
+"""Names of the settings of a chat: sampling parameters."""
 
 _ALIASES = {"temp": "temperature"}
-"""Short names, as the flags have them."""
+"""Short names, which are also flags."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """What one side said; an answer that was interrupted is only the beginning of one."""
+class ChatMessage:
+    """A message of one role; `is_interrupted` marks an answer that was aborted."""
 
     role: str
     content: str
@@ -36,13 +40,13 @@ class Message:
 
 @dataclass(slots=True)
 class Conversation:
-    """Questions and answers in turn; only the last question may still lack its answer. Mutable."""
+    """Questions and answers in turn; only the last question may have no answer yet. Mutable."""
 
     model: str
     system: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     """Valid arguments for SamplingParams."""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
 
     @property
     def num_turns(self) -> int:
@@ -55,42 +59,42 @@ class Conversation:
         return self.messages[self._question_index()].content
 
     def prompt(self) -> list[dict[str, str]]:
-        """All that a model sees, as messages for its chat template."""
+        """The messages for the model's chat template, the system prompt included."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return system + [{"role": message.role, "content": message.content} for message in self.messages]
 
     def ask(self, text: str) -> None:
-        """Add a question, in the place of a last one that got no answer: models are taught turns that alternate."""
+        """Append a question; it replaces an unanswered last one, because models are trained on alternating turns."""
         if self.messages and self.messages[-1].role == "user":
             self.messages.pop()
-        self.messages.append(Message("user", text))
+        self.messages.append(ChatMessage("user", text))
 
     def answer(self, text: str, *, is_interrupted: bool = False) -> None:
-        """Add the answer to the last question."""
-        self.messages.append(Message("assistant", text, is_interrupted))
+        """Append the answer to the last question."""
+        self.messages.append(ChatMessage("assistant", text, is_interrupted))
 
     def undo(self) -> str:
-        """Take back the last question with its answer; returns the question."""
+        """Remove the last question with its answer; returns the question."""
         index = self._question_index()
         question = self.messages[index].content
         del self.messages[index:]
         return question
 
     def retract_answer(self) -> None:
-        """Take back the answer to the last question, if there is one. InvalidArgumentError where nothing was asked."""
+        """Remove the answer to the last question, if there is one. InvalidArgumentError without a question."""
         del self.messages[self._question_index() + 1 :]
 
     def edit(self, text: str) -> None:
-        """Put `text` in the place of the last question, and take its answer back."""
+        """Replace the last question and remove its answer."""
         self.undo()
         self.ask(text)
 
     def clear(self) -> None:
-        """Forget what was said; system text and settings stay."""
+        """Remove all messages; the system prompt and the settings are kept."""
         self.messages.clear()
 
     def set(self, name: str, value: Any) -> str:
-        """Change a setting; returns its name as it is written here.
+        """Change a setting; returns its canonical name.
 
         InvalidArgumentError, and nothing changed, for an unknown name or a bad value.
         """
@@ -109,13 +113,13 @@ class Conversation:
         return {name: getattr(params, name) for name in SETTINGS}
 
     def params(self, attempt: int = 0) -> SamplingParams:
-        """The parameters of the next answer, with a random seed if none is set; each attempt has a seed of its own."""
+        """The parameters of the next answer. Its seed is random if none is set, else the setting plus `attempt`."""
         seed = self.sampling.get("seed")
         seed = int.from_bytes(os.urandom(4)) if seed is None else (seed + attempt) % 2**64
         return SamplingParams(**{**self.sampling, "seed": seed})
 
     def as_record(self) -> dict[str, Any]:
-        """The conversation as JSON types; `from_record` is the way back."""
+        """The conversation as JSON types; `from_record` reads it."""
         return {
             "model": self.model,
             "system": self.system,
@@ -130,22 +134,22 @@ class Conversation:
         raise InvalidArgumentError("Nothing was said yet; write a message first.")
 
     @classmethod
-    def from_record(cls, record: Any, unsaid: Conversation) -> Conversation:
-        """Read what `as_record` made; what a record has no word about is as in `unsaid`, messages excepted.
+    def from_record(cls, record: Any, default: Conversation) -> Conversation:
+        """Read what `as_record` wrote. Fields that are absent come from `default`, except messages.
 
-        Raises InvalidArgumentError that says what is wrong where.
+        Raises InvalidArgumentError that names the field.
         """
         _require(isinstance(record, dict), f"it holds a JSON {type(record).__name__}, not an object")
         names = {"model", "system", "sampling", "messages"}
         for name in record:
             _require(name in names, f"it has an unknown key {name!r}{did_you_mean(name, names)}")
         _require("messages" in record, 'it has no "messages"')
-        model, system = record.get("model", unsaid.model), record.get("system", unsaid.system)
+        model, system = record.get("model", default.model), record.get("system", default.system)
         _require(isinstance(model, str), '"model" is not a text')
         _require(system is None or isinstance(system, str), '"system" is neither a text nor null')
         _require(isinstance(record["messages"], list), '"messages" is not a list')
         messages = [_from_record(message, f"messages[{i}]") for i, message in enumerate(record["messages"])]
-        sampling = record.get("sampling", unsaid.sampling)
+        sampling = record.get("sampling", default.sampling)
         _require(isinstance(sampling, dict), '"sampling" is not an object')
         for name in sampling:
             _require(name in SETTINGS, f'"sampling" has an unknown key {name!r}{did_you_mean(name, SETTINGS)}')
@@ -154,7 +158,7 @@ class Conversation:
 
 
 def parse_setting(text: str) -> Any:
-    """A value as people write it: JSON where it is (0.7, true, ["a", "b"]), `none`, else the text itself."""
+    """Parse a value: JSON (0.7, true, ["a", "b"]), `none`, else the text itself."""
     if text.lower() == "none":
         return None
     try:
@@ -163,14 +167,14 @@ def parse_setting(text: str) -> Any:
         return text
 
 
-def _as_record(message: Message) -> dict[str, Any]:
+def _as_record(message: ChatMessage) -> dict[str, Any]:
     record: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.is_interrupted:
         record["interrupted"] = True
     return record
 
 
-def _from_record(record: Any, where: str) -> Message:
+def _from_record(record: Any, where: str) -> ChatMessage:
     _require(isinstance(record, Mapping), f"{where} is not an object")
     for name in record:
         _require(name in ("role", "content", "interrupted"), f"{where} has an unknown key {name!r}")
@@ -178,10 +182,64 @@ def _from_record(record: Any, where: str) -> Message:
     _require(role in ("user", "assistant"), f"the role of {where} is {role!r}, neither 'user' nor 'assistant'")
     _require(isinstance(content, str), f"the content of {where} is not a text")
     _require(isinstance(is_interrupted, bool), f'"interrupted" of {where} is neither true nor false')
-    return Message(role, content, is_interrupted)
+    return ChatMessage(role, content, is_interrupted)
 
 
 def _require(condition: bool, complaint: str) -> None:
     if not condition:
         end = "" if complaint.endswith(("?", ".")) else "."
         raise InvalidArgumentError(f"This is not a saved conversation: {complaint}{end}")
+
+
+def save_conversation(conversation: Conversation, file: str) -> Path:
+    """Write a conversation as JSON. An existing file is replaced only if it holds a conversation.
+
+    Raises InvalidArgumentError.
+    """
+    path = _path(file)
+    if os.path.lexists(path):
+        try:
+            load_conversation(file, conversation)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{path} exists and is something else; choose another name.") from error
+    text = json.dumps(conversation.as_record(), indent=2, ensure_ascii=False) + "\n"
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            draft.unlink()
+        raise InvalidArgumentError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
+    return path
+
+
+def load_conversation(file: str, default: Conversation) -> Conversation:
+    """Read a conversation. Fields that the file lacks come from `default`.
+
+    Raises InvalidArgumentError that names the file and the error.
+    """
+    path = _path(file)
+    try:
+        if path.exists() and not path.is_file():
+            raise InvalidArgumentError(f"{path} is not a regular file, so it holds no conversation.")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path} is not a saved conversation: it is not UTF-8 text ({error}).") from error
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is not a saved conversation: it is not JSON ({error}).") from error
+    try:
+        return Conversation.from_record(record, default)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path} cannot be loaded. {error}") from error
+
+
+def _path(file: str) -> Path:
+    path = env.expand_home(file)
+    if not path.name:
+        raise InvalidArgumentError(f"{path} is a directory; add the name of a file.")
+    return path

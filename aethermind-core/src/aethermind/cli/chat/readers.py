@@ -1,4 +1,4 @@
-"""Where lines come from: a person at a terminal, or a pipe."""
+"""Readers of chat entries: from a terminal, or from a pipe."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ FENCE = '"""'
 PROMPT = "> "
 CONTINUATION = "... "
 LEAVING = frozenset({"exit", "quit"})
-"""What people type to leave, without a slash."""
+"""Words without a slash that leave the chat."""
 
 
 class Entry(NamedTuple):
-    """What was entered: a message, or a command without its slash."""
+    """A message, or a command without its slash."""
 
     text: str
     is_command: bool
 
 
 class Reader(Protocol):
-    """Reads one entry after another."""
+    """Reads entries, one per call."""
 
     is_interactive: bool
-    """Whether somebody sees what is wrong and can do something about it."""
+    """Whether a user sees errors and can react to them."""
 
     def read(self) -> Entry | None:
         """The next entry; None at the end."""
         ...
 
     def edit(self, text: str) -> str | None:
-        """Let the person change `text`; None if they gave up."""
+        """Let the user edit `text`; None if they cancel."""
         ...
 
 
 class _Lines:
-    """Entries out of lines: `/` begins a command, `//` a message with a slash, `FENCE` a message of many lines.
+    """Parses lines into entries: `/` begins a command, `//` a message with a slash, `FENCE` one of several lines.
 
-    Space before any of these does not count, and what is blank is no entry.
+    Leading space is ignored before any of these, and blank lines are skipped.
     """
 
     def _line(self, prompt: str) -> str | None:
@@ -77,7 +77,7 @@ class _Lines:
 
 
 class PipeReader(_Lines):
-    """Lines of a stream, to its end."""
+    """Reads the lines of a stream to its end."""
 
     is_interactive = False
 
@@ -85,7 +85,7 @@ class PipeReader(_Lines):
         self._stream = stream
 
     def edit(self, text: str) -> str | None:
-        """Refuse: nobody is there to edit."""
+        """Raise InvalidArgumentError: a pipe cannot edit."""
         raise InvalidArgumentError("/edit needs a terminal, or the new text: /edit TEXT.")
 
     def _line(self, prompt: str) -> str | None:
@@ -99,9 +99,10 @@ class PipeReader(_Lines):
 
 
 class TerminalReader(_Lines):
-    """A person: editing, history and completion by readline. Ctrl-C drops a line; twice at an empty one it leaves.
+    """Reads from a terminal, with editing, history and completion by readline.
 
-    Lines that are pasted together come as one, with newlines in it (bracketed paste, which libedit lacks).
+    Ctrl-C drops a line; pressed twice at an empty one it leaves. Pasted lines arrive as one entry that contains
+    newlines (bracketed paste, which libedit lacks).
     """
 
     is_interactive = True
@@ -133,9 +134,9 @@ class TerminalReader(_Lines):
         return Entry(text, False) if "\n" in text and self._is_verbatim(text.lstrip()) else super()._entry(text)
 
     def _is_verbatim(self, begun: str) -> bool:
-        """Whether pasted lines are a message as they are, although they begin like a command or with FENCE.
+        """Whether pasted lines are a message although they begin like a command or with FENCE.
 
-        A path is no command, and of lines of Python that begin with a docstring the quotes are a part.
+        A path is not a command, and a FENCE that does not end the text may be the docstring of pasted Python.
         """
         if begun.startswith(FENCE):
             return FENCE in begun[len(FENCE) :] and not begun.rstrip().endswith(FENCE)
@@ -143,7 +144,7 @@ class TerminalReader(_Lines):
         return begun.startswith("/") and not begun.startswith("//") and (not name or name[1] not in self._commands)
 
     def edit(self, text: str) -> str | None:
-        """Put `text` before the person, to be changed; None after Ctrl-C or Ctrl-D."""
+        """Let the user edit `text`; None after Ctrl-C or Ctrl-D."""
         if self._readline is None:
             raise InvalidArgumentError("/edit needs Python's readline module here, or the new text: /edit TEXT.")
         self._readline.set_startup_hook(lambda: self._readline.insert_text(text))
@@ -168,7 +169,7 @@ class TerminalReader(_Lines):
                 print("[that was not UTF-8 text]", file=sys.stderr)
 
     def _input(self, prompt: str) -> str:
-        """A line; bold while it is typed, so that questions and answers look different."""
+        """Read a line, bold while it is typed, so that questions and answers look different."""
         if self._readline is None or _is_libedit(self._readline) or not console.has_colour(sys.stdout):
             return input(prompt)
         try:
@@ -178,7 +179,7 @@ class TerminalReader(_Lines):
 
 
 def _readline(commands: Iterable[str]) -> Any:
-    """Python's readline, set up; None where Python has none."""
+    """Configure Python's readline and return it; None where Python has none."""
     try:
         import readline
     except ImportError:
@@ -195,7 +196,7 @@ def _readline(commands: Iterable[str]) -> Any:
         readline.parse_and_bind("bind ^I rl_complete")
     else:
         readline.parse_and_bind("tab: complete")
-        readline.parse_and_bind("set enable-bracketed-paste on")  # which Python turns off
+        readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off by default
     return readline
 
 

@@ -1,10 +1,11 @@
-"""The loop of a chat: an entry is read, a command run or a message answered, and Ctrl-C ends the answer only."""
+"""The loop of a chat: read an entry, run a command or answer a message; Ctrl-C ends the answer only."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +14,63 @@ from aethermind.cli.chat import slash
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.readers import Reader
 from aethermind.cli.chat.slash import Next
-from aethermind.cli.chat.statistics import Statistics, describe
 from aethermind.cli.chat.terminal import WrappingWriter, without_echo
-from aethermind.cli.text_writer import TextWriter
+from aethermind.cli.console import TextWriter
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError, SettingsError
 
 if TYPE_CHECKING:
-    from aethermind.cli.chat.answerers import Answerer, Reply
+    from aethermind.cli.chat.answerers import Answerer, ChatReply
 
-__all__ = ["Interrupt", "Repl"]
+__all__ = ["Interrupt", "Repl", "Statistics", "describe"]
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Token counts over the answers of a chat. Mutable."""
+
+    num_answers: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_context_tokens: int = 0
+    """Prompt and answer of the last turn."""
+
+    def add(self, reply: ChatReply) -> None:
+        """Add an answer."""
+        self.num_answers += 1
+        self.num_prompt_tokens += reply.num_prompt_tokens
+        self.num_cached_tokens += reply.num_cached_tokens
+        self.num_output_tokens += reply.num_output_tokens
+        self.num_context_tokens = reply.num_prompt_tokens + reply.num_output_tokens
+
+    def rows(self, conversation: Conversation, max_model_len: int | None) -> list[tuple[str, str]]:
+        """Names and values for a table."""
+        of_all = "" if max_model_len is None else f" of {max_model_len}"
+        return [
+            ("turns", str(conversation.num_turns)),
+            ("answers", f"{self.num_answers}, {self.num_output_tokens} tokens"),
+            ("prompts", f"{self.num_prompt_tokens} tokens, {self.num_cached_tokens} of them reused"),
+            ("context", f"{self.num_context_tokens}{of_all} tokens at the last answer"),
+        ]
+
+
+def describe(reply: ChatReply) -> str:
+    """One answer's tokens and speed in one line."""
+    parts = [
+        f"{reply.num_prompt_tokens} prompt tokens, {reply.num_cached_tokens} reused",
+        f"{reply.num_output_tokens} answer tokens",
+    ]
+    if reply.ttft_s is not None:
+        parts.append(f"first after {reply.ttft_s * 1e3:.0f} ms")
+    if reply.decode_tokens_per_s is not None:
+        parts.append(f"then {reply.decode_tokens_per_s:.1f} tokens/s")
+    if reply.seed is not None:
+        parts.append(f"seed {reply.seed}")
+    return "[" + " · ".join(parts) + "]"
 
 
 class Repl:
-    """One chat: who answers, a conversation and who it is with. Answers go to stdout, everything else to stderr."""
+    """One chat: an answerer, a conversation and a reader. Answers go to stdout, everything else to stderr."""
 
     def __init__(
         self, answerer: Answerer, conversation: Conversation, reader: Reader, *, has_stats: bool = False
@@ -38,9 +83,9 @@ class Repl:
         self._num_attempts = 0
 
     def run(self) -> None:
-        """Go on to the end of the entries, or until somebody leaves.
+        """Run to the end of the entries, or to a command that leaves.
 
-        Mistakes are said and the chat goes on where somebody reads that, else they are raised.
+        An error is printed and the chat continues if the reader is interactive; else it is raised.
         """
         while True:
             try:
@@ -50,13 +95,13 @@ class Repl:
                 if not self.reader.is_interactive:
                     raise
                 self._explain(error)
-            except KeyboardInterrupt:  # it came just after the answer that it was meant for
+            except KeyboardInterrupt:  # pressed just after the end of the answer
                 if not self.reader.is_interactive:
                     raise
                 self.say("")
 
     def _turn(self) -> bool:
-        """Read an entry and do what it says; False at the end."""
+        """Read an entry and run or answer it; False at the end."""
         entry = self.reader.read()
         if entry is None:
             return False
@@ -72,7 +117,7 @@ class Repl:
         return following is not Next.LEAVE
 
     def _run_command(self, line: str) -> Next:
-        """Run a command of the chat. Its mistakes are about settings as the chat calls them, not about flags."""
+        """Run a command. Its errors become SettingsErrors, whose text names settings of the chat instead of flags."""
         try:
             return slash.run(self, line)
         except InvalidArgumentError as error:
@@ -86,14 +131,14 @@ class Repl:
         is_interactive = self.reader.is_interactive
         can_wrap = is_interactive and console.can_redraw(sys.stdout)
         writer = WrappingWriter(sys.stdout) if can_wrap else TextWriter(sys.stdout)
-        reply: Reply | None = None
+        reply: ChatReply | None = None
         stream = self.answerer.answer(self.conversation, self._num_attempts)
         is_caught = is_interactive and self.answerer.has_steps
         quiet = without_echo(sys.stdin) if is_interactive else nullcontext()
         with quiet, Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
             try:
                 for reply in replies:
-                    interrupt.is_patient = bool(reply.text)
+                    interrupt.is_deferred = bool(reply.text)
                     writer.show(reply.text)
                     if interrupt.is_requested:
                         break
@@ -102,7 +147,7 @@ class Repl:
                     raise
             except AetherMindError:
                 if reply is not None and reply.text:
-                    writer.finish(reply.text)  # what is said of the error begins a line
+                    writer.finish(reply.text)  # the error begins on a line of its own
                 raise
         text = "" if reply is None else reply.text
         writer.finish(text)
@@ -114,23 +159,23 @@ class Repl:
         if is_interactive and (note := self._note(reply)):
             self.say(note)
 
-    def _note(self, reply: Reply | None) -> str | None:
+    def _note(self, reply: ChatReply | None) -> str | None:
         if reply is None or reply.finish_reason is None:
             return "[stopped; /regen answers again, /undo takes your message back]"
         if reply.finish_reason != "length":
             return None
         most, max_model_len = self.shown_settings()["max_tokens"], self.answerer.max_model_len
         if max_model_len is not None and self.statistics.num_context_tokens >= max_model_len:
-            return f"[the context of {max_model_len} tokens is full; /undo or /clear makes room]"
+            return f"[the context of {max_model_len} tokens is full; /undo or /clear frees it]"
         return f"[stopped after max_tokens = {most}; /set max_tokens changes it]"
 
     def shown_settings(self) -> dict[str, Any]:
-        """Every setting with its value, or with whose it is."""
-        conversation, unsaid = self.conversation, self.answerer.unsaid
+        """Every setting with its value, or with where its default comes from."""
+        conversation, default = self.conversation, self.answerer.default_settings
         settings = conversation.settings()
-        if unsaid is None:
+        if default is None:
             return settings
-        return {name: unsaid if conversation.sampling.get(name) is None else settings[name] for name in settings}
+        return {name: default if conversation.sampling.get(name) is None else settings[name] for name in settings}
 
     def _explain(self, error: AetherMindError) -> None:
         message = str(error)
@@ -145,15 +190,15 @@ class Repl:
 
 
 class Interrupt:
-    """Ctrl-C while an answer is made. Does nothing unless `is_caught`.
+    """Handles Ctrl-C while an answer is generated. Does nothing unless `is_caught`.
 
-    Once it `is_patient` the first press is noted, to be looked at between two tokens, so that no step is left half
-    done. Before, because a long prompt takes many steps until there is a token to look after, and at the second press,
-    because a step may take too long, KeyboardInterrupt is raised.
+    Once `is_deferred`, the first press only sets `is_requested`, which is read between two tokens so that no step is
+    interrupted. Before that, and at the second press, KeyboardInterrupt is raised: a long prompt takes many steps until
+    its first token, and a single step may take too long.
     """
 
     def __init__(self, *, is_caught: bool) -> None:
-        self.is_patient = False
+        self.is_deferred = False
         self.is_requested = False
         self._is_caught = is_caught
         self._previous: Any = None
@@ -170,6 +215,6 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._previous)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.is_requested or not self.is_patient:
+        if self.is_requested or not self.is_deferred:
             raise KeyboardInterrupt
         self.is_requested = True

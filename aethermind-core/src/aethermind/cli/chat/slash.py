@@ -1,4 +1,4 @@
-"""The commands that begin with a slash: what each does to a chat, and what the chat does next."""
+"""The commands of a chat, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.cli import console
-from aethermind.cli.chat import saved
-from aethermind.cli.chat.conversation import parse_setting
+from aethermind.cli.chat.conversation import load_conversation, parse_setting, save_conversation
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
 
@@ -20,16 +19,16 @@ __all__ = ["COMMANDS", "Next", "run"]
 
 
 class Next(Enum):
-    """What follows a command."""
+    """What a chat does after a command."""
 
     READ = "read"
     ANSWER = "answer"
-    """The last question is answered again."""
+    """Answer the last question again."""
     LEAVE = "leave"
 
 
 _BETWEEN = re.compile(r"\s*=\s*|\s+")
-"""Stands between a setting's name and its value."""
+"""Separates a setting's name from its value."""
 
 
 def run(repl: Repl, line: str) -> Next:
@@ -107,13 +106,13 @@ def _undo(repl: Repl) -> Next:
 
 
 def _save(repl: Repl, argument: str) -> Next:
-    path = saved.save(repl.conversation, _file(argument, "save"))
+    path = save_conversation(repl.conversation, _file(argument, "save"))
     repl.say(f"[saved {len(repl.conversation.messages)} messages to {path}]")
     return Next.READ
 
 
 def _load(repl: Repl, argument: str) -> Next:
-    loaded = saved.load(_file(argument, "load"), repl.conversation)
+    loaded = load_conversation(_file(argument, "load"), repl.conversation)
     origin = f", which were answered by {loaded.model}" if loaded.model != repl.conversation.model else ""
     loaded.model = repl.conversation.model
     repl.conversation = loaded
@@ -131,7 +130,7 @@ def _file(argument: str, name: str) -> str:
 
 def _clear(repl: Repl) -> Next:
     repl.conversation.clear()
-    repl.say("[cleared; system text and settings stay]")
+    repl.say("[cleared; system prompt and settings are kept]")
     return Next.READ
 
 
@@ -142,7 +141,7 @@ def _stats(repl: Repl) -> Next:
 
 class _Command(NamedTuple):
     usage: str
-    """The argument it takes, if any."""
+    """Placeholder of the argument; empty if there is none."""
     help: str
     run: Callable[..., Next]
 
@@ -161,7 +160,7 @@ COMMANDS = {
     "exit": _Command("", "leave; so do /quit, /bye, a bare exit or quit, and Ctrl-D", lambda _: Next.LEAVE),
     "quit": _Command("", "leave", lambda _: Next.LEAVE),
 }
-"""By name, in the order in which they are shown."""
+"""By name, in the order of /help."""
 
 _ALIASES = {"?": "help", "bye": "exit"}
-"""What other programs call a command."""
+"""Names of commands in other programs."""

@@ -1,4 +1,4 @@
-"""The terminal of a chat: keys pressed during an answer, its end, and words that are not cut at the margin."""
+"""The terminal of a chat: echo, hang-up, word wrap, and the history of typed lines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from aethermind.cli.text_writer import TextWriter
+from aethermind.cli.console import TextWriter
 
-__all__ = ["WrappingWriter", "hangup_exits", "without_echo"]
+__all__ = ["WrappingWriter", "hangup_exits", "typed_history", "without_echo"]
+
 
 _PIECES = re.compile(r"\n|[^\S\n]+|\S+")
 _CODE_FENCE = ("```", "~~~")
@@ -22,7 +24,7 @@ _INDENTED = ("    ", "\t")
 
 @contextmanager
 def without_echo(stream: TextIO) -> Iterator[None]:
-    """Let the terminal not show what is typed: it would stand in the middle of an answer. The next prompt shows it."""
+    """Turn off the echo of typed keys, which would appear within the answer. The next prompt shows them."""
     try:
         import termios
 
@@ -42,8 +44,8 @@ def without_echo(stream: TextIO) -> Iterator[None]:
 
 @contextmanager
 def hangup_exits() -> Iterator[None]:
-    """Let a terminal that is closed end the program by SystemExit, so that what was typed is still saved."""
-    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # as under nohup
+    """Raise SystemExit when the terminal is closed (SIGHUP), so that typed lines are still saved."""
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # under nohup
         yield
         return
     signal.signal(signal.SIGHUP, _exit)
@@ -58,9 +60,9 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
 
 
 class WrappingWriter(TextWriter):
-    """A TextWriter that moves a word to the next line where the terminal would cut it. Mutable.
+    """A TextWriter that moves a word to the next line where the terminal would break it. Mutable.
 
-    Code is left as it is: lines between fences and indented ones.
+    Code, between fences or indented, is not wrapped.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -77,7 +79,7 @@ class WrappingWriter(TextWriter):
         super()._write("".join(self._wrapped(piece, num_columns) for piece in _PIECES.findall(part)))
 
     def _wrapped(self, piece: str, num_columns: int) -> str:
-        """A newline, space or a part of a word, with what has to be written before it."""
+        """A newline, space or part of a word, preceded by what moves the word to the next line if it does not fit."""
         if piece == "\n":
             self._is_fenced ^= self._line.lstrip().startswith(_CODE_FENCE)
             self._line = self._word = ""
@@ -90,7 +92,7 @@ class WrappingWriter(TextWriter):
             self._word = ""
         else:
             self._word += piece
-        if end < num_columns:  # the last column stays free: a cursor beyond it cannot be moved back
+        if end < num_columns:  # the last column is left free: a cursor beyond it cannot be moved back
             self._column = end
             return piece
         word_width = self._width_of(self._word)
@@ -101,3 +103,48 @@ class WrappingWriter(TextWriter):
         num_back = word_width - width
         self._column, self._line = word_width, self._word
         return (f"\x1b[{num_back}D\x1b[K" if num_back else "") + "\n" + self._word
+
+
+_MOST_LINES = 1000
+_LINE_SEPARATOR = "\u2028"
+"""Replaces the newlines of an entry in the file, which has one entry per line."""
+
+
+@contextmanager
+def typed_history(path: Path) -> Iterator[None]:
+    """Load readline's history from a file, and append to it the lines typed within the block.
+
+    Does nothing without Python's readline, or where readline cannot append; a file that cannot be read or written is
+    skipped. The file is created with mode 0600.
+    """
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    if not hasattr(readline, "append_history_file"):
+        yield
+        return
+    with suppress(OSError):
+        readline.read_history_file(path)
+    num_known = readline.get_current_history_length()
+    _replace(0, num_known, _LINE_SEPARATOR, "\n")
+    readline.set_history_length(_MOST_LINES)
+    try:
+        yield
+    finally:
+        num_typed = readline.get_current_history_length() - num_known
+        _replace(num_known, num_typed, "\n", _LINE_SEPARATOR)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.append_history_file(num_typed, path)
+
+
+def _replace(start: int, count: int, old: str, new: str) -> None:
+    import readline
+
+    for index in range(start, start + count):
+        line = readline.get_history_item(index + 1)  # which counts from 1, unlike `replace_history_item`
+        if line and old in line:
+            readline.replace_history_item(index, line.replace(old, new))

@@ -1,11 +1,11 @@
-"""`aethermind plugin`: begin a package of one's own."""
+"""`aethermind plugin`: write packages that extend AetherMind."""
 
 from __future__ import annotations
 
 import typer
 
+from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.plugin_new import new
-from aethermind.cli.summaries import SummaryGroup
 
 __all__ = ["app"]
 

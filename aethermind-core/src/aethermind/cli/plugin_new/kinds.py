@@ -1,20 +1,66 @@
-"""What can be begun: the kinds of packages, what their tests need, and what their authors do next."""
+"""The kinds of packages that `aethermind plugin new` writes, and the names of a new package."""
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from aethermind.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
-    from aethermind.cli.plugin_new.names import Names
     from aethermind.runtime import Runtime
 
-__all__ = ["KINDS", "Kind", "KindOfPackage"]
+__all__ = ["KINDS", "KindInfo", "PackageKind", "PackageNames"]
 
 
-class Kind(StrEnum):
-    """The kinds by the names that one types; each has a folder below `templates`."""
+_PREFIX = "aethermind-"
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageNames:
+    """The spellings of a name such as `my-chip`."""
+
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> PackageNames:
+        """Parse `my-chip` or `aethermind-my-chip`; InvalidArgumentError for what is no name of a module."""
+        name = text.removeprefix(_PREFIX)
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+            raise InvalidArgumentError(
+                f"{text!r} cannot name a package; write lower-case letters, digits and single dashes, beginning with "
+                "a letter and no word of Python's own, such as my-chip."
+            )
+        return cls(name)
+
+    @property
+    def distribution(self) -> str:
+        """The distribution, which pip installs."""
+        return f"{_PREFIX}{self.name}"
+
+    @property
+    def module(self) -> str:
+        """The module, which Python imports."""
+        return self.distribution.replace("-", "_")
+
+    @property
+    def identifier(self) -> str:
+        """The name with underscores instead of dashes."""
+        return self.name.replace("-", "_")
+
+    @property
+    def class_name(self) -> str:
+        """The prefix of class names."""
+        return "".join(part.capitalize() for part in self.name.split("-"))
+
+
+class PackageKind(StrEnum):
+    """The kinds by their names on the command line; each has a folder below `templates`."""
 
     BACKEND = "backend"
     MODEL = "model"
@@ -23,28 +69,28 @@ class Kind(StrEnum):
     POLICY = "policy"
 
 
-class KindOfPackage(NamedTuple):
-    """A kind: its name in a sentence, what its tests import, a command that shows it at work, and a name's rivals.
+class KindInfo(NamedTuple):
+    """A kind of package: its title, the requirements of its tests, and commands that use it.
 
-    `claimed` is what the package will register, `taken` the names that are registered already.
+    `claimed` is the name that the package will register, `taken` the names that are registered already.
     """
 
     title: str
     test_requirements: tuple[str, ...]
     commands: tuple[str, ...]
-    claimed: Callable[[Names], str]
+    claimed: Callable[[PackageNames], str]
     taken: Callable[[Runtime], Iterable[str]]
 
     @property
     def article(self) -> str:
-        """What stands before the title: `a backend`, `an operator`."""
+        """The title's indefinite article: `a backend`, `an operator`."""
         return "an" if self.title[0] in "aeiou" else "a"
 
 
 _DEMO = ("aethermind-qwen2",)
 
-KINDS: dict[Kind, KindOfPackage] = {
-    Kind.BACKEND: KindOfPackage(
+KINDS: dict[PackageKind, KindInfo] = {
+    PackageKind.BACKEND: KindInfo(
         "backend",
         ("aethermind-core[testing]", *_DEMO),
         (
@@ -55,7 +101,7 @@ KINDS: dict[Kind, KindOfPackage] = {
         lambda names: names.name,
         lambda runtime: ["auto", *(entry.name for entry in runtime.devices)],
     ),
-    Kind.MODEL: KindOfPackage(
+    PackageKind.MODEL: KindInfo(
         "model family",
         ("aethermind-core[testing]",),
         (
@@ -65,21 +111,21 @@ KINDS: dict[Kind, KindOfPackage] = {
         lambda names: f"{names.class_name}ForCausalLM",
         lambda runtime: runtime.architectures.names(),
     ),
-    Kind.OPERATOR: KindOfPackage(
+    PackageKind.OPERATOR: KindInfo(
         "operator",
         (),
         ("aethermind ops {identifier}",),
         lambda names: names.identifier,
         lambda runtime: [operator.name for operator in runtime.operators],
     ),
-    Kind.KV_STORE: KindOfPackage(
+    PackageKind.KV_STORE: KindInfo(
         "KV store",
         _DEMO,
         ('aethermind generate "Once upon a time" --kv-store {name}:/tmp/{name}',),
         lambda names: names.name,
         lambda runtime: runtime.kv_stores.names(),
     ),
-    Kind.POLICY: KindOfPackage(
+    PackageKind.POLICY: KindInfo(
         "scheduling policy",
         _DEMO,
         (

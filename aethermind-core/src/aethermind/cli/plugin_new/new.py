@@ -1,8 +1,10 @@
-"""`aethermind plugin new`: a package whose tests pass, to be filled with one's own code."""
+"""`aethermind plugin new`: write a package from templates, with tests that pass."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +12,12 @@ from typing import Annotated
 import typer
 
 from aethermind.cli import console
-from aethermind.cli.plugin_new.kinds import KINDS, Kind
-from aethermind.cli.plugin_new.names import Names
+from aethermind.cli.output_files import writing
+from aethermind.cli.plugin_new.kinds import KINDS, PackageKind, PackageNames
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["EXAMPLES", "new"]
+__all__ = ["EXAMPLES", "new", "render", "write"]
+
 
 EXAMPLES = console.examples(
     "aethermind plugin new backend my-chip",
@@ -30,16 +33,16 @@ _CORE = "aethermind-core"
 
 def new(
     kind: Annotated[
-        Kind,
+        PackageKind,
         typer.Argument(metavar="KIND", help="What it provides: backend, model, operator, kv-store or policy."),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; the package is called aethermind-NAME.")],
     directory: Annotated[Path, typer.Option(help="Where to create the package's directory.")] = Path(),
 ) -> None:
     """Create a package that AetherMind finds once it is installed, with tests that pass."""
-    from aethermind.cli.plugin_new.scaffold import write
+    from aethermind.cli.plugin_new.new import write
 
-    names = Names.parse(name)
+    names = PackageNames.parse(name)
     folder = directory / names.distribution
     _check(kind, names, folder)
     files = write(kind, names, folder, console.version())
@@ -50,8 +53,8 @@ def new(
     print("\nNext:\n" + "\n".join(f"  {step.format(**spellings)}" for step in steps))
 
 
-def _check(kind: Kind, names: Names, folder: Path) -> None:
-    """InvalidArgumentError where the folder, the package or what it would register exists already."""
+def _check(kind: PackageKind, names: PackageNames, folder: Path) -> None:
+    """InvalidArgumentError if the folder, the package, or the name that it would register exists already."""
     from aethermind.runtime import Runtime
 
     if folder.exists():
@@ -65,3 +68,48 @@ def _check(kind: Kind, names: Names, folder: Path) -> None:
     claimed = KINDS[kind].claimed(names)
     if claimed in KINDS[kind].taken(runtime):
         raise InvalidArgumentError(f"{claimed!r} names an installed {KINDS[kind].title} already; choose another name.")
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SUFFIX = ".jinja"
+
+
+def write(kind: PackageKind, names: PackageNames, folder: Path, version: str) -> list[Path]:
+    """Write a package into a folder that does not exist yet; returns its files, sorted.
+
+    InvalidArgumentError if it cannot be written; partial files are then removed.
+    """
+    files = []
+    try:
+        with writing(folder, "Folder"):
+            folder.mkdir(parents=True)
+            for name, text in render(kind, names, version):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                files.append(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return sorted(files)
+
+
+def render(kind: PackageKind, names: PackageNames, version: str) -> Iterator[tuple[Path, str]]:
+    """The path and text of each file of a package. `version` is that of the core it is written for."""
+    import jinja2
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    for root in (_TEMPLATES / "common", _TEMPLATES / kind):
+        for path in sorted(root.rglob(f"*{_SUFFIX}")):
+            template = environment.from_string(path.read_text(encoding="utf-8"))
+            text = template.render(names=names, kind=kind, package=KINDS[kind], version=version)
+            yield _target(path.relative_to(root), names), text
+
+
+def _target(template: Path, names: PackageNames) -> Path:
+    """The path of a template's file.
+
+    `src/package/plugin.py.jinja` becomes `src/aethermind_NAME/plugin.py`; names that begin with `dot_` become hidden.
+    """
+    parts = (names.module if part == "package" else part for part in template.parts)
+    return Path(*(f".{part[4:]}" if part.startswith("dot_") else part for part in parts)).with_suffix("")

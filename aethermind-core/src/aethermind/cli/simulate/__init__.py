@@ -1,4 +1,4 @@
-"""`aethermind simulate`: what scheduling policies would have made of a day's requests."""
+"""`aethermind simulate`: replay a trace of requests under several scheduling policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb: a trace, policies, a cost model; a table of what each policy made of it."""
+"""`aethermind simulate`: the verb, which replays a trace under each policy and prints their metrics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.checks import check_numbers, check_sizes
-from aethermind.cli.given import is_flag
-from aethermind.cli.picture import check_plot
-from aethermind.cli.simulate.plot import draw
-from aethermind.cli.simulate.table import print_table
+from aethermind.cli.flags import is_flag, with_settings
+from aethermind.cli.options import check_numbers, check_sizes
+from aethermind.cli.output_files import check_plot
+from aethermind.cli.simulate.report import draw, print_table
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -32,9 +31,10 @@ EXAMPLES = console.examples(
 
 _POLICIES = "fair,fcfs,priority,shortest,deadline"
 _CACHE_TOKENS = 800_000
-"""What the keys and values of the model that the default costs stand for take, in 45 GB."""
+"""Default size of the KV cache in tokens: about 45 GB of the 7B model that the default costs describe."""
 
 
+@with_settings
 def simulate(
     ctx: typer.Context,
     trace: Annotated[
@@ -43,15 +43,16 @@ def simulate(
     scheduling_policy: Annotated[
         str, typer.Option("--policy", "--scheduling-policy", help="Policies to compare, separated by commas.")
     ] = _POLICIES,
-    max_num_seqs: options.MaxNumSeqs = 64,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    *,
+    max_num_seqs: options.MaxNumSeqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens,
     num_kv_blocks: Annotated[
         int | None,
         typer.Option(
             "--num-kv-blocks", help="Number of blocks in the KV cache.", show_default=f"{_CACHE_TOKENS} tokens"
         ),
     ] = None,
-    block_size: options.BlockSize = 16,
+    block_size: options.BlockSize,
     cost_model: Annotated[
         Path | None,
         typer.Option(
@@ -61,8 +62,8 @@ def simulate(
     calibrate: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Measure these costs with this model instead.")
     ] = None,
-    device: options.Device = "auto",
-    load_format: options.LoadFormat = "auto",
+    device: options.Device,
+    load_format: options.LoadFormat,
     limit: Annotated[int | None, typer.Option(help="Use only this many requests of the trace.", min=1)] = None,
     rate_scale: Annotated[
         float, typer.Option("--rate-scale", "--speed", help="Replay the trace this many times as fast.")
@@ -77,7 +78,7 @@ def simulate(
         float,
         typer.Option(help="If the trace has no deadlines: multiple of a request's time alone after which it is due."),
     ] = 5.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the run to this .svg or .png file.")] = None,
+    plot: options.Plot = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Replay a trace of requests through the scheduler and compare policies.
@@ -90,7 +91,7 @@ def simulate(
     from aethermind.runtime import Runtime
 
     check_numbers(rate_scale=rate_scale, slack=slack)
-    if not 0 <= urgent_share <= 1:  # nan, which is beyond no bound
+    if not 0 <= urgent_share <= 1:  # refuses NaN, which passes typer's bounds
         raise InvalidArgumentError(f"--urgent-share is {urgent_share} but must be a number from 0 to 1.")
     check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
     if plot is not None:
@@ -150,7 +151,7 @@ def _run(
     num_blocks: int,
     block_size: int,
 ) -> Simulation:
-    from aethermind.cli.load import LoadProgress
+    from aethermind.cli.progress import LoadProgress
     from aethermind.engine.simulation import simulate as run
 
     with LoadProgress(f"Simulating {name}") as progress:
@@ -160,7 +161,7 @@ def _run(
 
 
 def _record(run: Simulation, costs: StepCosts, budget: StepBudget) -> dict[str, Any]:
-    """A run's figures; JSON has no word for what cannot be told, so that is null."""
+    """A run's metrics, for JSON; unknown values are null."""
     from aethermind.engine.simulation import Report
 
     record: dict[str, Any] = console.without_nan(asdict(Report.of(run, costs, budget.max_num_batched_tokens)))
@@ -168,7 +169,7 @@ def _record(run: Simulation, costs: StepCosts, budget: StepBudget) -> dict[str, 
 
 
 def _measured(runtime: Runtime, model: str, device: str, load_format: str, budget: StepBudget) -> StepCosts:
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.progress import open_llm
     from aethermind.engine.simulation.calibration import measure_costs
 
     llm = open_llm(

@@ -68,7 +68,7 @@ def plan_model(
     is_encoder = isinstance(network, TextEncoder)
     if is_encoder:
         config = for_whole_texts(config, decoder)
-    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
+    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
     opened = opened or _open_device(runtime, config)
     operators, parallel = runtime.operators, None
     if config.tensor_parallel_size > 1:

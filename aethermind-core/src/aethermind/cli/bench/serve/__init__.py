@@ -1,4 +1,4 @@
-"""`aethermind bench serve`: a server under load, as its clients see it."""
+"""`aethermind bench serve`: a load test of a server, measured by its client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb: finds the server, sends the requests, prints what came of them."""
+"""`aethermind bench serve`: the verb, which connects to a server, sends the requests and prints the metrics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.checks import check_numbers
-from aethermind.cli.picture import check_plot
+from aethermind.cli.flags import with_settings
+from aethermind.cli.options import check_numbers
+from aethermind.cli.output_files import check_plot
 from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.cli.bench.serve.outcome import Run
-    from aethermind.cli.bench.serve.workload import Ask
+    from aethermind.cli.bench.serve.metrics import LoadTest
+    from aethermind.cli.bench.serve.workload import BenchRequest
 
 __all__ = ["EXAMPLES", "serve"]
 
@@ -33,9 +34,10 @@ EXAMPLES = console.examples(
 _NUM_PROMPTS = 64
 _CONCURRENCY = 8
 _INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended."""
+"""The exit code after Ctrl-C."""
 
 
+@with_settings
 def serve(
     url: Annotated[str, typer.Option(help="The server's URL.")] = "http://127.0.0.1:8000",
     served_model_name: Annotated[
@@ -54,8 +56,8 @@ def serve(
         float | None,
         typer.Option(help="Instead of --concurrency: requests per second, as a Poisson process."),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
-    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 64,
+    prompt_tokens: options.PromptTokens = 128,
+    output_tokens: options.OutputTokens = 64,
     trace: Annotated[
         Path | None, typer.Option(help="Instead: arrival times and lengths from this trace; see `aethermind simulate`.")
     ] = None,
@@ -70,7 +72,7 @@ def serve(
     slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: longest time to first token.")] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: longest time per further token.")] = None,
     request_timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the run to this .svg or .png file.")] = None,
+    plot: options.Plot = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a server under load, as its clients see it.
@@ -78,11 +80,9 @@ def serve(
     Works with any server that has OpenAI's API. Prompts are random token ids and answers have exactly
     the requested length, if the server takes token ids and ignore_eos. Ctrl-C prints the results so far.
     """
-    from aethermind.cli.bench.serve.figures import Figures, Goals
-    from aethermind.cli.bench.serve.outcome import Run
-    from aethermind.cli.bench.serve.plot import draw
-    from aethermind.cli.bench.serve.report import as_record, as_text
-    from aethermind.cli.bench.serve.workload import asks_of_trace, random_asks
+    from aethermind.cli.bench.serve.metrics import BenchmarkMetrics, LatencyObjectives, LoadTest
+    from aethermind.cli.bench.serve.report import as_record, as_text, draw
+    from aethermind.cli.bench.serve.workload import random_requests, requests_of_trace
 
     check_numbers(
         request_rate=request_rate,
@@ -103,23 +103,25 @@ def serve(
     if trace is not None:
         from aethermind.engine.simulation.trace import read_trace
 
-        asks = asks_of_trace(read_trace(trace, limit), rate_scale=rate_scale, seed=seed)
-        workload = f"{len(asks)} requests of {trace}"
+        requests = requests_of_trace(read_trace(trace, limit), rate_scale=rate_scale, seed=seed)
+        workload = f"{len(requests)} requests of {trace}"
     else:
         count = num_prompts or _NUM_PROMPTS
-        asks = random_asks(count, prompt_tokens, output_tokens, request_rate=request_rate, seed=seed)
+        requests = random_requests(count, prompt_tokens, output_tokens, request_rate=request_rate, seed=seed)
         if request_rate is None:
             concurrency = concurrency or _CONCURRENCY
         pace = f"{concurrency} at a time" if request_rate is None else f"{request_rate:g} a second"
         workload = f"{count} × ({prompt_tokens} + {output_tokens} tokens), {pace}"
-    run = Run(url, served_model_name, endpoint, api_key[0] if api_key else None)
-    is_whole = _measure(run, asks, concurrency, request_timeout)
-    goals = Goals(slo_ttft_ms, slo_tpot_ms)
-    figures = Figures.of(run.outcomes, num_requests=len(asks), duration_s=run.duration_s, goals=goals)
+    test = LoadTest(url, served_model_name, endpoint, api_key[0] if api_key else None)
+    is_whole = _measure(test, requests, concurrency, request_timeout)
+    objectives = LatencyObjectives(slo_ttft_ms, slo_tpot_ms)
+    metrics = BenchmarkMetrics.of(
+        test.outcomes, num_requests=len(requests), duration_s=test.duration_s, objectives=objectives
+    )
     if as_json:
         asked = {
             "url": url,
-            "model": run.model,
+            "model": test.model,
             "endpoint": endpoint,
             "trace": trace,
             "rate_scale": rate_scale,
@@ -129,37 +131,37 @@ def serve(
             "slo_tpot_ms": slo_tpot_ms,
             "seed": seed,
         }
-        console.print_json({**asked, **as_record(figures)})
+        console.print_json({**asked, **as_record(metrics)})
     else:
-        print(f"{run.model} at {url}: {workload}")
-        print(as_text(figures))
+        print(f"{test.model} at {url}: {workload}")
+        print(as_text(metrics))
     if plot is not None:
-        draw(run.outcomes, plot)
-    if not (is_whole and figures.num_completed):
+        draw(test.outcomes, plot)
+    if not (is_whole and metrics.num_completed):
         raise typer.Exit(1 if is_whole else _INTERRUPTED)
 
 
-def _measure(run: Run, asks: Sequence[Ask], concurrency: int | None, limit_s: float) -> bool:
-    """Fill the run. Whether it came to its end: False after Ctrl-C, if there is something to tell by then."""
-    from aethermind.cli.load import LoadProgress
+def _measure(test: LoadTest, requests: Sequence[BenchRequest], concurrency: int | None, limit_s: float) -> bool:
+    """Run the load test. Returns whether it completed: False after Ctrl-C, if there are outcomes by then."""
+    from aethermind.cli.progress import LoadProgress
 
     try:
-        from aethermind.cli.bench.serve.run import measure
+        from aethermind.cli.bench.serve.client import measure
     except ImportError as error:
         raise SettingsError(f"`bench serve` needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
 
     try:
         with LoadProgress("Answers") as progress:
-            asyncio.run(measure(run, asks, concurrency=concurrency, limit_s=limit_s, on_progress=progress))
+            asyncio.run(measure(test, requests, concurrency=concurrency, limit_s=limit_s, on_progress=progress))
     except KeyboardInterrupt:
-        if not run.outcomes:
+        if not test.outcomes:
             raise
         return False
     return True
 
 
 def _check_arrivals(trace: Path | None, **given: float | None) -> None:
-    """One thing says when requests come: a trace, a number at a time, or a rate."""
+    """InvalidArgumentError unless only one of a trace, a concurrency and a rate is given."""
     flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if trace is not None and flags:
         raise InvalidArgumentError(f"--trace says how many requests come and when; leave {' and '.join(flags)} out.")

@@ -1,52 +1,89 @@
-"""The figures of a run as lines of text, and as a JSON object."""
+"""The metrics of a load test as text, as a JSON object, and as a plot."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cli import console
+from aethermind.cli.output_files import COLORS, picture
 
 if TYPE_CHECKING:
-    from aethermind.cli.bench.serve.figures import Figures
+    from aethermind.cli.bench.serve.metrics import BenchmarkMetrics, RequestOutcome
     from aethermind.engine.simulation.metrics import Latency
 
-__all__ = ["as_record", "as_text"]
+__all__ = ["as_record", "as_text", "draw"]
 
 
-def as_record(figures: Figures) -> dict[str, Any]:
-    """Figures for `--json`; what cannot be told is null."""
-    record: dict[str, Any] = console.without_nan(asdict(figures))
+def as_record(metrics: BenchmarkMetrics) -> dict[str, Any]:
+    """Metrics for `--json`; unknown values are null."""
+    record: dict[str, Any] = console.without_nan(asdict(metrics))
     return record
 
 
-def as_text(figures: Figures) -> str:
-    """Figures for people."""
+def as_text(metrics: BenchmarkMetrics) -> str:
+    """Metrics as a table."""
     rows: list[tuple[str, ...]] = [
-        ("answers", f"{figures.num_completed} of {figures.num_requests} in {figures.duration_s:.2f} s"),
-        *((("unfinished", f"{figures.num_unfinished}, interrupted"),) if figures.num_unfinished else ()),
-        *(("failures" if index == 0 else "", f"{count} × {kind}") for index, (kind, count) in _numbered(figures)),
-        ("requests", f"{figures.requests_per_s:.2f} a second, {figures.mean_open:.1f} open on average"),
-        ("tokens", f"{figures.output_tokens_per_s:.1f} written and {figures.prompt_tokens_per_s:.1f} read a second"),
+        ("answers", f"{metrics.num_completed} of {metrics.num_requests} in {metrics.duration_s:.2f} s"),
+        *((("unfinished", f"{metrics.num_unfinished}, interrupted"),) if metrics.num_unfinished else ()),
+        *(("failures" if index == 0 else "", f"{count} × {kind}") for index, (kind, count) in _numbered(metrics)),
+        ("requests", f"{metrics.requests_per_s:.2f} a second, {metrics.mean_open:.1f} open on average"),
+        ("tokens", f"{metrics.output_tokens_per_s:.1f} written and {metrics.prompt_tokens_per_s:.1f} read a second"),
     ]
-    if figures.num_good is not None:
-        rows.append(("goodput", f"{figures.goodput_per_s:.2f} requests a second in time, {figures.num_good} in all"))
+    if metrics.num_good is not None:
+        rows.append(("goodput", f"{metrics.goodput_per_s:.2f} requests a second in time, {metrics.num_good} in all"))
     times = [("milliseconds", "p50", "p90", "p99")]
     named = {
-        "first token": figures.ttft,
-        "per output token": figures.tpot,
-        "between tokens": figures.itl,
-        "whole answer": figures.e2e,
+        "first token": metrics.ttft,
+        "per output token": metrics.tpot,
+        "between tokens": metrics.itl,
+        "whole answer": metrics.e2e,
     }
     times += [(name, *_milliseconds(latency)) for name, latency in named.items()]
     return f"{console.columns(rows)}\n{console.columns(times)}"
 
 
-def _numbered(figures: Figures) -> enumerate[tuple[str, int]]:
-    return enumerate(figures.failures.items())
+def _numbered(metrics: BenchmarkMetrics) -> enumerate[tuple[str, int]]:
+    return enumerate(metrics.failures.items())
 
 
 def _milliseconds(latency: Latency) -> tuple[str, str, str]:
     p50, p90, p99 = ("-" if math.isnan(one) else f"{one * 1e3:.1f}" for one in (latency.p50, latency.p90, latency.p99))
     return p50, p90, p99
+
+
+_NUM_SPANS = 60
+
+
+def draw(outcomes: Sequence[RequestOutcome], path: Path) -> None:
+    """Plot the cumulative distributions of TTFT and TPOT, and the output tokens per second over time."""
+    done = [one for one in outcomes if one.failure is None]
+    with picture(path, num_axes=3) as (_, (left, middle, right)):
+        _draw_shares(left, [one.ttft_s for one in done])
+        _draw_shares(middle, [tpot * 1e3 for one in done if (tpot := one.tpot_s) is not None])
+        _draw_rate(right, done)
+        left.set(title="Time to first token", xlabel="seconds", ylabel="share of answers", ylim=(0, 1))
+        middle.set(title="Time per output token", xlabel="milliseconds", ylabel="share of answers", ylim=(0, 1))
+        right.set(title="Output", xlabel="seconds", ylabel="tokens a second", ylim=(0, None))
+
+
+def _draw_shares(axes: Any, values: list[float]) -> None:
+    shares = [(index + 1) / len(values) for index in range(len(values))]
+    axes.step(sorted(values) or [0.0], shares or [0.0], where="post", color=COLORS[0], linewidth=2)
+
+
+def _draw_rate(axes: Any, done: Sequence[RequestOutcome]) -> None:
+    """Plot tokens per second; each piece of text counts an equal share of its answer's tokens."""
+    if not done:
+        return
+    start = min(one.due_s for one in done)
+    span = max(max(one.finished_s for one in done) - start, 1e-9) / _NUM_SPANS
+    tokens = [0.0] * _NUM_SPANS
+    for one in done:
+        for time in one.texts_s:
+            tokens[min(int((time - start) / span), _NUM_SPANS - 1)] += one.num_output_tokens / len(one.texts_s)
+    middles = [(index + 0.5) * span for index in range(_NUM_SPANS)]
+    axes.plot(middles, [count / span for count in tokens], color=COLORS[0], linewidth=1.5)

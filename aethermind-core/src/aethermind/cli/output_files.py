@@ -1,4 +1,4 @@
-"""Figures drawn to a file by matplotlib: one look, and a sentence where they cannot be drawn."""
+"""Files that a command writes at its end: checked before the work begins, plots among them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aethermind.cli.writable import check_writable, writing
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.first_party import pip_install
 
-__all__ = ["COLORS", "check_plot", "picture"]
+__all__ = ["COLORS", "check_plot", "check_writable", "picture", "writing"]
+
+
+@contextmanager
+def writing(path: Path, noun: str) -> Iterator[None]:
+    """Turn an OSError within the block, such as a full disk, into an InvalidArgumentError that names the file.
+
+    `noun` says what the file is. An OSError names no file once that is open.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgumentError(f"{noun} {path} cannot be written: {error.strerror}. Pass another one.") from None
+
+
+def check_writable(path: Path, noun: str) -> None:
+    """InvalidArgumentError unless a file can be written; its content is kept. `noun` says what the file is.
+
+    Pipes and devices are not opened, because opening and closing one may end its reader.
+    """
+    with writing(path, noun):
+        is_there = path.exists()
+        if is_there and not (path.is_file() or path.is_dir()):
+            return
+        path.open("a").close()
+        if not is_there:
+            path.unlink()
+
 
 COLORS = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#4a3aa7", "#e34948")
 _FORMATS = (".svg", ".png")
@@ -19,7 +45,7 @@ _INK, _GRID = "#52514e", "#e3e2de"
 
 
 def check_plot(path: Path) -> None:
-    """Say before the work begins what would keep it from being drawn."""
+    """InvalidArgumentError, before the work begins, if a plot cannot be drawn to `path`."""
     if path.suffix.lower() not in _FORMATS:
         raise InvalidArgumentError(f"--plot {path} should end in {' or '.join(_FORMATS)}.")
     try:
@@ -33,7 +59,7 @@ def check_plot(path: Path) -> None:
 
 @contextmanager
 def picture(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes, side by side; written to `path` at the end, the same bytes for the same content."""
+    """A figure and its axes, side by side, written to `path` at the end. Equal content gives equal bytes."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Layers: the highest that speaks is heard, and every one is checked."""
+"""Layers: the highest one wins, and every one is checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.config.sections import SECTIONS
 from tests.scale import scaled
 
-from aethermind.config import Value, resolve
+from aethermind.config import SettingValue, resolve
 from aethermind.errors import SettingsError
 
 NAMES = ("oven.heat", "oven.rate", "bread.name", "bread.seeds")
@@ -33,13 +33,13 @@ WANTED = {
     deadline=None,
 )
 @given(chosen=st.fixed_dictionaries({layer: st.sets(st.sampled_from(NAMES)) for layer in GIVEN}))
-def test_any_layers_for_any_settings_the_highest_wins(tmp_path: Path, chosen: dict[str, set[str]]) -> None:
+def test_the_highest_layer_wins_for_every_setting(tmp_path: Path, chosen: dict[str, set[str]]) -> None:
     file = tmp_path / "a.toml"
     file.write_text("".join(f"{name} = {GIVEN['file'][name]}\n" for name in sorted(chosen["file"])))
     variables = {
         f"AETHERMIND_{name}".upper().replace(".", "__"): GIVEN["variable"][name] for name in chosen["variable"]
     }
-    flags = {name: Value(GIVEN["flag"][name], "flag --it") for name in chosen["flag"]}
+    flags = {name: SettingValue(GIVEN["flag"][name], "flag --it") for name in chosen["flag"]}
     result = resolve(SECTIONS, file=file, variables=variables, flags=flags)
     for name in NAMES:
         highest = next((layer for layer in ("flag", "variable", "file") if name in chosen[layer]), "default")
@@ -73,7 +73,7 @@ def test_any_layers_for_any_settings_the_highest_wins(tmp_path: Path, chosen: di
         ("oven: {heat: 300, door: true}", "F:oven.door, F:oven.heat: The door is open: lower heat."),
     ],
 )
-def test_what_is_wrong_in_a_file(tmp_path: Path, content: str, message: str) -> None:
+def test_errors_in_a_file(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(content)
     with pytest.raises(SettingsError) as caught:
@@ -90,7 +90,7 @@ def test_what_is_wrong_in_a_file(tmp_path: Path, content: str, message: str) -> 
         ("BREAD__SEEDS", "[", "AETHERMIND_BREAD__SEEDS is '[' but should be a JSON list: "),
     ],
 )
-def test_what_is_wrong_in_a_variable(name: str, text: str, message: str) -> None:
+def test_errors_in_a_variable(name: str, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         resolve(SECTIONS, variables={f"AETHERMIND_{name}": text})
     assert str(caught.value).startswith(message)
@@ -123,3 +123,19 @@ def test_a_section_may_be_empty_and_a_list_of_one_a_string(tmp_path: Path) -> No
     (tmp_path / "a.yaml").write_text("oven:\nbread:\n  seeds: poppy\n")
     values = resolve(SECTIONS, file=tmp_path / "a.yaml").values
     assert values["bread.seeds"].value == ("poppy",)
+
+
+def test_a_deprecated_key_or_variable_sets_the_setting_that_replaces_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("oven: {temperature: 7}")
+    assert resolve(SECTIONS, file=file).values["oven.heat"] == (7, f"{file}:oven.temperature")
+    assert "oven.temperature is deprecated; use oven.heat" in caplog.text
+    variables = {"AETHERMIND_OVEN__TEMPERATURE": "8"}
+    assert resolve(SECTIONS, variables=variables).values["oven.heat"].value == 8
+    file.write_text("oven: {temperature: 7, heat: 8}")
+    with pytest.raises(
+        SettingsError, match=r"has oven.temperature and oven.heat, which mean the same\. Keep oven.heat"
+    ):
+        resolve(SECTIONS, file=file)

@@ -1,21 +1,31 @@
-"""Our verbs: what each does, in a sentence, and where it is, so that only the one asked for is imported."""
+"""The commands: verbs of the core, each imported when it is first used, and those that plugins add."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-__all__ = ["VERBS", "Verb", "Verbs"]
+if TYPE_CHECKING:
+    import pluggy
+
+    from aethermind.plugins.discovery import PluginRecord
+
+__all__ = ["COMPLETION_VARIABLE", "SummaryGroup", "VERBS", "Verb", "Verbs", "collect_commands", "load_commands"]
+
+
+COMPLETION_VARIABLE = "_AETHERMIND_COMPLETE"
+"""Set by the scripts of `aethermind completion` when they ask for completions."""
 
 
 class Verb(NamedTuple):
-    """The function of a verb's name, or the group `app`, in a module below `aethermind.cli`.
+    """Where a verb is defined: the function of its name, or the group `app`, in a module below `aethermind.cli`.
 
-    `summary` is the first sentence of its help. `examples` names the module's examples; `has_settings` is whether its
-    options can come from a file and from variables; `is_serving`, whether it logs what it does as it goes.
+    `summary` is the first sentence of its help. `examples` names the module's examples. `has_settings` is whether its
+    options can come from a file and from variables, `is_serving` whether it runs until it is stopped and logs requests.
     """
 
     module: str
@@ -52,7 +62,7 @@ VERBS: Mapping[str, Verb] = {
 
 
 class Verbs(Mapping[str, Any]):
-    """The commands of VERBS by name, each imported when it is first looked up."""
+    """The commands of VERBS by name, each imported at its first lookup."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -83,3 +93,43 @@ def _load(name: str, verb: Verb) -> Any:
     cls = configured if verb.has_settings else None
     alone.command(name, cls=cls, epilog=getattr(module, verb.examples))(getattr(module, name))
     return typer.main.get_command(alone)
+
+
+class SummaryGroup(TyperGroup):
+    """A group of commands whose help shows their whole summaries, wrapped instead of cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands if not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def load_commands(taken: Container[str]) -> dict[str, Any]:
+    """Load the installed plugins and return their commands by name."""
+    from aethermind.plugins.trial import load_installed
+
+    records, manager = load_installed()
+    return collect_commands(records, manager, taken)
+
+
+def collect_commands(
+    records: Sequence[PluginRecord], manager: pluggy.PluginManager, taken: Container[str]
+) -> dict[str, Any]:
+    """Call `register_commands` of each loaded plugin; failures and names already taken are noted in its record."""
+    from aethermind.plugins.discovery import call_each
+
+    commands: dict[str, Any] = {}
+    for record in records:
+        app = typer.Typer(rich_markup_mode=None)
+        has_answered = list(call_each(manager, [record], "register_commands", app=app))
+        if not has_answered or not (app.registered_commands or app.registered_groups):
+            continue
+        found = typer.main.get_group(app).commands
+        clashes = [name for name in found if name in taken or name in commands]
+        if clashes:
+            record.fail(f"its command {clashes[0]!r} exists already; rename it.")
+        added = {name: command for name, command in found.items() if name not in clashes}
+        record.registered["commands"] = sorted(added)
+        commands.update(added)
+    return commands

@@ -1,4 +1,4 @@
-"""Files are tried before the work whose end they are for."""
+"""Output files are checked before the work begins."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.writable import check_writable
+from aethermind.cli.output_files import check_writable
 from aethermind.errors import InvalidArgumentError
 
 TRACE = str(Path(__file__).parents[1] / "engine" / "simulation" / "small.csv")
 
 
-def test_nothing_changes_by_trying(tmp_path: Path) -> None:
+def test_the_check_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("text")
     os.mkfifo(tmp_path / "pipe")
     for name in ("old", "new", "pipe"):
@@ -25,7 +25,7 @@ def test_nothing_changes_by_trying(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere/x", ".", "x" * 300])
-def test_what_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+def test_the_error_names_a_file_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^Picture .* cannot be written: .*\. Pass another one\.$"):
         check_writable(tmp_path / name, "Picture")
 
@@ -39,13 +39,13 @@ def test_what_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
         ("profile", "--trace", "{}.json"),
     ],
 )
-def test_a_command_says_so_at_once(invoke: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_commands_check_output_files_before_they_start(invoke: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
     result = invoke(*(word.format(tmp_path / "nowhere" / "run") for word in words))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "cannot be written: No such file or directory. Pass another one." in result.stderr
 
 
-def test_a_full_disk_is_named_after_the_file_and_leaves_no_half_of_a_package(
+def test_a_full_disk_is_an_error_about_the_file_and_leaves_no_partial_package(
     invoke: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
@@ -63,7 +63,7 @@ def test_a_full_disk_is_named_after_the_file_and_leaves_no_half_of_a_package(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_device_is_not_taken_for_the_output(invoke: Any) -> None:
+def test_a_full_device_is_not_reported_as_standard_output(invoke: Any) -> None:
     result = invoke("conform", "numpy", "--suite", "hal", "-k", "alone", "--badge", "/dev/full")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Badge /dev/full cannot be written: No space left on device" in result.stderr

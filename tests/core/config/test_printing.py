@@ -1,4 +1,4 @@
-"""A printed configuration is TOML that sets the same."""
+"""A printed configuration is TOML that sets the same values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.config.sections import SECTIONS
 
-from aethermind.config import Value, resolve
-from aethermind.config.text import to_record, to_toml
+from aethermind.config import SettingValue, resolve
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -21,18 +20,16 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
     seeds=st.lists(TEXT).map(tuple),
     origin=TEXT,
 )
-def test_what_is_printed_reads_back(
-    heat: int, rate: float | None, name: str, seeds: tuple[str, ...], origin: str
-) -> None:
+def test_printed_toml_reads_back(heat: int, rate: float | None, name: str, seeds: tuple[str, ...], origin: str) -> None:
     given_values = {"oven.heat": heat, "oven.rate": rate, "bread.name": name, "bread.seeds": seeds}
-    flags = {full: Value(value, origin) for full, value in given_values.items()}
-    read = tomllib.loads(to_toml(resolve(SECTIONS, flags=flags)))
+    flags = {full: SettingValue(value, origin) for full, value in given_values.items()}
+    read = tomllib.loads(resolve(SECTIONS, flags=flags).to_toml())
     oven = {"heat": heat, "door": False} | ({} if rate is None else {"rate": rate})
     assert read == {"oven": oven, "bread": {"name": name, "seeds": list(seeds)}}
 
 
 def test_each_line_ends_with_the_origin() -> None:
-    assert to_toml(resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"})).splitlines() == [
+    assert resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"}).to_toml().splitlines() == [
         "[oven]",
         "heat = 9  # AETHERMIND_HEAT",
         "# rate = ...  # default; unset: the oven's",
@@ -45,12 +42,12 @@ def test_each_line_ends_with_the_origin() -> None:
 
 
 def test_the_record_has_values_and_origins() -> None:
-    record = to_record(resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"}))
+    record = resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"}).to_record()
     assert record["oven"]["heat"] == {"value": 9, "origin": "AETHERMIND_HEAT"}
     assert record["bread"]["seeds"] == {"value": (), "origin": "default"}
 
 
 def test_passwords_in_urls_are_hidden() -> None:
-    found = resolve(SECTIONS, flags={"bread.name": Value("redis://baker:s3cret@oven:6379/0", "--bread")})
-    assert 'name = "redis://baker:(hidden)@oven:6379/0"' in to_toml(found)
-    assert "s3cret" not in str(to_record(found))
+    found = resolve(SECTIONS, flags={"bread.name": SettingValue("redis://baker:s3cret@oven:6379/0", "--bread")})
+    assert 'name = "redis://baker:(hidden)@oven:6379/0"' in found.to_toml()
+    assert "s3cret" not in str(found.to_record())

@@ -1,0 +1,136 @@
+"""Metrics of a load test: what the client measured of each request, and their summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from aethermind.engine.simulation.metrics import Latency
+
+__all__ = ["BenchmarkMetrics", "LatencyObjectives", "LoadTest", "RequestOutcome"]
+
+
+@dataclass(slots=True)
+class RequestOutcome:
+    """The measured times of one request, in seconds of one clock. Mutable while it is recorded.
+
+    `due_s` is when it should have been sent: a late client counts as waiting time, which avoids coordinated omission.
+    `texts_s` has the arrival of each piece of text. `num_output_tokens` is the server's count, else the number of
+    pieces. `failure` is the kind of failure, such as "HTTP 429"; None for an answer.
+    """
+
+    due_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int = 0
+    texts_s: list[float] = field(default_factory=list)
+    finished_s: float = 0.0
+    failure: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token (TTFT)."""
+        return self.texts_s[0] - self.due_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first (TPOT); None for a single token."""
+        steps = self.num_output_tokens - 1
+        return (self.texts_s[-1] - self.texts_s[0]) / steps if steps > 0 else None
+
+    @property
+    def e2e_s(self) -> float:
+        """End-to-end latency, from `due_s` to the end of the answer."""
+        return self.finished_s - self.due_s
+
+
+@dataclass(slots=True)
+class LoadTest:
+    """A load test and its outcomes so far. Mutable: an interrupted test keeps the outcomes that it has."""
+
+    url: str
+    model: str | None
+    """None is the first that the server lists, until it is known."""
+    endpoint: str
+    api_key: str | None
+    outcomes: list[RequestOutcome] = field(default_factory=list)
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyObjectives:
+    """Service level objectives of an answer, in milliseconds; None is no objective."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.ttft_ms is not None or self.tpot_ms is not None
+
+    def are_met(self, outcome: RequestOutcome) -> bool:
+        """Whether an answer meets them. A single token has no TPOT and meets any."""
+        has_begun = self.ttft_ms is None or outcome.ttft_s * 1e3 <= self.ttft_ms
+        return has_begun and (self.tpot_ms is None or (outcome.tpot_s or 0.0) * 1e3 <= self.tpot_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkMetrics:
+    """Metrics of a load test. Times are in seconds and of answers only; NaN where there is no answer."""
+
+    num_requests: int
+    num_completed: int
+    num_failed: int
+    num_unfinished: int
+    """Requests not sent or not answered when the test was interrupted."""
+    failures: dict[str, int]
+    """Count of each kind of failure, the most frequent first."""
+    duration_s: float
+    prompt_tokens: int
+    output_tokens: int
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    mean_open: float
+    """Mean number of open requests."""
+    num_good: int | None
+    goodput_per_s: float | None
+    """Answers per second that met the objectives (DistServe, Zhong et al. 2024); None without objectives."""
+    ttft: Latency
+    tpot: Latency
+    """Time per output token, the mean of each answer."""
+    itl: Latency
+    """Inter-token latency: between consecutive pieces of text, over all answers."""
+    e2e: Latency
+
+    @classmethod
+    def of(
+        cls, outcomes: Sequence[RequestOutcome], *, num_requests: int, duration_s: float, objectives: LatencyObjectives
+    ) -> BenchmarkMetrics:
+        """Summarise the outcomes of a test of `num_requests` requests that took `duration_s` seconds."""
+        done = [one for one in outcomes if one.failure is None]
+        failures = Counter(one.failure for one in outcomes if one.failure is not None)
+        num_good = sum(map(objectives.are_met, done)) if objectives else None
+        prompt_tokens = sum(one.num_prompt_tokens for one in done)
+        output_tokens = sum(one.num_output_tokens for one in done)
+        seconds = max(duration_s, 1e-9)
+        return cls(
+            num_requests=num_requests,
+            num_completed=len(done),
+            num_failed=len(outcomes) - len(done),
+            num_unfinished=num_requests - len(outcomes),
+            failures=dict(failures.most_common()),
+            duration_s=duration_s,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            requests_per_s=len(done) / seconds,
+            prompt_tokens_per_s=prompt_tokens / seconds,
+            output_tokens_per_s=output_tokens / seconds,
+            mean_open=sum(one.e2e_s for one in done) / seconds,
+            num_good=num_good,
+            goodput_per_s=None if num_good is None else num_good / seconds,
+            ttft=Latency.of([one.ttft_s for one in done]),
+            tpot=Latency.of([tpot for one in done if (tpot := one.tpot_s) is not None]),
+            itl=Latency.of([later - earlier for one in done for earlier, later in pairwise(one.texts_s)]),
+            e2e=Latency.of([one.e2e_s for one in done]),
+        )

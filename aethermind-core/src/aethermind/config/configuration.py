@@ -1,0 +1,202 @@
+"""A configuration: the value of each setting, and where it came from.
+
+Three layers are merged: the file, then environment variables, then flags; the last one wins. Every layer is checked,
+also where a higher one overrides it, so that an error is reported at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from aethermind.config.file import read_file
+from aethermind.config.section import Section, Setting
+from aethermind.config.suggest import did_you_mean
+from aethermind.errors import SettingsError
+from aethermind.log import get_logger
+
+__all__ = ["Configuration", "DEFAULT", "SettingValue", "resolve"]
+
+DEFAULT = "default"
+"""The origin of a value that no layer sets."""
+
+_HIDDEN = "(hidden)"
+"""Printed in place of a secret."""
+
+_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
+"""The password in a URL."""
+
+_log = get_logger(__name__)
+
+
+class SettingValue(NamedTuple):
+    """A setting's value and its origin: `default`, `FILE:key`, a variable, or `flag --x`."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Every setting of a table, by full names such as `engine.block_size`, with its value, defaults included."""
+
+    settings: Mapping[str, Setting]
+    values: Mapping[str, SettingValue]
+
+    def to_toml(self) -> str:
+        """Valid TOML that sets the same values, each with its origin; an unset one becomes a comment."""
+        return "\n".join(self._lines())
+
+    def to_record(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Values and origins by section and key, for JSON."""
+        record: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, one in self.settings.items():
+            value, origin = self.values[name]
+            shown = _HIDDEN if one.is_secret and value is not None else _without_passwords(value)
+            record.setdefault(one.section, {})[one.key] = {"value": shown, "origin": origin}
+        return record
+
+    def _lines(self) -> Iterator[str]:
+        for position, (section, settings) in enumerate(groupby(self.settings.values(), lambda one: one.section)):
+            yield from ("", f"[{section}]") if position else (f"[{section}]",)
+            for one in settings:
+                value, origin = self.values[one.name]
+                if value is None:
+                    yield f"# {one.key} = ...  # {_printable(origin)}; unset: {one.unset}"
+                elif one.is_secret:
+                    yield f"# {one.key} is set and {_HIDDEN}  # {_printable(origin)}"
+                else:
+                    yield f"{one.key} = {_toml(_without_passwords(value))}  # {_printable(origin)}"
+
+
+def resolve(
+    sections: Sequence[Section],
+    *,
+    file: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    flags: Mapping[str, SettingValue] | None = None,
+) -> Configuration:
+    """Merge the layers. SettingsError for an unknown section or key, and for a value that is not allowed.
+
+    Of `variables`, those of settings are read and the others ignored. `flags` are keyed by full name and have the type
+    of their setting already.
+    """
+    settings = {one.name: one for section in sections for one in section.settings.values()}
+    owners = {f"{section.name}.{key}": cls for section in sections for cls in section.types for key in _keys(cls)}
+    adapters = {name: TypeAdapter(owners[name]) for name in settings}
+    values = {name: SettingValue(one.default, DEFAULT) for name, one in settings.items()}
+    for one, key, raw in _in_file(file, settings) if file is not None else ():
+        where = f"{file}:{one.section}.{key}"
+        values[one.name] = SettingValue(_check(adapters[one.name], one, raw, where, is_text=False), where)
+    for one, variable, text in _in_variables(variables or {}, settings):
+        values[one.name] = SettingValue(_check(adapters[one.name], one, text, variable, is_text=True), variable)
+    values.update(flags or {})
+    for section in sections:
+        for cls in section.types:
+            _check_together(section.name, cls, values)
+    return Configuration(settings, values)
+
+
+def _keys(cls: Any) -> Iterator[str]:
+    return iter(cls.__dataclass_fields__)
+
+
+def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, Any]]:
+    """Each setting that a file has, with the key that the file uses, and the value."""
+    names = list(dict.fromkeys(one.section for one in settings.values()))
+    renamed = {f"{one.section}.{old}": one for one in settings.values() for old in one.old_names}
+    for section, content in read_file(file).items():
+        if section not in names:
+            raise SettingsError(
+                f"{file} has an unknown section {section!r}{did_you_mean(section, names)} "
+                f"Sections are {', '.join(names)}."
+            )
+        if content is None:  # in YAML, a section without keys
+            continue
+        if not isinstance(content, dict):
+            raise SettingsError(f"{file} gives {section} the value {content!r}. It is a section: put keys into it.")
+        for key, value in content.items():
+            one = settings.get(name := f"{section}.{key}") or renamed.get(name)
+            if one is None:
+                keys = ", ".join(one.key for one in settings.values() if one.section == section)
+                raise SettingsError(
+                    f"{file} has an unknown key {name}{did_you_mean(name, settings)} Keys of {section} are {keys}."
+                )
+            if key != one.key:
+                if one.key in content:
+                    raise SettingsError(f"{file} has {name} and {one.name}, which mean the same. Keep {one.name}.")
+                _log.warning("%s: %s is deprecated; use %s", file, name, one.name)
+            yield one, key, value
+
+
+def _in_variables(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, str]]:
+    for one in settings.values():
+        given = [(name, variables[name]) for name in one.variables if variables.get(name)]
+        if len({text for _, text in given}) > 1:
+            first, second = (f"{name}={text}" for name, text in given[:2])
+            raise SettingsError(f"{first} and {second} both set {one.name}. Unset one of them.")
+        if given:
+            yield one, *given[0]
+
+
+def _check(adapter: TypeAdapter[Any], one: Setting, raw: Any, where: str, *, is_text: bool) -> Any:
+    """Convert a value to its setting's type. A file's value has a type already; a variable's is read as text."""
+    may_be_list = "tuple" in str(one.type)
+    is_list = may_be_list and not (isinstance(one.type, UnionType) and str in get_args(one.type))
+    try:
+        if is_text:
+            value = json.loads(raw) if may_be_list and raw.startswith("[") else (raw,) if is_list else raw
+            checked = adapter.validate_python({one.key: value})
+        else:
+            value = [raw] if is_list and isinstance(raw, str) else raw
+            checked = adapter.validate_json(json.dumps({one.key: value}, default=str), strict=True)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error, one, raw, where)) from None
+    except (ValueError, RecursionError) as error:
+        shown = "wrong:" if one.is_secret else f"{raw!r} but"
+        raise SettingsError(f"{where} is {shown} should be a JSON list: {error}.") from None
+    return getattr(checked, one.key)
+
+
+def _sentence(error: ValidationError, one: Setting, raw: Any, where: str) -> str:
+    (first, *_) = error.errors(include_url=False)
+    if first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}"
+    accepted = first["msg"].partition(",")[0] if first["type"].endswith("_parsing") else first["msg"]
+    if one.is_secret:
+        return f"{where} is wrong: {accepted.replace('Input', one.name, 1)}."
+    return f"{where} is {raw!r}: {accepted.replace('Input', one.name, 1)}."
+
+
+def _check_together(section: str, cls: type[Any], values: Mapping[str, SettingValue]) -> None:
+    """Check the values of a dataclass that are wrong only in combination."""
+    found = {key: values[f"{section}.{key}"] for key in _keys(cls)}
+    try:
+        cls(**{key: value for key, (value, _) in found.items()})
+    except ValueError as error:
+        origins = sorted({origin for _, origin in found.values()} - {DEFAULT})
+        raise SettingsError(f"{', '.join(origins)}: {error}") from None
+
+
+def _without_passwords(value: Any) -> Any:
+    return _PASSWORD.sub(rf"\1{_HIDDEN}@", value) if isinstance(value, str) else value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
