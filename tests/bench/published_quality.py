@@ -28,7 +28,7 @@ import numpy as np
 
 from aethermind import LLM
 from aethermind.cli.bench.quality import dense_settings, diverge, windows_of_text
-from aethermind.engine.text_passes.text_logits import text_logits
+from aethermind.engine.text_passes.text_pass import text_logits
 
 ROOT = Path(__file__).parents[2]
 WINDOW = 128

@@ -26,7 +26,7 @@ from tests.end_to_end.models import copy_demo
 from tests.processes import await_end
 
 from aethermind import Runtime
-from aethermind.cache.container import read_blocks
+from aethermind.cache.serialization import read_blocks
 from aethermind.engine.engine import Engine
 from aethermind.engine.executors.multiproc import MultiprocExecutor
 from aethermind.engine.loading.loader import plan_model
@@ -109,7 +109,7 @@ def test_bytes_come_back_as_they_were(runtime: Runtime, options: dict[str, int],
         assert {name: shape[0] for name, (_, shape) in memory.block_kinds.items()} == dict.fromkeys(
             memory.tensors, planned.cache_spec.num_key_value_heads
         )
-        written, read = memory.whole_blocks(8), memory.whole_blocks(8, has_own_stream=True)
+        written, read = memory.alloc_staging_blocks(8), memory.alloc_staging_blocks(8, has_own_stream=True)
         random = np.random.default_rng(0)
         for rows in written.rows().values():
             rows[:] = random.integers(0, 256, rows.shape, np.uint8)

@@ -22,7 +22,7 @@ HIDDEN, INTERMEDIATE, LAYERS, HEADS, VOCAB = 512, 2304, 8, 8, 64000
 PROGRAM = """
 import ctypes, json, re, sys
 from pathlib import Path
-from aethermind.engine.observation.memory_use import measure_memory
+from aethermind.engine.observation.profiler import measure_memory
 from aethermind.engine.weight_cache import WeightFolder
 from aethermind.llm import LLM
 from aethermind.sampling.params import SamplingParams

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.cache.outcome import Outcome
-from aethermind.engine.kv_memory.block_contents import MemoryContents
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.engine.kv_memory.memory import MemoryContents
 from aethermind.engine.kv_offload import fingerprint
 from aethermind.errors import CacheContentError
 
@@ -31,7 +31,7 @@ def save_mid_way(llm: LLM, contents: MemoryContents) -> tuple[bytes, list[int]]:
     request = engine.running[0]
     tokens = [*request.prompt_token_ids, *request.output_token_ids][: engine.cache.num_tokens("r")]
     saved = engine.cache.save("r", contents, tokens)
-    assert saved.outcome is Outcome.OK
+    assert saved.outcome is CacheOutcome.OK
     engine.abort("r")
     return saved.data, tokens
 
@@ -55,7 +55,7 @@ def assert_gone_on_with(
     second, contents = open_demo(runtime, device, kv_cache_dtype, of_second)
     cache = second.engine.cache
     assert cache.load("s", data, contents, tokens).num_cached_tokens == len(tokens)
-    assert cache.release("s", tokens) is Outcome.OK
+    assert cache.release("s", tokens) is CacheOutcome.OK
     rest = SamplingParams(temperature=0.0, max_tokens=24 - 10, ignore_eos=True)
     prompt = [*second.tokenizer.encode(PROMPT), *whole[:10]]
     (output,) = second.generate({"prompt_token_ids": prompt}, rest)

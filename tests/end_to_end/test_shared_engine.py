@@ -267,7 +267,7 @@ def test_closing_waits_for_the_step_of_another_thread(
     advance = llm.engine.advance
 
     def slow() -> list[OutputUpdate]:
-        with llm.engine.turns:
+        with llm.engine.lock:
             is_in_step.set()
             assert may_go_on.wait(60)
             growths = advance()

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.observation.memory_use import measure_memory
+from aethermind.engine.observation.profiler import measure_memory
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
 
 PROMPT = {"prompt_token_ids": [*range(20, 60)]}

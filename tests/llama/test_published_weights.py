@@ -15,7 +15,7 @@ import transformers
 
 from aethermind import LLM
 from aethermind.cli.bench.quality import dense_settings, diverge
-from aethermind.engine.text_passes.text_logits import text_logits
+from aethermind.engine.text_passes.text_pass import text_logits
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from tests.qwen2.checkpoints import CASES, reference_model
 from transformers.models.qwen2.modeling_qwen2 import rotate_half
 
 from aethermind import LLM, Runtime
-from aethermind.cache.outcome import Outcome
+from aethermind.cache.outcome import CacheOutcome
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.parity import random_prompts
 
@@ -104,11 +104,11 @@ def test_logits_are_those_of_keys_computed_at_their_new_positions(
     run_step(llm, text)
     cache.commit(TEXT, NUM_TOKENS)
     first_moved = NUM_SINKS + NUM_DROPPED
-    assert cache.remove(TEXT, NUM_SINKS, first_moved) is Outcome.OK
-    assert cache.shift(TEXT, first_moved, -NUM_DROPPED) is Outcome.OK
+    assert cache.remove(TEXT, NUM_SINKS, first_moved) is CacheOutcome.OK
+    assert cache.shift(TEXT, first_moved, -NUM_DROPPED) is CacheOutcome.OK
     reserved = cache.reserve(TEXT, len(next_tokens))
     unturned = run_step(llm, next_tokens)
-    llm.engine.runner.turn_keys(reserved.shifts)
+    llm.engine.runner.apply_rope_shift(reserved.shifts)
     turned = run_step(llm, next_tokens)
     expected = reference_logits(reference_model(directory), text, next_tokens)
     allowed = tolerance * np.abs(expected).max()

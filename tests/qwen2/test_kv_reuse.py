@@ -18,7 +18,7 @@ from aethermind import LLM, Runtime, SamplingParams
 from aethermind.cli.bench.quality import diverge
 from aethermind.engine.kv_reuse.distillation import distill
 from aethermind.engine.kv_reuse.sharing import KVReuse, kv_similarity
-from aethermind.engine.text_passes.text_logits import text_logits
+from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import InvalidArgumentError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.parity import assert_close_to, random_prompts

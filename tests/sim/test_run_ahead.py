@@ -15,7 +15,7 @@ from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.request import FinishReason
 from aethermind.engine.steps import step_pipeline
 from aethermind.errors import DeviceError
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import StructuredOutputs
 from aethermind_sim.backend import SimBackend
 from aethermind_sim.streams import SimEvent
 
@@ -55,7 +55,7 @@ def one_by_one(num_steps: int) -> list[tuple[str, int]]:
 def assert_idle(watched: WatchedEngine) -> None:
     stats = EngineStats.of(watched.engine)
     assert stats.num_free_blocks == stats.num_blocks
-    assert not watched.engine.pipeline.is_deserted
+    assert not watched.engine.pipeline.is_orphaned
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_row_without_an_allowed_token_fails_alone(open_engine: Open, expected:
     finished = {}
     while engine.has_unfinished:
         finished.update({output.request_id: output for output in engine.step() if output.finished})
-    assert "leaves none of them" in str(finished["special"].error)
+    assert "exclude every token" in str(finished["special"].error)
     assert finished["0"].outputs[0].token_ids == expected["0"]
 
 
@@ -282,7 +282,7 @@ class TestPlantedBugs:
         assert self.wrong_answers(open_and_forget_to_wait, expected) > 0
 
     def test_a_step_without_tokens(self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("aethermind.engine.steps.model_runner.fed_tokens", lambda decision, before: ())
+        monkeypatch.setattr("aethermind.engine.steps.model_runner.device_tokens", lambda decision, before: ())
         assert self.wrong_answers(open_engine, expected) > 0
 
     def test_logprobs_of_missing_tokens(self, open_engine: Open) -> None:
@@ -296,6 +296,6 @@ class TestPlantedBugs:
     def test_freeing_blocks_at_once(
         self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(step_pipeline.StepPipeline, "keep_blocks", lambda pipeline, request: None)
+        monkeypatch.setattr(step_pipeline.StepPipeline, "retain_blocks", lambda pipeline, request: None)
         with pytest.raises(AssertionError, match="a step under way writes to block"):
             ask(open_engine(enable_prefix_caching=False), greedy(stop_token_ids=[expected["1"][2]]))

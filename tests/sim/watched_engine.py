@@ -13,8 +13,8 @@ from aethermind.cache import BlockPool
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import SampledToken
-from aethermind.engine.steps.running_step import RunningStep
 from aethermind.hal import Tensor
 from aethermind_sim.streams import SimEvent, SimStream
 
@@ -61,7 +61,7 @@ class WatchedEngine:
         pool = engine.cache.pool
         synchronize, finish = SimEvent.synchronize, SimStream.synchronize
 
-        def watched_launch(decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
+        def watched_launch(decision: ScheduleDecision, before: InFlightStep | None = None) -> InFlightStep:
             number, self.num_steps = self.num_steps, self.num_steps + 1
             self.num_sampled += sum(entry.needs_logits for entry in decision.scheduled)
             blocks = self._written(decision)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from aethermind.errors import AetherMindError
     from aethermind.llm import LLM
     from aethermind.runtime import Runtime
-    from aethermind.sampling.params import SamplingParams
-    from aethermind.sampling.structured import StructuredOutputs
+    from aethermind.sampling.params import SamplingParams, StructuredOutputs
 
 __all__ = [
     "AetherMindError",
@@ -46,7 +45,7 @@ _HOMES = {
     "RequestOutput": "aethermind.engine.requests.output",
     "Runtime": "aethermind.runtime",
     "SamplingParams": "aethermind.sampling.params",
-    "StructuredOutputs": "aethermind.sampling.structured",
+    "StructuredOutputs": "aethermind.sampling.params",
 }
 
 

@@ -30,8 +30,7 @@ from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.python_api import short_traceback, with_options
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
-from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import SamplingParams, StructuredOutputs
 from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
 from aethermind.text.token_memory import TokenMemory
 
@@ -271,7 +270,7 @@ class LLM:
         for prompt in _listed(prompts):
             token_ids = self._read(TextToEmbed.of(prompt)).tokens_to_embed()
             vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
-            self.engine.turns.give_way()
+            self.engine.lock.yield_lock()
         return vectors
 
     def _read(self, prompt: Prompt | EnginePrompt) -> EnginePrompt:
@@ -298,7 +297,7 @@ class LLM:
         """Step until some of these requests grew, or ended; others may be open, of this LLM and other users."""
         engine = self.engine
         while True:
-            with engine.turns:
+            with engine.lock:
                 if ready := self._inbox.take(ids, only_last=only_last):
                     return ready
                 if engine.is_closed:
@@ -306,10 +305,10 @@ class LLM:
                 if not engine.has_unfinished:
                     raise AetherMindError(_aborted(*ids))
                 engine.advance()
-            engine.turns.give_way()
+            engine.lock.yield_lock()
 
     def _forget(self, ids: Sequence[str]) -> None:
-        with self.engine.turns:
+        with self.engine.lock:
             for request_id in ids:
                 if self._inbox.drop(request_id):
                     self.engine.abort(request_id)
@@ -325,7 +324,7 @@ class LLM:
         try:
             for prompt, one, wishes in zip(prompts, params, options, strict=True):
                 read = self._read(prompt)
-                with self.engine.turns:
+                with self.engine.lock:
                     request_id = self.engine.free_id()
                     ids.append(request_id)
                     self._inbox.open(request_id)

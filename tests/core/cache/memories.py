@@ -1,12 +1,12 @@
-"""Stand-ins for device memory: what a slot holds is a number, so that tests see who wrote it and who moved it."""
+"""Stand-ins for device memory in which a slot holds numbers that identify its token and key rotation."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
-from aethermind.cache.container import BlockTensor
-from aethermind.cache.shift import BlockShift
+from aethermind.cache.positions import BlockShift
+from aethermind.cache.serialization import BlockTensor
 from aethermind.errors import CacheContentError
 
 __all__ = ["LAYOUTS", "Memory"]
@@ -17,7 +17,7 @@ POISON = -1
 
 
 class Memory:
-    """Two numbers for each slot: the token that was computed there, and the position that its key is turned for.
+    """Two numbers for each slot: the token that was computed there, and the position for which its key is rotated.
 
     It is all that moves bytes for a cache: a `BlockMover` with host blocks of its own, a `BlockContents`, and the
     copies and shifts before a step.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tests.core.cache.memories import Memory
 
-from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, Outcome
+from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache
 
 __all__ = ["FAR", "SequenceRules"]
 
@@ -27,7 +27,7 @@ Place = tuple[str, int]
 
 
 class Held(NamedTuple):
-    """A token, where it stands, and the position that its key is turned for."""
+    """A token, where it stands, and the position for which its key is rotated."""
 
     token: int
     position: int
@@ -89,7 +89,7 @@ class SequenceRules(RuleBasedStateMachine):
         name = self.new_name()
         num_known = self.cache.query(prompt)
         opened = self.cache.open(name, prompt)
-        assert (opened.outcome, opened.num_cached_tokens) == (Outcome.OK, num_known)
+        assert (opened.outcome, opened.num_cached_tokens) == (CacheOutcome.OK, num_known)
         assert num_known < max(len(prompt), 1)
         self.held[name] = [Held(token, index, index) for index, token in enumerate(prompt[:num_known])]
         self.write(name, prompt[num_known:], len(prompt))
@@ -100,21 +100,23 @@ class SequenceRules(RuleBasedStateMachine):
         """Reserve for some tokens, compute them, commit as many as a step kept."""
         cache, memory = self.cache, self.memory
         if cache.state(name) is not CacheState.ACTIVE:
-            assert cache.reserve(name, 1).outcome is Outcome.ILLEGAL_STATE
+            assert cache.reserve(name, 1).outcome is CacheOutcome.ILLEGAL_STATE
             return
         before, states, num_known = list(cache.block_table(name)), self.states(), self.prefixes.num_blocks
         result = cache.reserve(name, len(new_tokens))
         tokens, positions = self.tokens(name), self.positions(name)
-        if result.outcome is not Outcome.OK:
+        if result.outcome is not CacheOutcome.OK:
             assert list(cache.block_table(name)) == before
             assert (self.states(), self.prefixes.num_blocks) == (states, num_known)
             is_too_long = len(tokens) + len(new_tokens) > self.cache.max_model_len
-            assert result.outcome is (Outcome.TOO_LONG if is_too_long else Outcome.NO_ROOM)
+            assert result.outcome is (CacheOutcome.TOO_LONG if is_too_long else CacheOutcome.NO_FREE_BLOCKS)
             return
         memory.prepare(result.copies, result.shifts)
         if new_tokens:  # a step reads all that the sequence holds
             slots = [cache.slot(name, index) for index in range(len(tokens))]
-            assert [memory.turned_for[slot] for slot in slots] == positions, "a key is not turned for its position"
+            assert [memory.turned_for[slot] for slot in slots] == positions, (
+                "a key is not with_keys_shifted for its position"
+            )
         num_committed = min(num_committed, len(new_tokens))
         for count, token in enumerate(new_tokens):
             index = len(tokens) + count
@@ -123,7 +125,7 @@ class SequenceRules(RuleBasedStateMachine):
             slot, position = cache.slot(name, index), cache.position(name, index)
             assert position == (positions[-1] + 1 + count if positions else count)
             memory.tokens[slot], memory.turned_for[slot] = token, position
-        assert cache.commit(name, num_committed) is Outcome.OK
+        assert cache.commit(name, num_committed) is CacheOutcome.OK
         first = positions[-1] + 1 if positions else 0
         if new_tokens:
             self.held[name] = [one._replace(turned_for=one.position) for one in self.held[name]]
@@ -141,9 +143,9 @@ class SequenceRules(RuleBasedStateMachine):
     def fork(self, parent: str) -> Any:
         name = self.new_name()
         if self.cache.state(parent) is CacheState.SWAPPED:
-            assert self.cache.fork(parent, name) is Outcome.ILLEGAL_STATE
+            assert self.cache.fork(parent, name) is CacheOutcome.ILLEGAL_STATE
             return multiple()
-        assert self.cache.fork(parent, name) is Outcome.OK
+        assert self.cache.fork(parent, name) is CacheOutcome.OK
         self.held[name] = list(self.held[parent])
         return name
 
@@ -152,17 +154,17 @@ class SequenceRules(RuleBasedStateMachine):
         """Others may reuse what a sequence holds, which goes on."""
         state, blocks = self.cache.state(name), list(self.cache.block_table(name))
         outcome = self.cache.publish(name, self.tokens(name))
-        assert outcome is (Outcome.ILLEGAL_STATE if state is CacheState.SWAPPED else Outcome.OK)
+        assert outcome is (CacheOutcome.ILLEGAL_STATE if state is CacheState.SWAPPED else CacheOutcome.OK)
         assert (self.cache.state(name), list(self.cache.block_table(name))) == (state, blocks)
 
     @rule(name=consumes(sequences), is_published=st.booleans())
     def release(self, name: str, is_published: bool) -> None:
         if name in self.pinned:
-            assert self.cache.release(name) is Outcome.ILLEGAL_STATE
+            assert self.cache.release(name) is CacheOutcome.ILLEGAL_STATE
             self.cache.pin(name, False)
             self.pinned.remove(name)
         blocks = list(self.cache.block_table(name))
-        assert self.cache.release(name, self.tokens(name) if is_published else ()) is Outcome.OK
+        assert self.cache.release(name, self.tokens(name) if is_published else ()) is CacheOutcome.OK
         self.poison_freed(blocks)
         del self.held[name]
 
@@ -192,23 +194,23 @@ class SequenceRules(RuleBasedStateMachine):
         first = inside.index(True) if True in inside else len(inside)
         last = first + sum(inside)
         outcome = self.cache.keep(name, start, end)
-        if outcome is Outcome.PARTIAL_BLOCK:
+        if outcome is CacheOutcome.PARTIAL_BLOCK:
             assert first % self.block_size
             assert first < last
             return
         self.change(name, outcome, slice(last, None))
-        if outcome is Outcome.OK:
+        if outcome is CacheOutcome.OK:
             self.change(name, outcome, slice(0, first))
 
-    def change(self, name: str, outcome: Outcome, dropped: slice) -> None:
+    def change(self, name: str, outcome: CacheOutcome, dropped: slice) -> None:
         held = self.held[name]
         first, last, _ = dropped.indices(len(held))
         if self.cache.state(name) is not CacheState.ACTIVE:
-            assert outcome is Outcome.ILLEGAL_STATE
+            assert outcome is CacheOutcome.ILLEGAL_STATE
         elif first < last < len(held) and (first % self.block_size or last % self.block_size):
-            assert outcome is Outcome.PARTIAL_BLOCK
+            assert outcome is CacheOutcome.PARTIAL_BLOCK
         else:
-            assert outcome is Outcome.OK
+            assert outcome is CacheOutcome.OK
             del held[dropped]
 
     @rule(name=sequences, place=PLACES, delta=st.integers(-20, 20) | st.sampled_from([FAR, -FAR]))
@@ -218,15 +220,15 @@ class SequenceRules(RuleBasedStateMachine):
         outcome = self.cache.shift(name, start, delta)
         moved = [index for index, position in enumerate(before) if position >= start]
         if self.cache.state(name) is not CacheState.ACTIVE:
-            assert outcome is Outcome.ILLEGAL_STATE
+            assert outcome is CacheOutcome.ILLEGAL_STATE
         elif not moved or delta == 0:
-            assert outcome is Outcome.OK
+            assert outcome is CacheOutcome.OK
         elif moved[0] % self.block_size:
-            assert outcome is Outcome.PARTIAL_BLOCK
+            assert outcome is CacheOutcome.PARTIAL_BLOCK
         elif before[moved[0]] + delta < (before[moved[0] - 1] + 1 if moved[0] else 0):
-            assert outcome is Outcome.OUT_OF_ORDER
+            assert outcome is CacheOutcome.OUT_OF_ORDER
         else:
-            assert outcome is Outcome.OK
+            assert outcome is CacheOutcome.OK
             held[moved[0] :] = [one._replace(position=one.position + delta) for one in held[moved[0] :]]
 
     # -- resting, pinning, swapping
@@ -243,45 +245,45 @@ class SequenceRules(RuleBasedStateMachine):
     def park_or_resume(self, name: str) -> None:
         before = self.cache.state(name)
         if before is CacheState.ACTIVE:
-            assert self.cache.park(name) is Outcome.OK
+            assert self.cache.park(name) is CacheOutcome.OK
             assert name not in self.pinned or self.cache.state(name) is CacheState.STANDBY
         else:
-            assert self.cache.park(name) is Outcome.ILLEGAL_STATE
+            assert self.cache.park(name) is CacheOutcome.ILLEGAL_STATE
             outcome = self.cache.resume(name)
-            assert outcome is Outcome.OK or (before, outcome) == (CacheState.SWAPPED, Outcome.NO_ROOM)
-            assert self.cache.state(name) is (CacheState.ACTIVE if outcome is Outcome.OK else before)
+            assert outcome is CacheOutcome.OK or (before, outcome) == (CacheState.SWAPPED, CacheOutcome.NO_FREE_BLOCKS)
+            assert self.cache.state(name) is (CacheState.ACTIVE if outcome is CacheOutcome.OK else before)
 
     def pin(self, name: str, is_pinned: bool) -> None:
         is_swapped = self.cache.state(name) is CacheState.SWAPPED
-        assert self.cache.pin(name, is_pinned) is (Outcome.ILLEGAL_STATE if is_swapped else Outcome.OK)
+        assert self.cache.pin(name, is_pinned) is (CacheOutcome.ILLEGAL_STATE if is_swapped else CacheOutcome.OK)
         if not is_swapped:
             (self.pinned.add if is_pinned else self.pinned.discard)(name)
 
     def swap(self, name: str) -> None:
-        """Out or in; where there is no room, nothing changes."""
+        """Swap out or in; if too few blocks are free, nothing changes."""
         num_blocks, before = self.num_blocks_of(name), self.cache.state(name)
         blocks, num_used = list(self.cache.block_table(name)), self.store.num_used_blocks
         if before is CacheState.SWAPPED:
             outcome = self.cache.swap_in(name)
-            assert outcome is Outcome.OK or (outcome, num_blocks > self.cache.num_available_blocks) == (
-                Outcome.NO_ROOM,
+            assert outcome is CacheOutcome.OK or (outcome, num_blocks > self.cache.num_available_blocks) == (
+                CacheOutcome.NO_FREE_BLOCKS,
                 True,
             )
-            assert self.cache.state(name) is (CacheState.ACTIVE if outcome is Outcome.OK else before)
+            assert self.cache.state(name) is (CacheState.ACTIVE if outcome is CacheOutcome.OK else before)
             return
         has_room = num_blocks <= self.store.num_blocks - num_used and not getattr(self.store, "is_refusing", False)
         outcome = self.cache.swap_out(name)
         if name in self.pinned:
-            assert outcome is Outcome.ILLEGAL_STATE
+            assert outcome is CacheOutcome.ILLEGAL_STATE
             return
-        assert outcome is (Outcome.OK if has_room else Outcome.NO_ROOM)
+        assert outcome is (CacheOutcome.OK if has_room else CacheOutcome.NO_FREE_BLOCKS)
         assert self.cache.state(name) is (CacheState.SWAPPED if has_room else before)
         if not has_room:
             assert list(self.cache.block_table(name)) == blocks
         self.poison_freed(blocks)
 
     def poison_freed(self, blocks: list[int]) -> None:
-        """What nobody holds may be overwritten at any time; do it now."""
+        """Overwrite all slots that no sequence or prefix cache holds, as may happen at any time."""
         for block in blocks:
             if self.pool.ref_count(block) == 0:
                 self.memory.poison(block)
@@ -292,7 +294,7 @@ class SequenceRules(RuleBasedStateMachine):
     def save(self, name: str) -> None:
         result = self.cache.save(name, self.memory, self.tokens(name))
         if self.cache.state(name) is CacheState.SWAPPED:
-            assert result.outcome is Outcome.ILLEGAL_STATE
+            assert result.outcome is CacheOutcome.ILLEGAL_STATE
         else:
             self.saved.append((result.data, list(self.held[name])))
 
@@ -304,8 +306,8 @@ class SequenceRules(RuleBasedStateMachine):
         data, held = self.saved[choice % len(self.saved)]
         tokens = [one.token for one in held]
         loaded = self.cache.load(name, data, self.memory, tokens)
-        if loaded.outcome is not Outcome.OK:
-            assert loaded.outcome is Outcome.NO_ROOM
+        if loaded.outcome is not CacheOutcome.OK:
+            assert loaded.outcome is CacheOutcome.NO_FREE_BLOCKS
             assert -(-len(tokens) // self.block_size) > self.cache.num_available_blocks
             return multiple()
         assert loaded.num_cached_tokens == len(tokens)
@@ -340,7 +342,7 @@ class SequenceRules(RuleBasedStateMachine):
         assert counts.pop(CacheState.SWAPPED) == sum(map(self.num_blocks_of, swapped)) == self.store.num_used_blocks
         assert sum(counts.values()) == self.pool.num_blocks
         assert counts[CacheState.FREE] == self.pool.num_free
-        assert counts[CacheState.WARM] == self.prefixes.num_reclaimable
+        assert counts[CacheState.WARM] == self.prefixes.num_evictable
         assert 0.0 <= self.cache.memory_pressure <= 1.0
         assert not self.pinned.intersection(swapped)
 
@@ -359,13 +361,13 @@ class SequenceRules(RuleBasedStateMachine):
     def release_all(self) -> None:
         for name in self.held:
             self.cache.pin(name, False)
-            assert self.cache.release(name) is Outcome.OK
+            assert self.cache.release(name) is CacheOutcome.OK
         self.held.clear()
         self.pinned.clear()
 
     def check_whole(self) -> None:
         """After the last release the pool is whole."""
-        self.prefixes.reclaim(self.pool.num_blocks)
+        self.prefixes.evict(self.pool.num_blocks)
         assert self.cache.num_free_blocks == self.pool.num_blocks
         assert self.cache.num_sequences == self.store.num_used_blocks == 0
         assert self.cache.memory_pressure == 0.0

@@ -1,4 +1,4 @@
-"""BlockPool: all or nothing, counted references, no double release."""
+"""BlockPool: allocation is all or nothing, references are counted, no double release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from aethermind.cache import BlockPool
 
 
-def test_a_fresh_pool_hands_out_ascending_blocks() -> None:
+def test_a_new_pool_allocates_ascending_blocks() -> None:
     pool = BlockPool(5)
     assert pool.allocate(2) == [0, 1]
     assert pool.allocate(3) == [2, 3, 4]
@@ -50,18 +50,18 @@ def test_misuse_is_a_programming_error() -> None:
         BlockPool(0)
 
 
-def test_a_kept_block_is_idle_while_nobody_else_has_it() -> None:
+def test_a_cached_block_is_idle_without_other_references() -> None:
     pool = BlockPool(3)
     pool.allocate(2)
     for block in (0, 1):
         pool.keep(block)
         assert not pool.is_idle(block)
         pool.release(block)
-    assert (pool.num_idle, pool.oldest_idle(), pool.num_free) == (2, 0, 1)
+    assert (pool.num_idle, pool.eviction_candidate(), pool.num_free) == (2, 0, 1)
     pool.acquire(0)
-    assert (pool.num_idle, pool.oldest_idle(), pool.is_idle(0)) == (1, 1, False)
+    assert (pool.num_idle, pool.eviction_candidate(), pool.is_idle(0)) == (1, 1, False)
     pool.release(0)
-    assert pool.oldest_idle() == 1
+    assert pool.eviction_candidate() == 1
     pool.drop(1)
     assert (pool.num_idle, pool.num_free, pool.ref_count(1)) == (1, 2, 0)
     pool.acquire(0)
@@ -69,7 +69,7 @@ def test_a_kept_block_is_idle_while_nobody_else_has_it() -> None:
     assert (pool.num_idle, pool.ref_count(0)) == (0, 1)
 
 
-def test_a_block_is_kept_once() -> None:
+def test_a_block_is_cached_at_most_once() -> None:
     pool = BlockPool(1)
     pool.allocate(1)
     pool.keep(0)
@@ -77,23 +77,23 @@ def test_a_block_is_kept_once() -> None:
         pool.keep(0)
 
 
-def test_who_is_passed_over_stands_behind_all_others_until_it_is_recalled() -> None:
+def test_a_demoted_block_is_evicted_last_until_it_is_promoted() -> None:
     pool = BlockPool(4)
     for block in pool.allocate(4) or ():
         pool.keep(block)
         pool.release(block)
-    assert pool.pass_over(0)
-    assert not pool.pass_over(0)
-    assert (pool.num_idle, pool.is_idle(0), pool.oldest_idle()) == (4, True, 1)
-    pool.recall(0)
-    pool.recall(3)  # was not passed over
-    assert pool.oldest_idle() == 0
-    pool.pass_over(0)
+    assert pool.demote(0)
+    assert not pool.demote(0)
+    assert (pool.num_idle, pool.is_idle(0), pool.eviction_candidate()) == (4, True, 1)
+    pool.promote(0)
+    pool.promote(3)  # was not passed over
+    assert pool.eviction_candidate() == 0
+    pool.demote(0)
     for block in (1, 2, 3):
         pool.drop(block)
-    assert pool.oldest_idle() == 0
+    assert pool.eviction_candidate() == 0
     pool.acquire(0)
     pool.release(0)
-    assert pool.pass_over(0), "who was used since stands among the others"
+    assert pool.demote(0), "who was used since stands among the others"
     pool.drop(0)
     assert (pool.num_idle, pool.num_free) == (0, 4)

@@ -12,7 +12,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.cache.container import BlockTensor, StoredBlocks, read_blocks, write_blocks
+from aethermind.cache.serialization import BlockTensor, StoredBlocks, read_blocks, write_blocks
 from aethermind.errors import CacheContentError, InvalidArgumentError
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64"]
@@ -52,11 +52,11 @@ def small() -> StoredBlocks:
 
 
 @given(stored())
-def test_what_is_written_is_read(blocks: StoredBlocks) -> None:
+def test_a_container_is_read_as_it_was_written(blocks: StoredBlocks) -> None:
     assert read_blocks(write_blocks(blocks), blocks.fingerprint) == blocks
 
 
-def test_any_reader_of_safetensors_can_look_inside() -> None:
+def test_the_safetensors_library_can_read_a_container() -> None:
     blocks = small()
     loaded = dict(safetensors.deserialize(write_blocks(blocks)))
     assert loaded.keys() == blocks.tensors.keys()
@@ -76,7 +76,7 @@ def test_values_are_aligned_and_not_copied() -> None:
 
 
 @given(st.data())
-def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
+def test_a_changed_byte_is_detected(data: st.DataObject) -> None:
     whole = bytearray(write_blocks(small()))
     position = data.draw(st.integers(0, len(whole) - 1))
     whole[position] ^= data.draw(st.integers(1, 255))
@@ -87,7 +87,7 @@ def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_what_is_cut_off_is_noticed(length: int) -> None:
+def test_a_truncated_container_is_detected(length: int) -> None:
     whole = write_blocks(small())
     with pytest.raises(CacheContentError):
         read_blocks(whole[: length % len(whole)])
@@ -96,7 +96,7 @@ def test_what_is_cut_off_is_noticed(length: int) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_strange_bytes_are_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CacheContentError):
         read_blocks(data)
     with pytest.raises(CacheContentError):
@@ -123,12 +123,12 @@ def test_blocks_of_another_model_are_refused() -> None:
         (BlockTensor("complex64", (2,), b"1234"), "'complex64'; a container takes float32"),
     ],
 )
-def test_what_cannot_be_written(tensor: BlockTensor, message: str) -> None:
+def test_invalid_tensors_cannot_be_written(tensor: BlockTensor, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         write_blocks(StoredBlocks("", "", 0, {"a": BlockTensor("int8", (2,), b"12"), "b": tensor}))
 
 
-def test_names_of_the_format_are_taken() -> None:
+def test_reserved_names_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="'checksum'"):
         write_blocks(StoredBlocks("", "", 0, {}, {"checksum": "mine"}))
     with pytest.raises(InvalidArgumentError, match="'__metadata__'"):

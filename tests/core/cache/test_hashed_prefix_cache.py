@@ -1,11 +1,11 @@
-"""HashedPrefixCache: what is found, what is told apart, and what is given up first."""
+"""HashedPrefixCache: matching, keys, and the order of eviction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from aethermind.cache import BlockPool, HashedPrefixCache
-from aethermind.cache.hashed_prefix_cache import chain_hash
+from aethermind.cache.prefix_cache import chain_hash
 
 BLOCK_SIZE = 4
 
@@ -34,10 +34,10 @@ def test_the_longest_known_prefix_of_whole_blocks_is_found() -> None:
     assert prefixes.cache.match(range(11)) == blocks[:2]
     assert prefixes.cache.match([*range(8), 99, *range(9, 12)]) == blocks[:2]
     assert prefixes.cache.match(range(4, 12)) == [], "a block is known by what precedes it, too"
-    assert (prefixes.cache.num_blocks, prefixes.cache.num_reclaimable, prefixes.pool.num_free) == (3, 3, 5)
+    assert (prefixes.cache.num_blocks, prefixes.cache.num_evictable, prefixes.pool.num_free) == (3, 3, 5)
 
 
-def test_conversations_that_part_share_their_beginning() -> None:
+def test_diverging_conversations_share_their_prefix() -> None:
     prefixes = Prefixes()
     first = prefixes.remember([*range(8), 1, 1, 1, 1])
     second = prefixes.remember([*range(8), 2, 2, 2, 2])
@@ -46,7 +46,7 @@ def test_conversations_that_part_share_their_beginning() -> None:
     assert prefixes.cache.num_blocks == 4
 
 
-def test_other_keys_are_other_content() -> None:
+def test_blocks_are_shared_within_one_extra_key_only() -> None:
     prefixes = Prefixes()
     plain, pictured = prefixes.remember(range(4)), prefixes.remember(range(4), b"picture 1")
     assert prefixes.cache.match(range(4)) == plain
@@ -63,7 +63,7 @@ def test_the_salt_is_part_of_every_key() -> None:
     assert keys[0].isdisjoint(keys[1])
 
 
-def test_a_collision_is_not_believed() -> None:
+def test_a_hash_collision_is_not_a_match() -> None:
     prefixes = Prefixes(hash=lambda parent, content: b"same")
     (block,) = prefixes.remember([1, 1, 1, 1])
     assert prefixes.cache.match([1, 1, 1, 1, 1, 1, 1, 1]) == [block]
@@ -74,29 +74,29 @@ def test_a_collision_is_not_believed() -> None:
     assert prefixes.pool.num_free == 7
 
 
-def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None:
+def test_eviction_is_lru_and_takes_ends_of_prefixes_first() -> None:
     prefixes = Prefixes()
     old, new = prefixes.remember(range(8)), prefixes.remember(range(100, 108))
     for block in old:
         prefixes.pool.acquire(block)
     for block in reversed(old):
         prefixes.pool.release(block)
-    prefixes.cache.reclaim(1)
+    prefixes.cache.evict(1)
     assert prefixes.cache.match(range(100, 108)) == new[:1]
-    prefixes.cache.reclaim(2)
+    prefixes.cache.evict(2)
     assert prefixes.cache.match(range(100, 108)) == []
     assert prefixes.cache.match(range(8)) == old[:1]
-    prefixes.cache.reclaim(99)
+    prefixes.cache.evict(99)
     assert (prefixes.cache.num_blocks, prefixes.pool.num_free) == (0, 8)
 
 
-def test_what_is_in_use_is_not_given_up() -> None:
+def test_blocks_in_use_are_not_evicted() -> None:
     prefixes = Prefixes()
     blocks = prefixes.remember(range(8))
     prefixes.pool.acquire(blocks[0])
-    prefixes.cache.reclaim(2)
+    prefixes.cache.evict(2)
     assert prefixes.cache.match(range(8)) == blocks[:1]
-    assert prefixes.cache.num_reclaimable == 0
+    assert prefixes.cache.num_evictable == 0
 
 
 def test_of_two_copies_the_one_used_last_is_kept() -> None:
@@ -110,11 +110,11 @@ def test_of_two_copies_the_one_used_last_is_kept() -> None:
     assert prefixes.cache.match(range(8)) == [again[0], third[1]]
 
 
-def test_what_followed_a_forgotten_block_is_replaced() -> None:
+def test_blocks_behind_an_evicted_block_are_replaced() -> None:
     prefixes = Prefixes()
     first, second = prefixes.remember(range(8))
     prefixes.pool.acquire(second)
-    prefixes.cache.reclaim(1)
+    prefixes.cache.evict(1)
     assert prefixes.pool.ref_count(first) == 0
     assert prefixes.cache.match(range(8)) == []
     again = prefixes.remember(range(8))
@@ -123,20 +123,20 @@ def test_what_followed_a_forgotten_block_is_replaced() -> None:
 
 
 class Diary:
-    """Knows at any time which blocks hold what, from what it is told."""
+    """Tracks the cached blocks from the notifications of a listener."""
 
     def __init__(self) -> None:
         self.key_of: dict[int, bytes] = {}
 
-    def kept(self, key: bytes, block: int) -> None:
+    def block_cached(self, key: bytes, block: int) -> None:
         assert block not in self.key_of
         self.key_of[block] = key
 
-    def dropped(self, block: int) -> None:
+    def block_evicted(self, block: int) -> None:
         del self.key_of[block]
 
 
-def test_whoever_listens_knows_what_is_kept() -> None:
+def test_a_listener_is_notified_of_cached_and_evicted_blocks() -> None:
     prefixes = Prefixes()
     prefixes.cache.listener = diary = Diary()
     first = prefixes.remember(range(12))
@@ -146,7 +146,7 @@ def test_whoever_listens_knows_what_is_kept() -> None:
     again = prefixes.remember(range(12))
     assert [diary.key_of[block] for block in again] == keys, "of two blocks with the same content, the newer idle one"
     assert set(diary.key_of) == set(again)
-    prefixes.cache.reclaim(2)
+    prefixes.cache.evict(2)
     assert set(diary.key_of) == {again[0]}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from aethermind.cache import BlockPool, CacheState, KVCache, KVCacheSpec, OpenResult, Outcome, ReserveResult
+from aethermind.cache import BlockPool, CacheOutcome, CacheState, KVCache, KVCacheSpec, OpenResult, ReserveResult
 from aethermind.errors import InvalidArgumentError
 
 
@@ -21,8 +21,8 @@ def cache(num_blocks: int = 8, max_model_len: int = 32, block_size: int = 4) -> 
 
 def grow(kv: KVCache, seq_id: str, num_tokens: int) -> ReserveResult:
     result = kv.reserve(seq_id, num_tokens)
-    assert result.outcome is Outcome.OK
-    assert kv.commit(seq_id, num_tokens) is Outcome.OK
+    assert result.outcome is CacheOutcome.OK
+    assert kv.commit(seq_id, num_tokens) is CacheOutcome.OK
     return result
 
 
@@ -39,7 +39,7 @@ class TestSlots:
         assert [kv.slot("a", position) for position in range(10)] == expected
 
     @pytest.mark.parametrize(("start", "count"), [(0, 10), (3, 1), (3, 2), (4, 4), (7, 3), (2, 0)])
-    def test_filling_an_array_equals_asking_one_by_one(self, start: int, count: int) -> None:
+    def test_filling_an_array_equals_reading_slots_one_by_one(self, start: int, count: int) -> None:
         kv = cache()
         kv.open("a")
         grow(kv, "a", 10)
@@ -67,47 +67,47 @@ class TestSlots:
         assert [kv.slot("b", position) for position in range(10)] == list(range(10, 20))
         assert kv.usage == 1.0
         kv.open("c")
-        assert kv.reserve("c", 1).outcome is Outcome.NO_ROOM
+        assert kv.reserve("c", 1).outcome is CacheOutcome.NO_FREE_BLOCKS
 
 
 class TestOutcomes:
-    def test_lack_of_room_is_returned_and_changes_nothing(self) -> None:
+    def test_a_lack_of_free_blocks_is_returned_and_changes_nothing(self) -> None:
         kv = cache(num_blocks=2)
         kv.open("a")
         grow(kv, "a", 5)
         kv.open("b")
-        assert kv.reserve("b", 1) == ReserveResult(Outcome.NO_ROOM)
+        assert kv.reserve("b", 1) == ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
         assert list(kv.block_table("b")) == []
-        assert kv.reserve("a", 3).outcome is Outcome.OK
-        assert kv.reserve("a", 4).outcome is Outcome.NO_ROOM
+        assert kv.reserve("a", 3).outcome is CacheOutcome.OK
+        assert kv.reserve("a", 4).outcome is CacheOutcome.NO_FREE_BLOCKS
         assert kv.num_tokens("a") == 5
 
     def test_the_context_is_a_limit_of_its_own(self) -> None:
         kv = cache(max_model_len=6)
         assert kv.capacity_tokens == 6
-        assert kv.open("long", range(7)).outcome is Outcome.TOO_LONG
+        assert kv.open("long", range(7)).outcome is CacheOutcome.TOO_LONG
         kv.open("a")
         grow(kv, "a", 6)
-        assert kv.reserve("a", 1).outcome is Outcome.TOO_LONG
+        assert kv.reserve("a", 1).outcome is CacheOutcome.TOO_LONG
 
     def test_capacity_is_the_lesser_of_pool_and_context(self) -> None:
         assert cache(num_blocks=2, max_model_len=100).capacity_tokens == 8
 
     def test_unknown_sequences(self) -> None:
         kv = cache()
-        unknown = Outcome.UNKNOWN_SEQUENCE
+        unknown = CacheOutcome.UNKNOWN_SEQUENCE
         assert kv.reserve("x", 1).outcome is unknown
         calls = (kv.release, kv.park, kv.resume, kv.pin, kv.swap_out, kv.swap_in)
         assert {call("x") for call in calls} == {unknown}
         assert {kv.commit("x", 1), kv.truncate("x", 0), kv.fork("x", "y")} == {unknown}
         assert kv.state("x") is CacheState.FREE
 
-    def test_a_name_is_open_once(self) -> None:
+    def test_a_sequence_id_is_open_once(self) -> None:
         kv = cache()
         kv.open("a")
         kv.open("b")
-        assert kv.open("a") == OpenResult(Outcome.ALREADY_OPEN)
-        assert kv.fork("a", "b") is Outcome.ALREADY_OPEN
+        assert kv.open("a") == OpenResult(CacheOutcome.ALREADY_OPEN)
+        assert kv.fork("a", "b") is CacheOutcome.ALREADY_OPEN
 
     def test_committing_what_was_not_reserved_is_a_programming_error(self) -> None:
         kv = cache()
@@ -126,7 +126,7 @@ class TestOutcomes:
 
 
 class TestSharing:
-    def test_a_fork_shares_until_somebody_writes(self) -> None:
+    def test_a_fork_shares_blocks_until_one_side_writes(self) -> None:
         kv = cache()
         kv.open("a")
         grow(kv, "a", 6)
@@ -148,14 +148,14 @@ class TestSharing:
         assert grow(kv, "a", 1).copies == grow(kv, "b", 1).copies == ()
         assert kv.pool.num_used == 4
 
-    def test_a_copy_needs_room_too(self) -> None:
+    def test_a_copy_needs_a_free_block(self) -> None:
         kv = cache(num_blocks=2)
         kv.open("a")
         grow(kv, "a", 6)
         kv.fork("a", "b")
-        assert kv.reserve("b", 1).outcome is Outcome.NO_ROOM
+        assert kv.reserve("b", 1).outcome is CacheOutcome.NO_FREE_BLOCKS
         kv.release("a")
-        assert kv.reserve("b", 1) == ReserveResult(Outcome.OK)
+        assert kv.reserve("b", 1) == ReserveResult(CacheOutcome.OK)
 
     def test_forking_drops_what_was_only_reserved(self) -> None:
         kv = cache()
@@ -172,7 +172,7 @@ class TestSharing:
         kv.open("a")
         grow(kv, "a", 8)
         kv.fork("a", "b")
-        assert kv.truncate("b", 3) is Outcome.OK
+        assert kv.truncate("b", 3) is CacheOutcome.OK
         assert kv.pool.num_used == 2
         assert len(grow(kv, "b", 1).copies) == 1
         assert kv.num_tokens("b") == 4
@@ -197,7 +197,7 @@ class DictPrefixCache:
         self.blocks: dict[tuple[int, ...], int] = {}
 
     @property
-    def num_reclaimable(self) -> int:
+    def num_evictable(self) -> int:
         return sum(self.pool.ref_count(block) == 1 for block in self.blocks.values())
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
@@ -217,7 +217,7 @@ class DictPrefixCache:
                 self.pool.acquire(block)
                 self.blocks[key] = block
 
-    def reclaim(self, num_blocks: int) -> None:
+    def evict(self, num_blocks: int) -> None:
         for key in sorted(self.blocks, key=len, reverse=True):
             if num_blocks and self.pool.ref_count(self.blocks[key]) == 1:
                 self.pool.release(self.blocks.pop(key))
@@ -230,7 +230,7 @@ def reusing_cache(num_blocks: int) -> KVCache:
 
 
 class TestPrefixReuse:
-    def test_what_query_says_open_reuses(self) -> None:
+    def test_open_reuses_what_query_reports(self) -> None:
         kv = reusing_cache(8)
         tokens = list(range(11))
         kv.open("a", tokens)
@@ -239,7 +239,7 @@ class TestPrefixReuse:
         kv.release("a", tokens)
         for again, num_reused in ((tokens, 8), (tokens[:8], 4), (tokens[:4], 0), ([9, *tokens], 0), ([], 0)):
             assert kv.query(again) == num_reused
-            assert kv.open("b", again) == OpenResult(Outcome.OK, num_reused)
+            assert kv.open("b", again) == OpenResult(CacheOutcome.OK, num_reused)
             assert list(kv.block_table("b")) == table[: num_reused // 4]
             assert kv.num_tokens("b") == num_reused
             kv.release("b")
@@ -252,7 +252,7 @@ class TestPrefixReuse:
         kv.release("a", range(12))
         assert kv.query(range(12)) == 4
 
-    def test_kept_blocks_make_room_for_the_living(self) -> None:
+    def test_cached_blocks_are_evicted_for_running_sequences(self) -> None:
         kv = reusing_cache(3)
         kv.open("a")
         grow(kv, "a", 12)
@@ -260,9 +260,9 @@ class TestPrefixReuse:
         assert (kv.num_free_blocks, kv.num_available_blocks) == (0, 3)
         assert kv.open("b", range(12)).num_cached_tokens == 8
         assert kv.num_available_blocks == 1
-        assert kv.reserve("b", 8).outcome is Outcome.NO_ROOM
-        assert kv.num_free_blocks == 0, "a refused reservation must not cost anybody's prefix"
-        assert kv.reserve("b", 4).outcome is Outcome.OK
+        assert kv.reserve("b", 8).outcome is CacheOutcome.NO_FREE_BLOCKS
+        assert kv.num_free_blocks == 0, "a refused reservation must not evict a block"
+        assert kv.reserve("b", 4).outcome is CacheOutcome.OK
         assert kv.num_available_blocks == 0
 
 
@@ -294,26 +294,26 @@ class ListSwapStore:
 
 
 class TestRestingAndSwapping:
-    def test_a_parked_sequence_is_kept_and_not_written(self) -> None:
+    def test_a_parked_sequence_keeps_its_tokens_and_cannot_be_written(self) -> None:
         kv = cache()
         kv.open("a")
         grow(kv, "a", 2)
         kv.reserve("a", 10)
-        assert kv.park("a") is Outcome.OK
+        assert kv.park("a") is CacheOutcome.OK
         assert (kv.state("a"), kv.pool.num_used) == (CacheState.STANDBY, 1)
-        assert kv.reserve("a", 1).outcome is kv.park("a") is kv.truncate("a", 0) is Outcome.ILLEGAL_STATE
-        assert kv.fork("a", "b") is Outcome.OK
-        assert kv.resume("a") is Outcome.OK
+        assert kv.reserve("a", 1).outcome is kv.park("a") is kv.truncate("a", 0) is CacheOutcome.ILLEGAL_STATE
+        assert kv.fork("a", "b") is CacheOutcome.OK
+        assert kv.resume("a") is CacheOutcome.OK
         assert len(grow(kv, "a", 1).copies) == 1
 
     def test_protected_is_neither_released_nor_swapped(self) -> None:
         kv = KVCache(spec(), 4, 16, swap_store=ListSwapStore())
         kv.open("a")
         kv.pin("a")
-        assert kv.release("a") is kv.swap_out("a") is Outcome.ILLEGAL_STATE
-        assert kv.park("a") is kv.resume("a") is Outcome.OK
+        assert kv.release("a") is kv.swap_out("a") is CacheOutcome.ILLEGAL_STATE
+        assert kv.park("a") is kv.resume("a") is CacheOutcome.OK
         kv.pin("a", False)
-        assert kv.release("a") is Outcome.OK
+        assert kv.release("a") is CacheOutcome.OK
 
     def test_swapping_frees_blocks_and_brings_tokens_back(self) -> None:
         store = ListSwapStore()
@@ -322,26 +322,26 @@ class TestRestingAndSwapping:
         grow(kv, "a", 6)
         kv.reserve("a", 8)
         table = list(kv.block_table("a"))
-        assert kv.swap_out("a") is Outcome.OK
+        assert kv.swap_out("a") is CacheOutcome.OK
         assert store.saved["a"] == table[:2]
         assert (kv.num_free_blocks, kv.state("a"), kv.num_tokens("a")) == (4, CacheState.SWAPPED, 6)
         illegal = {kv.fork("a", "b"), kv.pin("a"), kv.swap_out("a"), kv.park("a")}
-        assert illegal == {Outcome.ILLEGAL_STATE}
-        assert kv.reserve("a", 1).outcome is Outcome.ILLEGAL_STATE
+        assert illegal == {CacheOutcome.ILLEGAL_STATE}
+        assert kv.reserve("a", 1).outcome is CacheOutcome.ILLEGAL_STATE
         kv.open("greedy")
         grow(kv, "greedy", 12)
-        assert kv.swap_in("a") is kv.resume("a") is Outcome.NO_ROOM
+        assert kv.swap_in("a") is kv.resume("a") is CacheOutcome.NO_FREE_BLOCKS
         kv.release("greedy")
-        assert kv.resume("a") is Outcome.OK
+        assert kv.resume("a") is CacheOutcome.OK
         assert store.loaded["a"] == list(kv.block_table("a"))
-        assert kv.swap_in("a") is Outcome.ILLEGAL_STATE
+        assert kv.swap_in("a") is CacheOutcome.ILLEGAL_STATE
         assert grow(kv, "a", 1).copies == ()
 
-    def test_no_store_is_no_room(self) -> None:
+    def test_swapping_out_without_a_store_fails(self) -> None:
         kv = cache()
         kv.open("a")
         grow(kv, "a", 3)
-        assert kv.swap_out("a") is Outcome.NO_ROOM
+        assert kv.swap_out("a") is CacheOutcome.NO_FREE_BLOCKS
         assert kv.state("a") is CacheState.ACTIVE
 
     def test_releasing_a_swapped_sequence_drops_it(self) -> None:
@@ -350,6 +350,6 @@ class TestRestingAndSwapping:
         kv.open("a")
         grow(kv, "a", 3)
         kv.swap_out("a")
-        assert kv.release("a") is Outcome.OK
+        assert kv.release("a") is CacheOutcome.OK
         assert store.saved == {}
         assert (kv.num_sequences, kv.num_free_blocks) == (0, 4)

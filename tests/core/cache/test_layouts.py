@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.core.cache.memories import LAYOUTS, Memory
 
-from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec, Outcome
+from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
 from aethermind.errors import CacheContentError
 
 CONTEXT = 16
@@ -36,17 +36,17 @@ class Rig:
 
     def append(self, seq_id: str, tokens: list[int]) -> None:
         result = self.cache.reserve(seq_id, len(tokens))
-        assert result.outcome is Outcome.OK
+        assert result.outcome is CacheOutcome.OK
         self.memory.prepare(result.copies, result.shifts)
         first = self.cache.num_tokens(seq_id)
         for index, token in enumerate(tokens, start=first):
             slot = self.cache.slot(seq_id, index)
             self.memory.tokens[slot], self.memory.turned_for[slot] = token, self.cache.position(seq_id, index)
-        assert self.cache.commit(seq_id, len(tokens)) is Outcome.OK
+        assert self.cache.commit(seq_id, len(tokens)) is CacheOutcome.OK
 
     def start(self, seq_id: str, tokens: list[int]) -> int:
         opened = self.cache.open(seq_id, tokens)
-        assert opened.outcome is Outcome.OK
+        assert opened.outcome is CacheOutcome.OK
         self.append(seq_id, tokens[opened.num_cached_tokens :])
         return opened.num_cached_tokens
 
@@ -67,121 +67,121 @@ def rig(request: pytest.FixtureRequest) -> Rig:
     return Rig(request.param)
 
 
-def test_growth_in_any_pieces(rig: Rig) -> None:
+def test_a_sequence_grows_in_steps_of_any_size(rig: Rig) -> None:
     rig.start("a", PROMPT[:5])
     rig.append("a", PROMPT[5:6])
     rig.append("a", PROMPT[6:])
     assert rig.tokens("a") == PROMPT
     assert rig.positions("a") == rig.turned_for("a") == list(range(12))
-    assert rig.cache.reserve("a", 5).outcome is Outcome.TOO_LONG
+    assert rig.cache.reserve("a", 5).outcome is CacheOutcome.TOO_LONG
 
 
-def test_a_full_cache_says_so_and_nothing_changes(rig: Rig) -> None:
+def test_a_full_cache_returns_an_outcome_and_is_unchanged(rig: Rig) -> None:
     for seq_id in "abcd":
         rig.start(seq_id, [*range(CONTEXT)])
-    assert rig.cache.open("e").outcome is Outcome.OK
+    assert rig.cache.open("e").outcome is CacheOutcome.OK
     before = [list(rig.cache.block_table(seq_id)) for seq_id in "abcde"]
-    assert rig.cache.reserve("e", 1).outcome is Outcome.NO_ROOM
+    assert rig.cache.reserve("e", 1).outcome is CacheOutcome.NO_FREE_BLOCKS
     assert [list(rig.cache.block_table(seq_id)) for seq_id in "abcde"] == before
     assert (rig.cache.usage, rig.cache.memory_pressure) == (1.0, 0.5)
 
 
-def test_a_fork_goes_its_own_way(rig: Rig) -> None:
+def test_a_fork_is_independent_of_its_parent(rig: Rig) -> None:
     rig.start("a", PROMPT[:6])
-    assert rig.cache.fork("a", "b") is Outcome.OK
+    assert rig.cache.fork("a", "b") is CacheOutcome.OK
     assert rig.cache.block_table("a") == rig.cache.block_table("b")
     rig.append("b", [7, 8])
     rig.append("a", [9])
     assert (rig.tokens("a"), rig.tokens("b")) == ([*PROMPT[:6], 9], [*PROMPT[:6], 7, 8])
 
 
-def test_a_sequence_never_sees_anothers(rig: Rig) -> None:
+def test_sequences_do_not_read_each_others_slots(rig: Rig) -> None:
     for number in range(4):
         rig.start(f"{number}", [number] * 13)
     for number in range(4):
         assert rig.tokens(f"{number}") == [number] * 13
 
 
-def test_what_was_released_is_found_again_as_query_says(rig: Rig) -> None:
+def test_released_blocks_are_reused_as_query_reports(rig: Rig) -> None:
     rig.start("a", PROMPT)
-    assert rig.cache.release("a", PROMPT) is Outcome.OK
+    assert rig.cache.release("a", PROMPT) is CacheOutcome.OK
     expected = {16: 0, 4: 8, 1: 11}[rig.block_size]
     assert rig.cache.query(PROMPT) == expected
     assert rig.start("b", PROMPT) == expected
     assert rig.tokens("b") == PROMPT
 
 
-def test_what_goes_on_is_found_too(rig: Rig) -> None:
+def test_published_blocks_of_an_open_sequence_are_reused(rig: Rig) -> None:
     rig.start("a", PROMPT)
     num_free = rig.cache.num_available_blocks
-    assert rig.cache.publish("a", PROMPT) is Outcome.OK
+    assert rig.cache.publish("a", PROMPT) is CacheOutcome.OK
     assert rig.cache.num_available_blocks == num_free, "nothing more is held"
     expected = {16: 0, 4: 8, 1: 11}[rig.block_size]
     assert rig.start("b", PROMPT) == expected
     rig.append("a", [1, 2])
     rig.append("b", [3])
-    assert rig.cache.truncate("a", 3) is Outcome.OK
+    assert rig.cache.truncate("a", 3) is CacheOutcome.OK
     rig.append("a", [4, 5])
     assert (rig.tokens("a"), rig.tokens("b")) == ([*PROMPT[:3], 4, 5], [*PROMPT, 3])
-    assert rig.cache.swap_out("a") is Outcome.OK
-    assert rig.cache.publish("a", PROMPT) is Outcome.ILLEGAL_STATE
+    assert rig.cache.swap_out("a") is CacheOutcome.OK
+    assert rig.cache.publish("a", PROMPT) is CacheOutcome.ILLEGAL_STATE
 
 
-def test_the_end_is_dropped_anywhere(rig: Rig) -> None:
+def test_truncation_works_at_any_token(rig: Rig) -> None:
     rig.start("a", PROMPT)
-    assert rig.cache.truncate("a", 11) is Outcome.OK
-    assert rig.cache.remove("a", 7) is Outcome.OK
+    assert rig.cache.truncate("a", 11) is CacheOutcome.OK
+    assert rig.cache.remove("a", 7) is CacheOutcome.OK
     rig.append("a", [1, 2])
     assert rig.tokens("a") == [*PROMPT[:7], 1, 2]
-    assert rig.cache.remove("a") is Outcome.OK
+    assert rig.cache.remove("a") is CacheOutcome.OK
     assert (rig.cache.num_tokens("a"), rig.cache.usage) == (0, 0.0)
 
 
-def test_a_range_of_whole_blocks_is_dropped_and_positions_stay(rig: Rig) -> None:
+def test_a_range_of_whole_blocks_is_dropped_and_positions_are_kept(rig: Rig) -> None:
     rig.start("a", PROMPT)
     outcome = rig.cache.remove("a", 4, 8)
     if rig.block_size == CONTEXT:
-        assert outcome is Outcome.PARTIAL_BLOCK
+        assert outcome is CacheOutcome.PARTIAL_BLOCK
         assert rig.tokens("a") == PROMPT
         return
-    assert outcome is Outcome.OK
+    assert outcome is CacheOutcome.OK
     assert rig.cache.num_free_blocks == rig.cache.pool.num_blocks - 8 // rig.block_size
     rig.append("a", [1])
     assert rig.tokens("a") == [*PROMPT[:4], *PROMPT[8:], 1]
     assert rig.positions("a") == rig.turned_for("a") == [0, 1, 2, 3, 8, 9, 10, 11, 12]
 
 
-def test_part_of_a_block_is_dropped_from_cells_only(rig: Rig) -> None:
+def test_part_of_a_block_can_be_dropped_in_the_cell_layout_only(rig: Rig) -> None:
     rig.start("a", PROMPT)
     is_cells = rig.block_size == 1
-    assert rig.cache.remove("a", 5, 7) is (Outcome.OK if is_cells else Outcome.PARTIAL_BLOCK)
+    assert rig.cache.remove("a", 5, 7) is (CacheOutcome.OK if is_cells else CacheOutcome.PARTIAL_BLOCK)
     assert rig.tokens("a") == ([*PROMPT[:5], *PROMPT[7:]] if is_cells else PROMPT)
 
 
-def test_a_middle_is_kept_where_it_stands(rig: Rig) -> None:
+def test_keeping_a_range_keeps_its_positions(rig: Rig) -> None:
     rig.start("a", PROMPT)
     outcome = rig.cache.keep("a", 4, 10)
     if rig.block_size == CONTEXT:
-        assert outcome is Outcome.PARTIAL_BLOCK
-        assert rig.cache.keep("a", 0, 10) is Outcome.OK
+        assert outcome is CacheOutcome.PARTIAL_BLOCK
+        assert rig.cache.keep("a", 0, 10) is CacheOutcome.OK
         assert rig.tokens("a") == PROMPT[:10]
         return
-    assert outcome is Outcome.OK
+    assert outcome is CacheOutcome.OK
     assert (rig.tokens("a"), rig.positions("a")) == (PROMPT[4:10], [4, 5, 6, 7, 8, 9])
 
 
-def test_a_gap_is_closed_and_keys_follow_with_the_next_step(rig: Rig) -> None:
-    """What a chat does in a full context: the oldest turns go, the system prompt stays."""
+def test_a_shift_closes_a_gap_and_keys_are_rotated_at_the_next_step(rig: Rig) -> None:
+    """Context shift of a chat in a full context: the oldest turns are dropped, the system prompt is kept."""
     rig.start("a", PROMPT)
     if rig.block_size == CONTEXT:
-        assert rig.cache.shift("a", 8, -4) is Outcome.PARTIAL_BLOCK
-        assert rig.cache.shift("a", 0, 4) is Outcome.OK
+        assert rig.cache.shift("a", 8, -4) is CacheOutcome.PARTIAL_BLOCK
+        assert rig.cache.shift("a", 0, 4) is CacheOutcome.OK
         rig.append("a", [1])
         assert rig.positions("a") == rig.turned_for("a") == list(range(4, 17))
         return
-    assert rig.cache.remove("a", 4, 8) is Outcome.OK
-    assert rig.cache.shift("a", 8, -5) is Outcome.OUT_OF_ORDER
-    assert rig.cache.shift("a", 8, -1) is rig.cache.shift("a", 7, -3) is Outcome.OK
+    assert rig.cache.remove("a", 4, 8) is CacheOutcome.OK
+    assert rig.cache.shift("a", 8, -5) is CacheOutcome.OUT_OF_ORDER
+    assert rig.cache.shift("a", 8, -1) is rig.cache.shift("a", 7, -3) is CacheOutcome.OK
     assert rig.positions("a") == list(range(8))
     assert rig.turned_for("a") == [0, 1, 2, 3, 8, 9, 10, 11], "no key is touched before it is used"
     rig.append("a", [1])
@@ -190,10 +190,10 @@ def test_a_gap_is_closed_and_keys_follow_with_the_next_step(rig: Rig) -> None:
     assert rig.cache.reserve("a", 7).shifts == ()
 
 
-def test_others_keep_the_keys_that_one_shifts(rig: Rig) -> None:
+def test_shared_keys_are_copied_before_they_are_rotated(rig: Rig) -> None:
     rig.start("a", PROMPT[:8])
     rig.cache.fork("a", "b")
-    assert rig.cache.shift("b", 0, 3) is Outcome.OK
+    assert rig.cache.shift("b", 0, 3) is CacheOutcome.OK
     rig.append("b", [1])
     rig.append("a", [2])
     assert rig.positions("a") == rig.turned_for("a") == list(range(9))
@@ -201,7 +201,7 @@ def test_others_keep_the_keys_that_one_shifts(rig: Rig) -> None:
     assert (rig.tokens("a")[:8], rig.tokens("b")[:8]) == (PROMPT[:8], PROMPT[:8])
 
 
-def test_what_was_computed_after_a_change_is_not_offered_for_reuse(rig: Rig) -> None:
+def test_tokens_computed_after_a_change_are_not_published(rig: Rig) -> None:
     rig.start("a", PROMPT[:8])
     rig.cache.shift("a", 0, 1)
     rig.append("a", PROMPT[8:])
@@ -215,46 +215,46 @@ def test_what_was_computed_after_a_change_is_not_offered_for_reuse(rig: Rig) -> 
     assert rig.cache.query(PROMPT) == {16: 0, 4: 8, 1: 11}[rig.block_size], "computed anew from the first token on"
 
 
-def test_out_and_back(rig: Rig) -> None:
+def test_a_sequence_is_swapped_out_and_in(rig: Rig) -> None:
     rig.start("a", PROMPT[:9])
     rig.cache.shift("a", 0, 2)
     blocks = list(rig.cache.block_table("a"))
-    assert rig.cache.swap_out("a") is Outcome.OK
+    assert rig.cache.swap_out("a") is CacheOutcome.OK
     assert rig.cache.state("a") is CacheState.SWAPPED
     for block in blocks:
         rig.memory.poison(block)
-    assert rig.cache.swap_in("a") is Outcome.OK
+    assert rig.cache.swap_in("a") is CacheOutcome.OK
     rig.append("a", [1])
     assert rig.tokens("a") == [*PROMPT[:9], 1]
     assert rig.positions("a") == rig.turned_for("a") == list(range(2, 12))
 
 
-def test_a_parked_sequence_rests_and_a_pinned_one_stays(rig: Rig) -> None:
+def test_a_parked_sequence_is_swapped_and_a_pinned_one_is_not(rig: Rig) -> None:
     rig.start("a", PROMPT)
-    assert rig.cache.park("a") is Outcome.OK
+    assert rig.cache.park("a") is CacheOutcome.OK
     for call in (rig.cache.remove, rig.cache.park, rig.cache.swap_in):
-        assert call("a") is Outcome.ILLEGAL_STATE
-    assert rig.cache.keep("a", 0) is rig.cache.shift("a", 0, 1) is Outcome.ILLEGAL_STATE
-    assert rig.cache.pin("a") is Outcome.OK
-    assert rig.cache.release("a") is rig.cache.swap_out("a") is Outcome.ILLEGAL_STATE
-    assert rig.cache.resume("a") is Outcome.OK
+        assert call("a") is CacheOutcome.ILLEGAL_STATE
+    assert rig.cache.keep("a", 0) is rig.cache.shift("a", 0, 1) is CacheOutcome.ILLEGAL_STATE
+    assert rig.cache.pin("a") is CacheOutcome.OK
+    assert rig.cache.release("a") is rig.cache.swap_out("a") is CacheOutcome.ILLEGAL_STATE
+    assert rig.cache.resume("a") is CacheOutcome.OK
     rig.append("a", [1])
-    assert rig.cache.pin("a", False) is rig.cache.release("a") is Outcome.OK
+    assert rig.cache.pin("a", False) is rig.cache.release("a") is CacheOutcome.OK
 
 
 def test_saved_and_loaded_by_another_cache(rig: Rig) -> None:
     rig.start("a", PROMPT[:8])
     rig.cache.shift("a", 0, 5)
     saved = rig.cache.save("a", rig.memory, PROMPT)
-    assert saved.outcome is Outcome.OK
+    assert saved.outcome is CacheOutcome.OK
     layout: Any = {CONTEXT: "static", 1: "cell", 4: "paged"}[rig.block_size]
     other = Rig(layout)
     loaded = other.cache.load("b", saved.data, other.memory, PROMPT)
-    assert (loaded.outcome, loaded.num_cached_tokens) == (Outcome.OK, 8)
+    assert (loaded.outcome, loaded.num_cached_tokens) == (CacheOutcome.OK, 8)
     other.append("b", [1])
     assert other.tokens("b") == [*PROMPT[:8], 1]
     assert other.positions("b") == other.turned_for("b") == list(range(5, 14))
-    assert other.cache.load("b", saved.data, other.memory, PROMPT).outcome is Outcome.ALREADY_OPEN
+    assert other.cache.load("b", saved.data, other.memory, PROMPT).outcome is CacheOutcome.ALREADY_OPEN
     with pytest.raises(CacheContentError, match="of 8 tokens are of others than the 12 given"):
         other.cache.load("c", saved.data, other.memory, [0, *PROMPT[1:]])
     assert other.cache.num_sequences == 1
@@ -284,7 +284,7 @@ def test_blocks_count_by_state(rig: Rig) -> None:
 
 
 def test_unknown_sequences(rig: Rig) -> None:
-    cache, unknown = rig.cache, Outcome.UNKNOWN_SEQUENCE
+    cache, unknown = rig.cache, CacheOutcome.UNKNOWN_SEQUENCE
     for call in (cache.remove, cache.release, cache.park, cache.resume, cache.pin, cache.swap_out, cache.swap_in):
         assert call("x") is unknown
     assert {cache.truncate("x", 0), cache.keep("x", 0), cache.shift("x", 0, 1), cache.fork("x", "y")} == {unknown}
@@ -294,12 +294,12 @@ def test_unknown_sequences(rig: Rig) -> None:
 def test_positions_beyond_32_bits(rig: Rig) -> None:
     far = 2**31 + 5
     rig.start("a", PROMPT)
-    assert rig.cache.shift("a", 0, far) is Outcome.OK
+    assert rig.cache.shift("a", 0, far) is CacheOutcome.OK
     rig.append("a", [1])
     assert rig.positions("a") == rig.turned_for("a") == list(range(far, far + 13))
-    assert rig.cache.remove("a", far + 12) is Outcome.OK
+    assert rig.cache.remove("a", far + 12) is CacheOutcome.OK
     assert rig.tokens("a") == PROMPT
-    assert rig.cache.shift("a", far, 2**63) is Outcome.OUT_OF_ORDER
-    assert rig.cache.shift("a", far, -far) is Outcome.OK
+    assert rig.cache.shift("a", far, 2**63) is CacheOutcome.OUT_OF_ORDER
+    assert rig.cache.shift("a", far, -far) is CacheOutcome.OK
     rig.append("a", [1])
     assert rig.turned_for("a") == list(range(13))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aethermind.cache import OpenResult, Outcome, ReserveResult
+from aethermind.cache import CacheOutcome, OpenResult, ReserveResult
 
 
 def test_results_compare_by_value() -> None:
-    assert OpenResult(Outcome.OK) == OpenResult(Outcome.OK, 0)
-    assert ReserveResult(Outcome.OK) != ReserveResult(Outcome.OK, ((0, 1),))
-    assert not any(isinstance(outcome, Exception) for outcome in Outcome)
+    assert OpenResult(CacheOutcome.OK) == OpenResult(CacheOutcome.OK, 0)
+    assert ReserveResult(CacheOutcome.OK) != ReserveResult(CacheOutcome.OK, ((0, 1),))
+    assert not any(isinstance(outcome, Exception) for outcome in CacheOutcome)

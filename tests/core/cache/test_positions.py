@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.cache.positions import PLAIN, Run, TokenPositions
-from aethermind.cache.shift import BlockShift, block_shifts
+from aethermind.cache.positions import PLAIN, BlockShift, PositionRun, TokenPositions, block_shifts
 
 FAR = 2**31 + 5
 
@@ -40,8 +39,8 @@ def test_any_changes_equal_those_of_lists(data: st.DataObject, num_tokens: int) 
             positions = positions.truncated(count)
         elif change == "turn":
             computed = list(now)
-            positions = positions.turned()
-        elif change == "append" and positions == positions.turned():
+            positions = positions.with_keys_shifted()
+        elif change == "append" and positions == positions.with_keys_shifted():
             following = range((start := now[-1] + 1 if now else 0), start + number(0, 5))
             now += following
             computed += following
@@ -58,18 +57,18 @@ def test_any_changes_equal_those_of_lists(data: st.DataObject, num_tokens: int) 
             assert expected is None or positions.index(position) == expected
 
 
-def test_a_gap_and_its_closing() -> None:
+def test_a_gap_is_closed_by_a_shift() -> None:
     gap = PLAIN.without(4, 12)
     assert listed(gap, 6) == [0, 1, 2, 3, 12, 13]
     assert [gap.index(position) for position in (3, 4, 11, 12, 13)] == [3, 4, 4, 4, 5]
     closed = gap.shifted(4, -8)
     assert listed(closed, 6) == [0, 1, 2, 3, 4, 5]
-    assert closed.runs == (Run(0, 0, 0), Run(4, 4, 12))
+    assert closed.runs == (PositionRun(0, 0, 0), PositionRun(4, 4, 12))
     assert list(block_shifts(closed, [7, 9], 4, 6)) == [BlockShift(9, 2, -8)]
-    assert closed.turned() == PLAIN
+    assert closed.with_keys_shifted() == PLAIN
 
 
-def test_there_and_back_is_nothing() -> None:
+def test_a_shift_forth_and_back_changes_nothing() -> None:
     assert PLAIN.shifted(3, 9).shifted(3, -9) == PLAIN
     assert hash(PLAIN.shifted(3, 9).shifted(3, -9)) == hash(PLAIN)
 
@@ -81,7 +80,7 @@ def test_positions_beyond_32_bits() -> None:
     assert list(block_shifts(far, [0, 2**33], 16, 20)) == [BlockShift(2**33, 4, FAR - 16)]
 
 
-def test_what_follows_a_truncation_stands_behind_the_last_token() -> None:
+def test_tokens_appended_after_a_truncation_follow_the_last_token() -> None:
     gap = PLAIN.without(4, 12)
     assert gap.truncated(4).position(4) == 4
     assert gap.truncated(5).position(5) == 13

@@ -1,4 +1,4 @@
-"""What finding and giving up a block costs, counted in executed lines: the same however many are remembered."""
+"""Costs of lookup and eviction, counted in executed lines: independent of the number of cached blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
-from aethermind.cache.hashed_prefix_cache import chain_hash
+from aethermind.cache.prefix_cache import chain_hash
 
 BLOCK_SIZE = 4
 
@@ -47,7 +47,7 @@ class Rig:
         self.cache = KVCache(spec, pool.num_blocks, 1000, prefix_cache=self.prefixes, pool=pool)
         for number in range(num_prefixes):
             self.remember([number] * 8)
-        assert self.prefixes.num_reclaimable == 2 * num_prefixes
+        assert self.prefixes.num_evictable == 2 * num_prefixes
         self.num_hashes = 0
 
     def hash(self, parent: bytes, content: bytes) -> bytes:
@@ -69,12 +69,12 @@ def costs(rig: Rig) -> dict[str, int]:
         "miss": count_lines(lambda: tables.append(rig.prefixes.match(unknown))),
         "query": count_lines(lambda: rig.cache.query(found)),
         "remember": count_lines(lambda: rig.remember([-2] * 8)),
-        "give up": count_lines(lambda: rig.prefixes.reclaim(3)),
+        "evict": count_lines(lambda: rig.prefixes.evict(3)),
         "use again": count_lines(lambda: rig.cache.open("user", found)),
     }
 
 
-def test_costs_do_not_depend_on_what_is_remembered() -> None:
+def test_costs_do_not_depend_on_the_number_of_cached_blocks() -> None:
     few, many = costs(Rig(10)), costs(Rig(1000))
     assert few == many
     assert all(few.values())
@@ -90,9 +90,9 @@ def test_a_block_is_hashed_once(num_blocks: int) -> None:
     assert rig.num_hashes == num_blocks
 
 
-def test_giving_up_hashes_nothing() -> None:
+def test_eviction_hashes_nothing() -> None:
     rig = Rig(20)
-    rig.prefixes.reclaim(40)
+    rig.prefixes.evict(40)
     assert (rig.num_hashes, rig.prefixes.num_blocks) == (0, 0)
 
 
@@ -106,12 +106,12 @@ def test_a_miss_ends_the_search(num_known: int) -> None:
     assert rig.num_hashes == num_known + 1
 
 
-def test_giving_up_passes_over_a_pinned_block_once() -> None:
+def test_eviction_demotes_a_pinned_block_once() -> None:
     def lines(num_pinned: int) -> int:
         rig = Rig(num_pinned + 10)
         for number in range(num_pinned):
             rig.prefixes.pin([number] * 8)
-        rig.prefixes.reclaim(20)  # all that are not pinned
-        return count_lines(lambda: rig.prefixes.reclaim(6))
+        rig.prefixes.evict(20)  # all that are not pinned
+        return count_lines(lambda: rig.prefixes.evict(6))
 
     assert lines(10) == lines(200)

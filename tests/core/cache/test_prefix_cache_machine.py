@@ -1,4 +1,4 @@
-"""KVCache over HashedPrefixCache: whatever is reused and given up, every slot holds the token asked for.
+"""KVCache over HashedPrefixCache: with any reuse and eviction, every slot holds the expected token.
 
 50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from tests.scale import is_full, scaled
 
-from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec, Outcome
-from aethermind.cache.hashed_prefix_cache import chain_hash
+from aethermind.cache import BlockPool, CacheOutcome, HashedPrefixCache, KVCache, KVCacheSpec
+from aethermind.cache.prefix_cache import chain_hash
 
 MAX_MODEL_LEN = 16
 EXTRA_KEYS = (b"", b"an image")
@@ -53,7 +53,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         name = self.new_name()
         num_known = self.cache.query(prompt, extra_key)
         opened = self.cache.open(name, prompt, extra_key)
-        assert (opened.outcome, opened.num_cached_tokens) == (Outcome.OK, num_known)
+        assert (opened.outcome, opened.num_cached_tokens) == (CacheOutcome.OK, num_known)
         assert num_known % self.block_size == 0
         assert num_known < max(len(prompt), 1)
         self.tokens[name], self.keys[name] = prompt[:num_known], extra_key
@@ -64,9 +64,9 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def write(self, name: str, tokens: list[int]) -> None:
         num_available, num_known = self.cache.num_available_blocks, self.prefixes.num_blocks
         result = self.cache.reserve(name, len(tokens))
-        if result.outcome is not Outcome.OK:
+        if result.outcome is not CacheOutcome.OK:
             is_too_long = len(self.tokens[name]) + len(tokens) > MAX_MODEL_LEN
-            assert result.outcome is (Outcome.TOO_LONG if is_too_long else Outcome.NO_ROOM)
+            assert result.outcome is (CacheOutcome.TOO_LONG if is_too_long else CacheOutcome.NO_FREE_BLOCKS)
             assert (self.cache.num_available_blocks, self.prefixes.num_blocks) == (num_available, num_known)
             return
         for source, destination in result.copies:
@@ -79,24 +79,24 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             assert self.pool.ref_count(block) == 1, "a shared block is about to be written"
             self.tokens[name].append(token)
             self.memory[self.cache.slot(name, position)] = (self.keys[name], *self.tokens[name])
-        assert self.cache.commit(name, len(tokens)) is Outcome.OK
+        assert self.cache.commit(name, len(tokens)) is CacheOutcome.OK
 
     @rule(target=sequences, parent=sequences)
     def fork(self, parent: str) -> str:
         name = self.new_name()
-        assert self.cache.fork(parent, name) is Outcome.OK
+        assert self.cache.fork(parent, name) is CacheOutcome.OK
         self.tokens[name], self.keys[name] = list(self.tokens[parent]), self.keys[parent]
         return name
 
     @rule(name=sequences, fraction=st.floats(0, 1))
     def truncate(self, name: str, fraction: float) -> None:
         num_tokens = int(len(self.tokens[name]) * fraction)
-        assert self.cache.truncate(name, num_tokens) is Outcome.OK
+        assert self.cache.truncate(name, num_tokens) is CacheOutcome.OK
         del self.tokens[name][num_tokens:]
 
     @rule(name=sequences)
     def publish(self, name: str) -> None:
-        assert self.cache.publish(name, self.tokens[name]) is Outcome.OK
+        assert self.cache.publish(name, self.tokens[name]) is CacheOutcome.OK
         if not self.is_poor:
             known = self.prefixes.match(self.tokens[name], self.keys[name])
             assert len(known) == len(self.tokens[name]) // self.block_size
@@ -105,17 +105,17 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def release(self, name: str, is_published: bool) -> None:
         tokens, extra_key = self.tokens.pop(name), self.keys.pop(name)
         table = list(self.cache.block_table(name))
-        assert self.cache.release(name, tokens if is_published else ()) is Outcome.OK
+        assert self.cache.release(name, tokens if is_published else ()) is CacheOutcome.OK
         newly_idle = [block for block in self.pool._idle if block not in self.idle]
         assert newly_idle == [block for block in reversed(table) if block in newly_idle]
         if is_published and not self.is_poor:
             assert len(self.prefixes.match(tokens, extra_key)) == len(tokens) // self.block_size
 
     @rule(num_blocks=st.integers(0, 3))
-    def reclaim(self, num_blocks: int) -> None:
+    def evict(self, num_blocks: int) -> None:
         oldest = self.idle[:num_blocks]
         num_free = self.pool.num_free
-        self.prefixes.reclaim(num_blocks)
+        self.prefixes.evict(num_blocks)
         assert self.pool.num_free == num_free + len(oldest)
         assert [self.pool.ref_count(block) for block in oldest] == [0] * len(oldest)
 
@@ -135,7 +135,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         for block in range(self.pool.num_blocks):
             assert self.pool.ref_count(block) == users[block] + (block in kept)
         assert self.pool.num_free == self.pool.num_blocks - len(users.keys() | kept)
-        assert self.prefixes.num_reclaimable == len(kept - users.keys())
+        assert self.prefixes.num_evictable == len(kept - users.keys())
         assert self.cache.num_available_blocks == self.pool.num_blocks - len(users)
 
     @invariant()
@@ -147,9 +147,9 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "cache"):
             for name, tokens in self.tokens.items():
-                assert self.cache.release(name, tokens) is Outcome.OK
+                assert self.cache.release(name, tokens) is CacheOutcome.OK
             assert self.cache.num_available_blocks == self.pool.num_blocks
-            self.prefixes.reclaim(self.pool.num_blocks)
+            self.prefixes.evict(self.pool.num_blocks)
             assert (self.pool.num_free, self.prefixes.num_blocks) == (self.pool.num_blocks, 0)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aethermind.cache.states import LEGAL_TRANSITIONS, CacheState, is_legal
+from aethermind.cache.sequence import LEGAL_TRANSITIONS, CacheState, is_legal
 
 FREE, ACTIVE, STANDBY, WARM, SWAPPED = CacheState
 
@@ -23,15 +23,15 @@ def test_every_state_has_a_row_and_a_way_back_to_free() -> None:
     ("state", "target"),
     [(FREE, STANDBY), (FREE, WARM), (FREE, SWAPPED), (SWAPPED, STANDBY), (SWAPPED, WARM), (WARM, STANDBY)],
 )
-def test_no_short_cuts(state: CacheState, target: CacheState) -> None:
+def test_swapped_content_passes_through_active(state: CacheState, target: CacheState) -> None:
     assert not is_legal(state, target)
 
 
-def test_nothing_goes_to_where_it_is() -> None:
+def test_no_state_follows_itself() -> None:
     assert not any(is_legal(state, state) for state in CacheState)
 
 
-def test_protected_content_stays_with_its_owner() -> None:
+def test_protected_content_stays_in_device_memory() -> None:
     allowed = {pair for pair in itertools.product(CacheState, repeat=2) if is_legal(*pair, is_protected=True)}
     assert {target for _, target in allowed} == {ACTIVE, STANDBY}
     assert {(ACTIVE, STANDBY), (STANDBY, ACTIVE)} <= allowed

@@ -1,4 +1,4 @@
-"""Swap stores: the one that has no room, and the bookkeeping of the one in host memory."""
+"""Swap stores: the one without blocks, and the bookkeeping of the one in host memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Moves:
         self.back.append((list(host_blocks), list(blocks)))
 
 
-def test_nothing_is_kept_without_a_store() -> None:
+def test_no_swap_store_stores_nothing() -> None:
     store = NoSwapStore()
     assert store.save("a", [0]) is False
     store.drop("a")
@@ -31,7 +31,7 @@ def test_nothing_is_kept_without_a_store() -> None:
         store.load("a", [0])
 
 
-def test_what_is_saved_comes_back_from_where_it_went() -> None:
+def test_saved_blocks_are_loaded_from_their_host_blocks() -> None:
     moves = Moves()
     store = HostSwapStore(moves, 5)
     assert store.save("a", [7, 3])
@@ -44,7 +44,7 @@ def test_what_is_saved_comes_back_from_where_it_went() -> None:
     assert (store.num_moved_out, store.num_moved_in, store.num_used_blocks) == (3, 2, 1)
 
 
-def test_lack_of_room_is_an_answer_and_moves_nothing() -> None:
+def test_a_full_store_returns_false_and_moves_nothing() -> None:
     moves = Moves()
     store = HostSwapStore(moves, 3)
     assert store.save("a", [0, 1])

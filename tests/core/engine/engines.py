@@ -13,7 +13,7 @@ __all__ = ["answer", "open_engine"]
 
 
 def open_engine(runtime: Runtime, device: str = "numpy", **options: Any) -> Engine:
-    """The demo model with a context of 32 tokens, in float32 unless told otherwise."""
+    """The demo model with a context of 32 tokens, by default in float32."""
     planned = plan_model(runtime, "demo", **{"device": device, "dtype": "float32", "max_model_len": 32, **options})
     return Engine(planned, planned.source.tokenizer())
 

@@ -9,12 +9,10 @@ from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.policies import FirstComeFirstServed, SharingPolicy
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
-from aethermind.engine.scheduling.prompt_sharing import share_prompts
-from aethermind.engine.scheduling.scheduler import Scheduler
-from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue, publish_prefix
 from aethermind.sampling.params import SamplingParams
 
-__all__ = ["MAX_MODEL_LEN", "Loop", "SwapRoom", "Swaps", "next_token", "shares"]
+__all__ = ["MAX_MODEL_LEN", "Loop", "SwapBlocks", "Swaps", "next_token", "shares"]
 
 MAX_MODEL_LEN = 64
 
@@ -24,7 +22,7 @@ def next_token(tokens: list[int]) -> int:
     return hash(tuple(tokens)) % 1000
 
 
-class SwapRoom:
+class SwapBlocks:
     """A store of `num_blocks` blocks that holds nothing but counts."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -72,7 +70,7 @@ class Loop:
         policy: Any = None,
         *,
         is_reusing: bool = False,
-        swap_store: SwapRoom | None = None,
+        swap_store: SwapBlocks | None = None,
         costs: Swaps | None = None,
         swaps_beside_steps: bool = False,
         **limits: int,
@@ -100,8 +98,8 @@ class Loop:
         prompt = [(self.num_requests if family is None else -family) * 1000 + index for index in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens)
         name = f"r{self.num_requests:04}"
-        wishes = RequestOptions(**options)
-        request = Request(name, prompt, params, self.now, max_model_len=MAX_MODEL_LEN, options=wishes)
+        request_options = RequestOptions(**options)
+        request = Request(name, prompt, params, self.now, max_model_len=MAX_MODEL_LEN, options=request_options)
         if isinstance(self.scheduler.policy, SharingPolicy):
             request.place = self.scheduler.policy.place(request, self.waiting, self.running)
         self.waiting.add(request, self.now)
@@ -122,7 +120,7 @@ class Loop:
     def step(self) -> ScheduleDecision:
         decision = self.schedule()
         self.scheduler.advance(decision)
-        share_prompts(self.cache, decision)
+        publish_prefix(self.cache, decision)
         for request, _, needs_logits in decision.scheduled:
             assert needs_logits == (request.num_computed_tokens == request.num_tokens)
             if needs_logits and (reason := self.append(request)):

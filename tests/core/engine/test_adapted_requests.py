@@ -26,7 +26,7 @@ from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.errors import ConfigError, InvalidArgumentError
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import StructuredOutputs
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = "The fox and the hen went to the river, and the fox said to the hen"
@@ -217,7 +217,7 @@ def test_weights_may_be_quantised(device: str, demo: Path, adapters: dict[str, P
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_numbers_may_be_narrow(device: str, merged: Path, adapters: dict[str, Path], dtype: str) -> None:
+def test_narrow_dtypes_are_supported(device: str, merged: Path, adapters: dict[str, Path], dtype: str) -> None:
     with LLM("demo", device=device, dtype=dtype, max_model_len=64, adapters=adapters) as llm:
         (found,) = llm.embed(PROMPT, adapter="wide")
     with LLM(merged, device=device, dtype="float32", max_model_len=64) as model:
@@ -236,7 +236,7 @@ REQUESTS = st.lists(
 
 @pytest.fixture(scope="module")
 def pressed(device: str, runtime: Runtime, adapters: dict[str, Path]) -> Iterator[tuple[Engine, Engine]]:
-    """An engine with room for little more than one request at a time, and one with room for all."""
+    """An engine with blocks for little more than one request at a time, and one with blocks for all."""
     engines = [
         open_adapted(runtime, device, adapters, block_size=4, max_num_batched_tokens=6, num_kv_blocks=num_blocks)
         for num_blocks in (9, 200)
@@ -279,7 +279,7 @@ def test_that_load_is_pressure(pressed: tuple[Engine, Engine]) -> None:
     assert pressed[0].num_preemptions > before
 
 
-def test_names_that_there_are_not(llm: LLM, model: LLM) -> None:
+def test_unknown_adapters_are_refused(llm: LLM, model: LLM) -> None:
     with pytest.raises(InvalidArgumentError, match="There is no adapter 'sql'; there are wide, thin"):
         llm.generate(PROMPT, GREEDY, adapter="sql")
     with pytest.raises(InvalidArgumentError, match="There is no adapter 'sql'; there are wide, thin"):
@@ -292,7 +292,7 @@ def test_names_that_there_are_not(llm: LLM, model: LLM) -> None:
         llm.generate(PROMPT, GREEDY, adapter=[3])  # type: ignore[list-item]
 
 
-def test_what_takes_no_adapters(adapters: dict[str, Path], runtime: Runtime, tmp_path: Path) -> None:
+def test_options_that_exclude_adapters(adapters: dict[str, Path], runtime: Runtime, tmp_path: Path) -> None:
     config = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 20}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="GPT2LMHeadModel takes no adapters"):

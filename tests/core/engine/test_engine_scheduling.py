@@ -1,4 +1,4 @@
-"""What an engine lets its callers say about scheduling: limits, quotas, policies, and what chunks compute."""
+"""Scheduling options of an engine: limits, quotas, policies, and chunked prefill."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def test_a_chunk_that_is_not_the_last_computes_no_logits_and_changes_no_token(ru
 
 
 def test_states_can_be_left_out_on_the_way_to_the_same_end(runtime: Runtime) -> None:
-    told, asked = open_engine(runtime), open_engine(runtime)
-    for engine in (told, asked):
+    stepped, advanced = open_engine(runtime), open_engine(runtime)
+    for engine in (stepped, advanced):
         engine.add_request("short", PROMPT, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
         engine.add_request("long", PROMPT, GREEDY)
         engine.add_request("two", PROMPT, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, n=2))
     number = 0
-    while told.has_unfinished:
-        states, growths = told.step(), asked.advance()
+    while stepped.has_unfinished:
+        states, growths = stepped.step(), advanced.advance()
         assert [one.request_id for one in states] == [one.request_id for one in growths]
         number += 1
-        if number % 3 == 0 or not told.has_unfinished:
+        if number % 3 == 0 or not stepped.has_unfinished:
             assert [one.outputs for one in states] == [state_of(one).outputs for one in growths]
-    assert not asked.has_unfinished
+    assert not advanced.has_unfinished
 
 
 def test_limits_can_be_adjusted_while_it_runs(runtime: Runtime) -> None:
@@ -106,13 +106,13 @@ def test_quotas_end_answers_and_refuse_prompts(runtime: Runtime) -> None:
         engine.add_request("long", PROMPT, GREEDY, options=RequestOptions(max_context_tokens=10))
 
 
-def test_a_prompt_that_is_to_be_scored_waits_in_the_queue(runtime: Runtime) -> None:
+def test_a_request_with_prompt_logprobs_waits_in_the_queue(runtime: Runtime) -> None:
     limits = {"num_kv_blocks": 8, "block_size": 4, "max_num_seqs": 4, "enable_prefix_caching": False}
     engine = open_engine(runtime, "null", **limits)
     small, added = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True), 0
     finished: dict[str, Any] = {}
     for number in range(40):
-        while len(engine.waiting) < 2:  # a steady load that leaves no room for more
+        while len(engine.waiting) < 2:  # a steady load that fills the engine
             engine.add_request(f"small {added}", PROMPT[:3], small)
             added += 1
         if number == 4:
@@ -124,19 +124,19 @@ def test_a_prompt_that_is_to_be_scored_waits_in_the_queue(runtime: Runtime) -> N
     assert {name for name in list(finished)[: list(finished).index("scored")] if name != "scored"} <= earlier
 
 
-def test_a_prompt_without_room_for_its_scores_is_refused(runtime: Runtime) -> None:
+def test_prompt_logprobs_without_free_blocks_are_refused(runtime: Runtime) -> None:
     engine = open_engine(runtime, "null", num_kv_blocks=8, block_size=4)
-    engine.cache.open("somebody else's")
-    engine.cache.reserve("somebody else's", 24)
+    engine.cache.open("another sequence")
+    engine.cache.reserve("another sequence", 24)
     engine.add_request("scored", [7] * 20, replace_params(GREEDY, prompt_logprobs=1))
     assert engine.step() == []
     (refused,) = engine.step()
     assert refused.error is not None
-    assert "no room for a text of 20 tokens" in refused.error
+    assert "too few free blocks for a text of 20 tokens" in refused.error
     assert not engine.has_unfinished
 
 
-def test_a_request_that_waits_for_its_scores_can_be_aborted(runtime: Runtime) -> None:
+def test_a_request_that_waits_for_prompt_logprobs_can_be_aborted(runtime: Runtime) -> None:
     engine = open_engine(runtime, "null")
     engine.add_request("scored", PROMPT, replace_params(GREEDY, prompt_logprobs=1))
     assert engine.step() == []

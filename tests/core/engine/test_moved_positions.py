@@ -9,7 +9,7 @@ import pytest
 from tests.core.engine.engines import answer, open_engine
 
 from aethermind import Runtime, SamplingParams
-from aethermind.cache import Outcome
+from aethermind.cache import CacheOutcome
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 SHIFTS = {3: 100, 5: -40, 9: 1000}
@@ -17,7 +17,7 @@ SHIFTS = {3: 100, 5: -40, 9: 1000}
 
 @pytest.mark.parametrize("block_size", [1, 4, 32])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_a_moved_request_answers_as_if_it_stood_still(
+def test_a_shifted_request_gives_the_same_answer(
     runtime: Runtime, device: str, block_size: int, kv_cache_dtype: str
 ) -> None:
     options = {"block_size": block_size, "kv_cache_dtype": kv_cache_dtype, "num_kv_blocks": 64}
@@ -29,7 +29,7 @@ def test_a_moved_request_answers_as_if_it_stood_still(
         outputs = engine.step()
         num_steps += 1
         if num_steps in SHIFTS:
-            assert engine.cache.shift("moved", 0, SHIFTS[num_steps]) is Outcome.OK
+            assert engine.cache.shift("moved", 0, SHIFTS[num_steps]) is CacheOutcome.OK
             so_far = sum(delta for step, delta in SHIFTS.items() if step <= num_steps)
             assert engine.cache.position("moved", 0) == so_far
     assert outputs[0].outputs[0].token_ids == expected

@@ -1,4 +1,4 @@
-"""A cache too small for its load: answers are those of one with room, whether victims are swapped or recomputed."""
+"""A cache too small for its load: answers equal those of a large one, with swapping and with recomputation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.core.engine.engines import answer, open_engine
 
 from aethermind import Runtime, SamplingParams
-from aethermind.cache import BlockPool, CacheState, Outcome
+from aethermind.cache import BlockPool, CacheOutcome, CacheState
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
@@ -50,7 +50,7 @@ def kv_cache_dtype(request: pytest.FixtureRequest) -> str:
 def open_pressed(
     runtime: Runtime, device: str, *, num_swap_blocks: int, is_swapping: bool = True, **options: Any
 ) -> Engine:
-    """An engine with a quarter of the blocks that the load wants, where one way of giving way is always the cheaper."""
+    """An engine with a quarter of the blocks that the load needs, and a fixed choice of swapping or recomputation."""
     options = {**CACHE, **options}
     spec = plan_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
     swap_space = num_swap_blocks * spec.bytes_per_block / GIB
@@ -68,7 +68,7 @@ def add_load(engine: Engine) -> list[Request]:
 
 
 def run(engine: Engine) -> tuple[list[list[int]], int]:
-    """All answers, and how often somebody gave way."""
+    """All answers, and the number of preemptions."""
     requests, finished = add_load(engine), {}
     while engine.has_unfinished:
         finished.update({one.request_id: one.outputs[0].token_ids for one in engine.step() if one.finished})
@@ -114,7 +114,7 @@ def test_answers_after_recomputing_are_those_without_pressure(
     assert_idle(engine)
 
 
-def test_who_finds_no_room_in_the_store_is_computed_again(runtime: Runtime, device: str) -> None:
+def test_a_victim_that_does_not_fit_the_swap_store_is_recomputed(runtime: Runtime, device: str) -> None:
     expected, _ = run(open_engine(runtime, device, **CACHE))
     engine = open_pressed(runtime, device, num_swap_blocks=2)
     requests, most = add_load(engine), 0.0
@@ -145,7 +145,7 @@ def test_aborts_of_swapped_requests_leak_nothing(runtime: Runtime, kv_cache_dtyp
     assert_idle(engine)
 
 
-def test_a_swap_space_that_cannot_be_had_is_refused(runtime: Runtime) -> None:
+def test_a_swap_space_that_cannot_be_allocated_is_refused(runtime: Runtime) -> None:
     with pytest.raises(OutOfMemoryError, match="Lower swap_space"):
         open_engine(runtime, swap_space=1e6)
     with pytest.raises(InvalidArgumentError, match=r"holds no block of \d+ bytes. Raise swap_space"):
@@ -154,7 +154,7 @@ def test_a_swap_space_that_cannot_be_had_is_refused(runtime: Runtime) -> None:
         open_engine(runtime, swap_space=-1)
 
 
-def test_a_parked_sequence_makes_room_and_comes_back_as_it_was(runtime: Runtime, device: str) -> None:
+def test_a_parked_sequence_is_swapped_out_and_restored(runtime: Runtime, device: str) -> None:
     options = {"block_size": 4, "num_kv_blocks": 8}
     expected = answer(open_engine(runtime, device, **options), PROMPTS[4], 8)
     spec = plan_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
@@ -165,10 +165,10 @@ def test_a_parked_sequence_makes_room_and_comes_back_as_it_was(runtime: Runtime,
     cache.commit("parked", 24)
     for state in states:
         state[cache.block_table("parked")] = 0.5
-    assert cache.park("parked") is Outcome.OK
+    assert cache.park("parked") is CacheOutcome.OK
     assert cache.state("parked") is CacheState.STANDBY
     assert answer(engine, PROMPTS[4], 8) == expected
     assert cache.state("parked") is CacheState.SWAPPED
-    assert cache.resume("parked") is Outcome.OK
+    assert cache.resume("parked") is CacheOutcome.OK
     for state in states:
         assert (state[cache.block_table("parked")] == 0.5).all()

@@ -1,5 +1,6 @@
 """Requests and other sequences over one cache: while a scheduler serves requests, some of which are cancelled,
-conversations are parked, pinned, forked, shifted, cut, saved and swapped, and everybody reads back what was written.
+conversations are parked, pinned, forked, shifted, cut, saved and swapped, and every slot is read back as it was
+written.
 
 50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
@@ -18,7 +19,7 @@ from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
 from tests.core.engine.scheduling.test_scheduler_machine import POLICIES, SchedulerMachine
 from tests.scale import is_full, scaled
 
-from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec, Outcome
+from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
 from aethermind.engine.requests.request import RequestState
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.engine.scheduling.scheduler import Scheduler
@@ -108,7 +109,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
         if not self.loop.running:
             return multiple()
         request, name = self.loop.running[choice % len(self.loop.running)], self.new_name()
-        assert self.cache.fork(request.request_id, name) is Outcome.OK
+        assert self.cache.fork(request.request_id, name) is CacheOutcome.OK
         self.held[name] = [
             Held(token, self.cache.position(name, index), self.memory.turned_for[self.cache.slot(name, index)])
             for index, token in enumerate(request.all_token_ids[: request.num_computed_tokens])
@@ -120,7 +121,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
         """All that a running request holds stands somewhere else from now on."""
         if self.loop.running:
             request = self.loop.running[choice % len(self.loop.running)]
-            assert self.cache.shift(request.request_id, 0, delta) is Outcome.OK
+            assert self.cache.shift(request.request_id, 0, delta) is CacheOutcome.OK
 
     @rule(is_refusing=st.booleans())
     def fail(self, is_refusing: bool) -> None:

@@ -25,7 +25,7 @@ from tests.scale import scaled
 from aethermind.errors import DeviceError, PluginError
 from aethermind.graph import Executor, GraphBuilder, compile_graph
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import FedInput, StepLoop
+from aethermind.graph.executor import DeviceInput, StepLoop
 from aethermind.hal import Backend, DeviceId, DType, Tensor
 from aethermind.hal.null_backend import NullBackend
 from aethermind.hal.numpy_backend import NumpyBackend
@@ -295,7 +295,7 @@ def test_a_late_input_is_written_beside_the_device_or_before_the_host_computes(
         run.executor.host_inputs["late"][:] = values["late"].reshape(-1)
 
     monkeypatch.setattr(StepLoop, "run_steps", noting)
-    run.executor.run_filling((2,), "late", fill)
+    run.executor.run_with_late_input((2,), "late", fill)
     run.executor.synchronize()
     assert happened == expected
     expected_y = reference_values(builder.finish(), values)[builder.finish().outputs["y"].name]
@@ -317,9 +317,9 @@ def test_an_output_feeds_parts_of_a_later_run(backend: type[Backend], is_filling
     chosen = executor.output_tensor("next", (4,))
     first, rest = (Tensor.of(chosen.buffer, chosen.dtype, (2,), chosen.offset_bytes + offset) for offset in (0, 8))
     executor.host_inputs["ids"][:4] = [9, 9, 9, 9]
-    fed = [FedInput("ids", 2, first), FedInput("ids", 0, rest)]
+    fed = [DeviceInput("ids", 2, first), DeviceInput("ids", 0, rest)]
     if is_filling:
-        executor.run_filling((4,), "x", lambda: None, fed)
+        executor.run_with_late_input((4,), "x", lambda: None, fed)
     else:
         executor.run((4,), fed)
     executor.synchronize()

@@ -80,7 +80,7 @@ def test_a_late_input_goes_up_when_it_is_filled() -> None:
     executor = executor_of_sum(backend)
     executor.host_inputs["a"][:20] = 1
     executor.host_inputs["c"][:20] = 100
-    executor.run_filling((5,), "b", lambda: executor.host_inputs["b"].fill(10))
+    executor.run_with_late_input((5,), "b", lambda: executor.host_inputs["b"].fill(10))
     assert transfer.copied == [80, 80, 80]
     assert (executor.output("sum", (5,)) == 111).all()
 

@@ -76,7 +76,7 @@ def test_bad_values_are_one_sentence(contents: dict[str, Any], says: str) -> Non
         ({"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 0.7}),
     ],
 )
-def test_defaults_yield_to_what_a_request_says(
+def test_arguments_of_a_request_override_defaults(
     defaults: dict[str, Any], own: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     assert with_defaults(defaults, own) == wanted

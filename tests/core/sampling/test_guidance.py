@@ -16,7 +16,7 @@ from aethermind import Runtime
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling import guidance
 from aethermind.sampling.guidance import Grammars, TokenGuide
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import StructuredOutputs
 from aethermind.text import Tokenizer
 
 VOCAB_SIZE = 2048
@@ -40,7 +40,7 @@ def allowed(guide: TokenGuide, output: Sequence[int]) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def test_a_choice_lets_its_beginnings_through(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_choice_allows_the_beginnings_of_its_strings(grammars: Grammars, tokenizer: Tokenizer) -> None:
     texts = ("yes", "no", 'a "quoted"\nline\\')
     guide = grammars.guide(StructuredOutputs(choice=texts))
     first = {tokenizer.token_text(token_id) for token_id in allowed(guide, [])}
@@ -66,7 +66,7 @@ def test_a_choice_lets_its_beginnings_through(grammars: Grammars, tokenizer: Tok
     ],
     ids=str,
 )
-def test_a_grammar_takes_what_it_describes(
+def test_a_grammar_accepts_the_texts_that_it_describes(
     grammars: Grammars, tokenizer: Tokenizer, wanted: dict[str, Any], good: str, bad: str
 ) -> None:
     guide, output = grammars.guide(StructuredOutputs(**wanted)), list[int]()
@@ -79,7 +79,7 @@ def test_a_grammar_takes_what_it_describes(
     assert failure
 
 
-def test_guides_of_one_grammar_do_not_disturb_each_other(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_guides_of_one_grammar_are_independent(grammars: Grammars, tokenizer: Tokenizer) -> None:
     wanted = StructuredOutputs(regex="[ab]{6}")
     one, (a, b) = grammars.guide(wanted), (tokenizer.encode(text)[0] for text in "ab")
     beginning = allowed(one, [])
@@ -108,7 +108,7 @@ def test_forced_tokens_are_those_that_masks_allow_alone(grammars: Grammars, sche
     assert num_forced > 0
 
 
-def test_an_end_is_forced_where_there_is_one_only(tokenizer: Tokenizer) -> None:
+def test_an_end_token_is_forced_if_there_is_only_one(tokenizer: Tokenizer) -> None:
     for ends in ([EOS], [EOS, EOS - 1]):
         guide = Grammars(tokenizer.as_json, VOCAB_SIZE, ends).guide(StructuredOutputs(choice=["no"]))
         output = guide.forced([])
@@ -117,7 +117,7 @@ def test_an_end_is_forced_where_there_is_one_only(tokenizer: Tokenizer) -> None:
         assert len(ends) == 1 or allowed(guide, output) == set(ends)
 
 
-def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_failed_guide_forces_nothing(grammars: Grammars, tokenizer: Tokenizer) -> None:
     guide = grammars.guide(StructuredOutputs(choice=["no"]))
     assert guide.forced(tokenizer.encode("yes")) == []
 
@@ -160,7 +160,9 @@ def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer
     ],
     ids=str,
 )
-def test_what_cannot_be_served_is_said_at_once(grammars: Grammars, wanted: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_structured_output_is_refused_at_once(
+    grammars: Grammars, wanted: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=f"cannot be served: .*{reason}") as caught:
         grammars.guide(StructuredOutputs(**wanted))
     assert "\n" not in str(caught.value)
@@ -195,7 +197,7 @@ def test_bounds_of_64_bits_and_floats(
         assert fits == is_good
 
 
-def test_a_union_told_apart_by_a_tag_with_a_default(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_union_with_a_defaulted_discriminator_is_served(grammars: Grammars, tokenizer: Tokenizer) -> None:
     """As Pydantic writes those that have a discriminator."""
     union = {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"}}
     cat, dog = ({"type": "object", "properties": {"kind": {"const": kind, "default": kind}}} for kind in ("cat", "dog"))
@@ -207,7 +209,7 @@ def test_a_union_told_apart_by_a_tag_with_a_default(grammars: Grammars, tokenize
         output.append(token_id)
 
 
-def test_words_that_demand_nothing_are_no_reason_to_refuse(grammars: Grammars) -> None:
+def test_keywords_without_effect_are_accepted(grammars: Grammars) -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
     fields = {"file": {"type": "string", "format": "path"}, "list": {"type": "array", "uniqueItems": False}}
     grammars.guide(StructuredOutputs(json={"type": "object", "properties": {"record": record, **fields}}))
@@ -230,7 +232,9 @@ def test_grammars_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPa
         grammars.guide(StructuredOutputs(json=schema))
 
 
-def test_without_the_library_it_says_what_to_install(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_package_to_install(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidArgumentError, match=r"pip install '.*aethermind-core\[structured\]'"):
         Grammars(tokenizer.as_json, VOCAB_SIZE, [EOS]).guide(StructuredOutputs(regex="a"))

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from aethermind.sampling.json_schemas import with_near_bounds, with_tags, without_idle_words
+from aethermind.sampling.json_schemas import with_discriminators, with_safe_bounds, without_noop_keywords
 
 BOUNDS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9)
 
 
 @given(BOUNDS)
-def test_bounds_come_nearer_or_stay(bound: float) -> None:
+def test_bounds_move_inwards_or_not_at_all(bound: float) -> None:
     for key, sign in (("maximum", 1), ("exclusiveMaximum", 1), ("minimum", -1), ("exclusiveMinimum", -1)):
-        near = with_near_bounds({key: sign * bound})[key] * sign
+        near = with_safe_bounds({key: sign * bound})[key] * sign
         assert near <= bound
         if abs(bound) <= 9 * 10**18:
             assert float(near) == near
@@ -39,8 +39,8 @@ def test_bounds_come_nearer_or_stay(bound: float) -> None:
     ],
     ids=str,
 )
-def test_what_stays(schema: Any) -> None:
-    assert with_near_bounds(copy.deepcopy(schema)) == schema
+def test_representable_bounds_are_unchanged(schema: Any) -> None:
+    assert with_safe_bounds(copy.deepcopy(schema)) == schema
 
 
 def test_bounds_within_schemas() -> None:
@@ -50,7 +50,7 @@ def test_bounds_within_schemas() -> None:
         lambda one: {"anyOf": [{"type": "null"}, one]},
         lambda one: {"$defs": {"enum": {"items": one}}},
     ):
-        assert with_near_bounds(wrap(far)) == wrap(near)
+        assert with_safe_bounds(wrap(far)) == wrap(near)
 
 
 IDLE = [
@@ -80,14 +80,14 @@ WORKING = [
 
 @pytest.mark.parametrize("words", IDLE, ids=str)
 @pytest.mark.parametrize("value", [1, "x", [1, 1], {"a": 1}, None], ids=str)
-def test_words_without_effect_are_dropped(words: dict[str, Any], value: Any) -> None:
-    assert without_idle_words({"items": words, **words}) == {"items": {}}
+def test_keywords_without_effect_are_removed(words: dict[str, Any], value: Any) -> None:
+    assert without_noop_keywords({"items": words, **words}) == {"items": {}}
     jsonschema.Draft202012Validator(words).validate(value)  # and are none for a validator, either
 
 
 @pytest.mark.parametrize("words", WORKING, ids=str)
-def test_words_with_an_effect_stay(words: dict[str, Any]) -> None:
-    assert without_idle_words({"anyOf": [words]}) == {"anyOf": [words]}
+def test_keywords_with_an_effect_are_kept(words: dict[str, Any]) -> None:
+    assert without_noop_keywords({"anyOf": [words]}) == {"anyOf": [words]}
 
 
 class _Number(BaseModel):
@@ -108,9 +108,9 @@ class _Formula(BaseModel):
     expression: _Expression
 
 
-def test_alternatives_of_a_union_have_their_tags() -> None:
+def test_alternatives_of_a_union_require_their_discriminator() -> None:
     schema = _Formula.model_json_schema()
-    whole, tagged = (jsonschema.Draft202012Validator(one) for one in (schema, with_tags(schema)))
+    whole, tagged = (jsonschema.Draft202012Validator(one) for one in (schema, with_discriminators(schema)))
     number, bare = {"kind": "number", "value": 1}, {"value": 1}
     for expression, is_tagged in (
         (number, True),
@@ -127,14 +127,14 @@ def test_alternatives_of_a_union_have_their_tags() -> None:
     [{"$ref": "#/$defs/missing"}, {"$ref": "https://example.com/x"}, {"$ref": 5}, True, {"$ref": "#/oneOf/7"}],
     ids=str,
 )
-def test_alternatives_that_lead_nowhere_stay(alternative: Any) -> None:
+def test_unresolvable_alternatives_are_unchanged(alternative: Any) -> None:
     schema = {"oneOf": [alternative], "discriminator": {"propertyName": "kind"}}
-    assert with_tags(schema) == {"oneOf": [alternative]}
+    assert with_discriminators(schema) == {"oneOf": [alternative]}
 
 
-def test_alternatives_in_place_are_tagged() -> None:
+def test_inline_alternatives_require_their_discriminator() -> None:
     schema = {"oneOf": [{"required": ["a"]}, {"$ref": "#/x~1y/0"}], "x/y": [{}], "discriminator": {"propertyName": "k"}}
-    tagged = with_tags(schema)
+    tagged = with_discriminators(schema)
     assert tagged["oneOf"][0] == {"required": ["a", "k"]}
     assert tagged["x/y"] == [{"required": ["k"]}]
     assert schema["x/y"] == [{}]

@@ -1,4 +1,4 @@
-"""Masks of many rows: the same whoever writes them."""
+"""Masks of many rows: the same by one thread or several."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.sampling import masks
-from aethermind.sampling.controls import TokenControls, pack_mask
 from aethermind.sampling.guidance import Grammars, TokenGuide
-from aethermind.sampling.masks import MaskRows
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
+from aethermind.sampling.params import StructuredOutputs
+from aethermind.sampling.rows import MaskRows
 from aethermind.text import Tokenizer
 
 VOCAB_SIZE = 2048
@@ -34,13 +34,13 @@ def requests_of(tokenizer: Tokenizer, num_lanes: int) -> list[Any]:
     outputs = [[], tokenizer.encode("y"), [], tokenizer.encode("q")]
     found = []
     for wanted, output in zip([*WANTED, *WANTED], outputs, strict=True):
-        controls = TokenControls(guide=grammars.guide(wanted))
-        found.append(SimpleNamespace(controls=controls, output_token_ids=output))
-    found[0].controls.allowed = pack_mask([*tokenizer.encode("a"), 7], VOCAB_SIZE)
-    return [*found, SimpleNamespace(controls=None, output_token_ids=[])]
+        constraints = LogitsConstraints(guide=grammars.guide(wanted))
+        found.append(SimpleNamespace(constraints=constraints, output_token_ids=output))
+    found[0].constraints.allowed = pack_mask([*tokenizer.encode("a"), 7], VOCAB_SIZE)
+    return [*found, SimpleNamespace(constraints=None, output_token_ids=[])]
 
 
-def test_threads_write_what_one_writes(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_write_the_same_masks_as_one(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "_WORTH_THREADS_S", 0.0)
     found, threads = [], set[int]()
     fill = TokenGuide.fill
@@ -66,19 +66,21 @@ def test_threads_write_what_one_writes(tokenizer: Tokenizer, monkeypatch: pytest
     assert np.all(found[0][4] == 0)
 
 
-def test_what_is_allowed_is_known_without_the_mask_where_no_guide_has_a_say() -> None:
+def test_allowed_tokens_without_a_guide_are_checked_without_the_mask() -> None:
     """The mask may be that of a later step already."""
     rows = MaskRows(np.zeros(2 * WIDTH, np.int32), 2)
-    request: Any = SimpleNamespace(controls=TokenControls(allowed=pack_mask([7, 40], VOCAB_SIZE)), output_token_ids=[])
-    free: Any = SimpleNamespace(controls=None, output_token_ids=[])
+    request: Any = SimpleNamespace(
+        constraints=LogitsConstraints(allowed=pack_mask([7, 40], VOCAB_SIZE)), output_token_ids=[]
+    )
+    free: Any = SimpleNamespace(constraints=None, output_token_ids=[])
     assert [rows.allows(0, request, token) for token in (7, 8, 40)] == [True, False, True]
     assert rows.allows(1, free, 8)
 
 
-def test_masks_that_take_no_time_are_written_by_one_thread(tokenizer: Tokenizer) -> None:
+def test_fast_masks_are_written_by_one_thread(tokenizer: Tokenizer) -> None:
     rows = MaskRows(np.zeros(5 * WIDTH, np.int32), 5)
     rows.fill(requests_of(tokenizer, 2))
-    assert "_helpers" not in vars(rows)
+    assert "_mask_threads" not in vars(rows)
 
 
 def test_guides_are_spread_over_lanes(tokenizer: Tokenizer) -> None:
@@ -86,5 +88,5 @@ def test_guides_are_spread_over_lanes(tokenizer: Tokenizer) -> None:
     guides = [grammars.guide(WANTED[0]) for _ in range(4)]
     assert sorted(guide.lane for guide in guides) == [0, 0, 1, 1]
     assert guides[1].fork().lane == guides[1].lane
-    del guides[0], guides[1]  # both of lane 0: whoever comes next takes the place of one that has ended
+    del guides[0], guides[1]  # both of lane 0: the next guide takes the place of an ended one
     assert grammars.guide(WANTED[1]).lane == 0

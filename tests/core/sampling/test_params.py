@@ -16,8 +16,8 @@ from aethermind.sampling.params import (
     MAX_N,
     MAX_STOP_STRINGS,
     SamplingParams,
+    StructuredOutputs,
 )
-from aethermind.sampling.structured import StructuredOutputs
 
 
 def test_defaults_leave_the_distribution_alone() -> None:
@@ -33,7 +33,7 @@ def test_defaults_leave_the_distribution_alone() -> None:
     assert not params.is_greedy
 
 
-def test_one_form_is_kept_of_what_people_write() -> None:
+def test_equivalent_values_are_stored_in_one_form() -> None:
     assert SamplingParams(stop="\n") == SamplingParams(stop=["\n"]) == SamplingParams(stop=("\n",))
     assert SamplingParams(stop_token_ids=[7, 8]).stop_token_ids == (7, 8)
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.sampling.controls import TokenControls
+from aethermind.sampling.logits_constraints import LogitsConstraints
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import uniform
-from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
-from aethermind.sampling.tally import TokenTally
+from aethermind.sampling.rows import PenaltyState, SamplingRows, needs_adjusted_logits
 
 MAX_ROWS = 6
 VOCAB_SIZE = 10
@@ -29,15 +28,15 @@ class Sampled:
     prompt_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()
-    controls: TokenControls | None = None
+    constraints: LogitsConstraints | None = None
 
     @property
     def all_token_ids(self) -> list[int]:
         return self.prompt_token_ids + self.output_token_ids
 
     @property
-    def tally(self) -> TokenTally:
-        return TokenTally(self.params).follow(self.all_token_ids, self.output_token_ids)
+    def penalties(self) -> PenaltyState:
+        return PenaltyState(self.params).follow(self.all_token_ids, self.output_token_ids)
 
 
 token_ids = st.integers(0, VOCAB_SIZE - 1)
@@ -60,7 +59,8 @@ requests = st.builds(
     prompt_token_ids=token_lists,
     output_token_ids=token_lists,
     stop_token_ids=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=3),
-    controls=st.none() | st.builds(TokenControls, st.lists(st.tuples(token_ids) | st.tuples(token_ids, token_ids))),
+    constraints=st.none()
+    | st.builds(LogitsConstraints, st.lists(st.tuples(token_ids) | st.tuples(token_ids, token_ids))),
 )
 
 
@@ -101,7 +101,7 @@ def test_every_row_holds_its_own_request(batch: list[Sampled]) -> None:
         params, output = request.params, request.output_token_ids
         is_early = len(output) < params.min_tokens
         assert seen[row] == (set(request.all_token_ids) if params.repetition_penalty != 1.0 else set())
-        words = request.controls.bad_words if request.controls else ()
+        words = request.constraints.bad_words if request.constraints else ()
         banned = {word[-1] for word in words if len(word) == 1 or tuple(output[-1:]) == word[:-1]}
         assert held_back[row] == banned | (request.stop_token_ids if is_early else set())
         start, end = given["cu_biased"][row : row + 2]
@@ -129,11 +129,11 @@ def test_every_row_holds_its_own_request(batch: list[Sampled]) -> None:
         (SamplingParams(allowed_token_ids=[1]), False),
     ],
 )
-def test_only_what_the_plain_sampler_cannot_do_is_adjusted(params: SamplingParams, is_needed: bool) -> None:
+def test_logits_are_adjusted_only_for_parameters_that_need_it(params: SamplingParams, is_needed: bool) -> None:
     assert needs_adjusted_logits(Sampled(params)) is is_needed
 
 
-def test_more_than_any_vocabulary_is_as_much_as_fits() -> None:
+def test_a_top_k_above_int32_is_clamped() -> None:
     given = arrays()
     SamplingRows(given).fill([Sampled(SamplingParams(top_k=2**40))])
     assert given["top_k"][0] == 2**31 - 1

@@ -17,11 +17,10 @@ import torch
 from transformers.generation import logits_process as hf
 
 from aethermind.eager import Eager
-from aethermind.sampling.controls import TokenControls, pack_mask
+from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import derive_seed
-from aethermind.sampling.rows import SamplingRows
-from aethermind.sampling.tally import TokenTally
+from aethermind.sampling.rows import PenaltyState, SamplingRows
 
 NUM_DRAWS = 6000
 VOCAB_SIZE = 48
@@ -60,21 +59,21 @@ class Sampled:
 
     params: SamplingParams
     seed: int
-    controls: TokenControls | None
+    constraints: LogitsConstraints | None
     output_token_ids: list[int] = field(default_factory=lambda: list(OUTPUT))
     all_token_ids: list[int] = field(default_factory=lambda: list(SEEN))
     stop_token_ids: frozenset[int] = frozenset()
 
     @property
-    def tally(self) -> TokenTally:
-        return TokenTally(self.params).follow(self.all_token_ids, self.output_token_ids)
+    def penalties(self) -> PenaltyState:
+        return PenaltyState(self.params).follow(self.all_token_ids, self.output_token_ids)
 
 
 def rows_of(seed: int, params: SamplingParams) -> dict[str, Any]:
     """What SamplingRows writes for as many requests with seeds of their own."""
     allowed = params.allowed_token_ids
-    controls = None if allowed is None else TokenControls(allowed=pack_mask(allowed, VOCAB_SIZE))
-    requests = [Sampled(params, derive_seed(seed, draw), controls) for draw in range(NUM_DRAWS)]
+    constraints = None if allowed is None else LogitsConstraints(allowed=pack_mask(allowed, VOCAB_SIZE))
+    requests = [Sampled(params, derive_seed(seed, draw), constraints) for draw in range(NUM_DRAWS)]
     arrays = row_arrays()
     written = SamplingRows(arrays)
     written.fill(requests)
@@ -155,7 +154,9 @@ def p_value(counts: np.ndarray[Any, Any], probabilities: np.ndarray[Any, Any]) -
 
 
 @pytest.mark.parametrize("parameters", ALONE + TOGETHER, ids=str)
-def test_tokens_come_as_often_as_they_should(devices: dict[str, Eager], parameters: dict[str, Any]) -> None:
+def test_token_frequencies_match_the_reference_distribution(
+    devices: dict[str, Eager], parameters: dict[str, Any]
+) -> None:
     params = SamplingParams(**parameters)
     probabilities, rows = expected(**parameters), rows_of(17, params)
     for name, eager in devices.items():
@@ -164,7 +165,7 @@ def test_tokens_come_as_often_as_they_should(devices: dict[str, Eager], paramete
         assert p_value(counts, probabilities) > LEAST_P_VALUE, name
 
 
-def test_the_test_can_tell_distributions_apart(devices: dict[str, Eager]) -> None:
+def test_the_test_detects_a_different_distribution(devices: dict[str, Eager]) -> None:
     params = SamplingParams(temperature=1.0)
     rows = rows_of(17, params)
     for eager in devices.values():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.structured import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutputs
+from aethermind.sampling.params import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutputs
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
-def test_one_form_is_kept_of_what_people_write() -> None:
+def test_equivalent_values_are_stored_in_one_form() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     assert StructuredOutputs(json=schema) == StructuredOutputs(json=json.dumps(schema, indent=2))
     assert StructuredOutputs(json=schema) != StructuredOutputs(json={"type": "object"})
@@ -53,7 +53,7 @@ def test_the_order_of_properties_is_the_callers() -> None:
         ({"json_object": 1}, "must be True or False"),
     ],
 )
-def test_each_bad_demand_is_one_sentence(fields: dict[str, Any], message: str) -> None:
+def test_each_invalid_structured_output_is_one_sentence(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         StructuredOutputs(**fields)
     assert str(caught.value).endswith(".")

@@ -19,8 +19,8 @@ from tests.cuda.check.records import CaseLog
 
 from aethermind import LLM, SamplingParams
 from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
+from aethermind.engine.observation.profiler import sample_prompt
 from aethermind.engine.observation.roofline import StepRecorder, StepShape, least_seconds
-from aethermind.engine.observation.sample_prompt import sample_prompt
 from aethermind.hal import DType
 
 if TYPE_CHECKING:

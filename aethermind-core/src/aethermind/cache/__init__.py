@@ -1,22 +1,21 @@
-"""KV cache bookkeeping: which block holds which tokens of which sequence. It touches no device memory."""
+"""KV cache bookkeeping: the mapping from sequences and tokens to blocks. It does not touch device memory."""
 
 from __future__ import annotations
 
 from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
-from aethermind.cache.host_swap_store import BlockMover, HostSwapStore
 from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.outcome import OpenResult, Outcome, ReserveResult, SaveResult
-from aethermind.cache.prefix_cache import NoPrefixCache, PrefixCache
-from aethermind.cache.shift import BlockShift
+from aethermind.cache.outcome import CacheOutcome, OpenResult, ReserveResult, SaveResult
+from aethermind.cache.positions import BlockShift
+from aethermind.cache.prefix_cache import HashedPrefixCache, NoPrefixCache, PrefixCache
+from aethermind.cache.sequence import CacheState
 from aethermind.cache.spec import KVCacheSpec
-from aethermind.cache.states import CacheState
-from aethermind.cache.swap import NoSwapStore, SwapStore
+from aethermind.cache.swap_store import BlockMover, HostSwapStore, NoSwapStore, SwapStore
 
 __all__ = [
     "BlockMover",
     "BlockPool",
     "BlockShift",
+    "CacheOutcome",
     "CacheState",
     "HashedPrefixCache",
     "HostSwapStore",
@@ -25,7 +24,6 @@ __all__ = [
     "NoPrefixCache",
     "NoSwapStore",
     "OpenResult",
-    "Outcome",
     "PrefixCache",
     "ReserveResult",
     "SaveResult",

@@ -1,22 +1,31 @@
-"""Physical blocks, counted by reference. A block is a number; what it holds is not this module's business."""
+"""Physical KV blocks, counted by reference, and their allocation with eviction from the prefix cache.
+
+A block is a number; its content is not this module's business.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["BlockPool"]
+if TYPE_CHECKING:
+    from aethermind.cache.prefix_cache import PrefixCache
+    from aethermind.cache.sequence import CachedSequence
+
+
+__all__ = ["BlockAllocator", "BlockPool"]
 
 
 class BlockPool:
     """Blocks `0 … num_blocks - 1`, each either free or referenced one or more times.
 
-    The block freed last is handed out first, and a fresh pool hands out ascending numbers: the memory in use
-    stays small and dense, which matters where a device commits memory only when it is touched. A block may be kept:
-    one of its references belongs to a memory of past content, and while that is the only one the block is idle. Not
-    thread-safe.
+    The block freed last is allocated first, and a new pool allocates ascending numbers: the memory in use is small and
+    dense, which matters where a device commits memory only when it is touched. A prefix cache may keep a block by a
+    reference of its own; while that is the only one, the block is idle and can be evicted. Not thread-safe.
     """
 
-    __slots__ = ("_free", "_idle", "_kept", "_passed_over", "_ref_counts", "num_blocks")
+    __slots__ = ("_demoted", "_free", "_idle", "_kept", "_ref_counts", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 1, f"a pool needs a block, got num_blocks={num_blocks}"
@@ -25,16 +34,16 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._kept: set[int] = set()
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._passed_over: OrderedDict[int, None] = OrderedDict()
+        self._demoted: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody references."""
+        """Blocks without a reference."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody references."""
+        """Blocks with one reference or more."""
         return self.num_blocks - len(self._free)
 
     @property
@@ -44,31 +53,32 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        """Blocks that are kept and that nobody else references."""
-        return len(self._idle) + len(self._passed_over)
+        """Blocks that only the prefix cache references."""
+        return len(self._idle) + len(self._demoted)
 
     def is_idle(self, block: int) -> bool:
-        """Whether `block` is kept and nobody else references it."""
-        return block in self._idle or block in self._passed_over
+        """Whether only the prefix cache references `block`."""
+        return block in self._idle or block in self._demoted
 
-    def oldest_idle(self) -> int:
-        """The block that has been idle for longest, of those passed over only where there is no other. Raises
-        `StopIteration` if none is idle.
+    def eviction_candidate(self) -> int:
+        """The block to evict next: the one that has been idle for longest, a demoted one only if there is no other.
+
+        Raises `StopIteration` if none is idle.
         """
-        return next(iter(self._idle or self._passed_over))
+        return next(iter(self._idle or self._demoted))
 
-    def pass_over(self, block: int) -> bool:
-        """Have the oldest idle block stand behind all others; False where it does already."""
-        if block in self._passed_over:
+    def demote(self, block: int) -> bool:
+        """Evict `block`, the oldest idle one, after all others; False if it was demoted before."""
+        if block in self._demoted:
             return False
         del self._idle[block]
-        self._passed_over[block] = None
+        self._demoted[block] = None
         return True
 
-    def recall(self, block: int) -> None:
-        """If `block` was passed over, make it the oldest again."""
-        if block in self._passed_over:
-            del self._passed_over[block]
+    def promote(self, block: int) -> None:
+        """Undo `demote`: make `block` the oldest idle one again."""
+        if block in self._demoted:
+            del self._demoted[block]
             self._idle[block] = None
             self._idle.move_to_end(block, last=False)
 
@@ -77,11 +87,11 @@ class BlockPool:
         return self._ref_counts[block]
 
     def num_users(self, block: int) -> int:
-        """References to `block` besides the one that keeps it."""
+        """References to `block` besides the prefix cache's."""
         return self._ref_counts[block] - (block in self._kept)
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take `num_blocks` free blocks, a reference each; None, and nothing taken, if too few are free."""
+        """Take `num_blocks` free blocks with one reference each; None if fewer are free, and then none is taken."""
         assert num_blocks >= 0, f"cannot allocate {num_blocks} blocks"
         free = self._free
         num_left = len(free) - num_blocks
@@ -115,17 +125,62 @@ class BlockPool:
             self._idle[block] = None
 
     def keep(self, block: int) -> None:
-        """Add the one reference that keeps a block in use beyond its users, until `drop`."""
+        """Add the prefix cache's reference, which keeps a block beyond its users until `drop`."""
         assert block not in self._kept, f"block {block} is already kept"
         self.acquire(block)
         self._kept.add(block)
 
     def drop(self, block: int) -> None:
-        """Take back the reference of `keep`; an idle block becomes free."""
+        """Remove the reference of `keep`; an idle block becomes free."""
         self._kept.remove(block)
         self._busy(block)
         self.release(block)
 
     def _busy(self, block: int) -> None:
         self._idle.pop(block, None)
-        self._passed_over.pop(block, None)
+        self._demoted.pop(block, None)
+
+
+class BlockAllocator:
+    """Allocates blocks of a pool, and evicts idle blocks from the prefix cache when too few are free."""
+
+    __slots__ = ("pool", "prefix_cache")
+
+    def __init__(self, pool: BlockPool, prefix_cache: PrefixCache) -> None:
+        self.pool = pool
+        self.prefix_cache = prefix_cache
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can return: free ones and those that can be evicted."""
+        return self.pool.num_free + self.prefix_cache.num_evictable
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that sequences hold."""
+        return self.pool.num_blocks - self.num_available
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Take `num_blocks` blocks with one reference each; None if there are fewer, and then none is evicted."""
+        num_lacking = num_blocks - self.pool.num_free
+        if num_lacking > 0:
+            if num_lacking > self.prefix_cache.num_evictable:
+                return None
+            self.prefix_cache.evict(num_lacking)
+        return self.pool.allocate(num_blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each of `blocks`."""
+        for block in blocks:
+            self.pool.acquire(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop a reference to each of `blocks`, last block first, so that the end of a prefix is evicted first."""
+        for block in reversed(blocks):
+            self.pool.release(block)
+
+    def trim(self, sequence: CachedSequence, num_blocks: int) -> None:
+        """Release all but the first `num_blocks` blocks of a sequence."""
+        table = sequence.block_table
+        self.release(table[num_blocks:])
+        del table[num_blocks:]

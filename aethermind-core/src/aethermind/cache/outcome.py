@@ -1,57 +1,57 @@
-"""What a cache call came to. Lack of room is an ordinary answer, never an exception or another's loss."""
+"""Results of calls on the KV cache. A lack of free blocks is a result like any other, not an exception."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from aethermind.cache.shift import BlockShift
+from aethermind.cache.positions import BlockShift
 
-__all__ = ["OpenResult", "Outcome", "ReserveResult", "SaveResult"]
+__all__ = ["CacheOutcome", "OpenResult", "ReserveResult", "SaveResult"]
 
 
-class Outcome(Enum):
-    """How a call on the cache ended; anything but `OK` left the cache as it was."""
+class CacheOutcome(Enum):
+    """How a call on the cache ended. Anything but `OK` means that the cache is unchanged."""
 
     OK = "ok"
-    NO_ROOM = "no room"
-    """Too few free blocks now; others finishing can change that."""
+    NO_FREE_BLOCKS = "no free blocks"
+    """Too few blocks are free now; more are when other sequences end."""
     TOO_LONG = "too long"
-    """The sequence would exceed `max_model_len`; nothing can change that."""
+    """The sequence would exceed `max_model_len`."""
     UNKNOWN_SEQUENCE = "unknown sequence"
     ALREADY_OPEN = "already open"
     ILLEGAL_STATE = "illegal state"
-    """The sequence's state has no such transition, see `states`."""
+    """The sequence's state has no such transition, see `sequence.LEGAL_TRANSITIONS`."""
     PARTIAL_BLOCK = "part of a block"
     """The range begins or ends inside a block of several tokens, and more of the sequence follows."""
     OUT_OF_ORDER = "out of order"
-    """The tokens would no longer stand behind those before them, or at positions of 0 to 2**63 - 1."""
+    """Positions would not ascend any more, or not be from 0 to 2**63 - 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:
-    """How `KVCache.open` ended, and how many leading tokens have their KV in the cache already."""
+    """The result of `KVCache.open`, and how many leading tokens are cached already."""
 
-    outcome: Outcome
+    outcome: CacheOutcome
     num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveResult:
-    """How `KVCache.reserve` ended.
+    """The result of `KVCache.reserve`.
 
-    `copies` are `(source, destination)` blocks whose content must be copied, in order, and `shifts` the blocks
-    whose keys must be turned after that, both before the step writes.
+    `copies` are `(source, destination)` blocks to copy, in order; `shifts` are blocks whose keys are to be rotated
+    after that. Both must be done before the step writes.
     """
 
-    outcome: Outcome
+    outcome: CacheOutcome
     copies: tuple[tuple[int, int], ...] = ()
     shifts: tuple[BlockShift, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """How `KVCache.save` ended, and the sequence as bytes; none unless it is `OK`."""
+    """The result of `KVCache.save`, and the serialised sequence; no bytes unless the outcome is `OK`."""
 
-    outcome: Outcome
+    outcome: CacheOutcome
     data: bytes = b""

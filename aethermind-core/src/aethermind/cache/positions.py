@@ -1,38 +1,46 @@
-"""Where the tokens of a sequence stand: the position of each, and the position its key was rotated for.
+"""Positions of a sequence's tokens, and the K-shifts that follow when they change.
 
-A token has an index, its place among the tokens that are kept, and a position, its place in the text. They are equal
-until tokens are dropped (those behind keep their positions, and a gap stays) or shifted (they move, the gap closes).
+A token has an index, its place among the tokens that are kept, and a position, its place in the text. The two are equal
+until tokens are dropped (those behind keep their positions, which leaves a gap) or shifted (which can close the gap).
+
+A rotary embedding turns the key of a token by an angle proportional to its position, so rotations add up: a key that
+was computed at position p becomes one at p + delta by rotating it by the angle of delta, with the same frequencies.
+Values do not depend on positions. `KVCache.shift` moves positions without touching a key; the next `reserve` of the
+sequence returns the blocks whose keys have to be rotated before the step, each once however often the sequence was
+shifted since.
+
+Source: Su et al., RoFormer, 2021 (https://arxiv.org/abs/2104.09864), section 3.2.2: R(m) R(n) = R(m + n).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["PLAIN", "Run", "TokenPositions"]
+__all__ = ["BlockShift", "PLAIN", "PositionRun", "TokenPositions", "block_shifts"]
 
 
-class Run(NamedTuple):
+class PositionRun(NamedTuple):
     """Tokens from index `first` up to the next run's, at neighbouring positions."""
 
     first: int
     position: int
-    """Where the first of them stands."""
+    """The position of the first of them."""
     computed_at: int
-    """Where it stood when its key was computed, or turned last."""
+    """Its position when its key was computed, or rotated last."""
 
 
 class TokenPositions:
-    """The positions of any number of tokens, as runs of neighbours. Immutable; every change is a new value.
+    """The positions of any number of tokens, as runs of neighbouring positions. Immutable; every change is a new value.
 
-    The last run goes on for ever: whatever is appended stands behind the last token. Positions ascend and are 0 or
-    more; Python's integers hold them whatever their size, 64 bits are what a device takes.
+    The last run has no end: appended tokens get the positions behind the last token. Positions ascend and are 0 or
+    more. Python's integers hold any size; a device takes 64 bits.
     """
 
     __slots__ = ("runs",)
 
-    def __init__(self, runs: Iterable[Run] = (Run(0, 0, 0),)) -> None:
+    def __init__(self, runs: Iterable[PositionRun] = (PositionRun(0, 0, 0),)) -> None:
         self.runs = _joined(runs)
 
     def __eq__(self, other: object) -> bool:
@@ -45,12 +53,12 @@ class TokenPositions:
         return f"TokenPositions({list(self.runs)})"
 
     def position(self, index: int) -> int:
-        """Where the token of `index` stands, or will stand when it is appended."""
+        """Return the position of the token at `index`, or the one that it will have when it is appended."""
         run = self._run(index)
         return run.position + index - run.first
 
     def index(self, position: int) -> int:
-        """The index of the first token at `position` or behind."""
+        """Return the index of the first token at `position` or behind it."""
         order = bisect_right(self.runs, position, key=lambda run: run.position) - 1
         if order < 0:
             return 0
@@ -59,37 +67,37 @@ class TokenPositions:
         return min(index, self.runs[order + 1].first) if order + 1 < len(self.runs) else index
 
     def truncated(self, num_tokens: int) -> TokenPositions:
-        """The first `num_tokens` tokens; what follows stands directly behind the last of them."""
+        """Keep the first `num_tokens` tokens; appended ones follow directly behind the last of them."""
         return TokenPositions(run for run in self.runs if run.first < num_tokens) if num_tokens else PLAIN
 
     def without(self, start: int, end: int) -> TokenPositions:
-        """All but the tokens of the indices from `start` up to `end`; those behind keep their positions."""
+        """Drop the tokens at indices from `start` up to `end`; those behind keep their positions."""
         behind = self._split(end)
         runs = [run for run in self.runs if run.first < start]
         return TokenPositions(runs + [run._replace(first=run.first - (end - start)) for run in behind])
 
     def shifted(self, start: int, delta: int) -> TokenPositions:
-        """The tokens from index `start` on moved by `delta` positions, their keys where they were."""
+        """Shift the tokens from index `start` on by `delta` positions; their keys keep their rotation."""
         runs = [run for run in self.runs if run.first < start]
         return TokenPositions(runs + [run._replace(position=run.position + delta) for run in self._split(start)])
 
-    def turned(self) -> TokenPositions:
-        """The same positions, with every key turned for its own."""
+    def with_keys_shifted(self) -> TokenPositions:
+        """Return the same positions with every key rotated for its own position."""
         return TokenPositions(run._replace(computed_at=run.position) for run in self.runs)
 
-    def _run(self, index: int) -> Run:
+    def _run(self, index: int) -> PositionRun:
         return self.runs[bisect_right(self.runs, index, key=lambda run: run.first) - 1]
 
-    def _split(self, index: int) -> list[Run]:
-        """The runs from `index` on, the first of which begins there."""
+    def _split(self, index: int) -> list[PositionRun]:
+        """Return the runs from `index` on, the first of which begins there."""
         run = self._run(index)
-        head = Run(index, run.position + index - run.first, run.computed_at + index - run.first)
+        head = PositionRun(index, run.position + index - run.first, run.computed_at + index - run.first)
         return [head, *(run for run in self.runs if run.first > index)]
 
 
-def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Runs without those that only continue the one before."""
-    joined: list[Run] = []
+def _joined(runs: Iterable[PositionRun]) -> tuple[PositionRun, ...]:
+    """Merge runs that continue the run before them."""
+    joined: list[PositionRun] = []
     for run in runs:
         if joined:
             last = joined[-1]
@@ -101,4 +109,30 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 PLAIN = TokenPositions()
-"""Positions of a sequence that nothing was dropped from: the indices."""
+"""Positions equal to the indices: those of a sequence without dropped or shifted tokens."""
+
+
+class BlockShift(NamedTuple):
+    """A K-shift of one block: its keys are rotated in place, in all layers, after a step's copies and before its
+    writes.
+    """
+
+    block: int
+    num_tokens: int
+    """Leading slots of the block that are filled; the others are ignored."""
+    delta: int
+    """Current position minus the position of the rotation, int64, the same for all tokens of the block, never 0."""
+
+
+def block_shifts(
+    positions: TokenPositions, block_table: Sequence[int], block_size: int, num_tokens: int
+) -> Iterator[BlockShift]:
+    """Yield the blocks of a sequence of `num_tokens` tokens whose keys are rotated for other positions than theirs."""
+    ends = [run.first for run in positions.runs[1:]]
+    for run, end in zip(positions.runs, [*ends, num_tokens], strict=True):
+        delta = run.position - run.computed_at
+        if delta == 0:
+            continue
+        assert run.first % block_size == 0, f"a shift begins inside a block of {block_size} tokens, at {run.first}"
+        for start in range(run.first, end, block_size):
+            yield BlockShift(block_table[start // block_size], min(block_size, end - start), delta)

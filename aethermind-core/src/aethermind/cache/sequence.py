@@ -1,21 +1,82 @@
-"""One sequence as the cache knows it: its blocks, where its tokens stand, and which of its slots it may write."""
+"""One sequence in the KV cache: its state, its blocks and positions, and changes to ranges of its tokens.
+
+    FREE ──open──▶ ACTIVE ◀──park/resume──▶ STANDBY
+                     │  ▲                      │
+          swap out/in│  │reuse       idle, kept│for reuse
+                     ▼  │                      ▼
+                   SWAPPED ◀──────────────── WARM ──evict──▶ FREE
+
+Protected is an overlay, not a state: the blocks of a pinned sequence stay in device memory. A sequence is Active,
+Standby or Swapped; a block has the state of its sequences, Warm if only a prefix cache holds it, else Free.
+
+A block is the smallest unit that a block table can leave out, so a range of tokens is dropped only where it begins and
+ends between blocks or reaches the end of the sequence. Blocks of one token allow any range. A change that is impossible
+is an outcome, and leaves the sequence as it was. Ranges mean what they mean in llama.cpp's `llama_memory_seq_rm`,
+`_seq_keep` (with a range) and `_seq_add`.
+"""
 
 from __future__ import annotations
 
 import sys
 from array import array
 from collections.abc import Iterable
+from enum import Enum
+from types import MappingProxyType
 
+from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.positions import PLAIN, TokenPositions
-from aethermind.cache.states import CacheState
 
-__all__ = ["CachedSequence"]
+__all__ = [
+    "CacheState",
+    "CachedSequence",
+    "LEGAL_TRANSITIONS",
+    "RangeResult",
+    "drop_tokens",
+    "is_legal",
+    "keep_tokens",
+    "shift_tokens",
+    "truncate_tokens",
+]
+
+
+class CacheState(Enum):
+    """Where content is, and how it may be used."""
+
+    FREE = "free"
+    """Nothing is stored."""
+    ACTIVE = "active"
+    """A running sequence reads and writes it."""
+    STANDBY = "standby"
+    """An idle sequence holds it (a session between two turns); it may be read and shared, not written."""
+    WARM = "warm"
+    """No sequence holds it; a prefix cache keeps it for reuse until it is evicted."""
+    SWAPPED = "swapped"
+    """It is in a swap store outside device memory."""
+
+
+LEGAL_TRANSITIONS = MappingProxyType(
+    {
+        CacheState.FREE: frozenset({CacheState.ACTIVE}),
+        CacheState.ACTIVE: frozenset({CacheState.STANDBY, CacheState.WARM, CacheState.SWAPPED, CacheState.FREE}),
+        CacheState.STANDBY: frozenset({CacheState.ACTIVE, CacheState.WARM, CacheState.SWAPPED, CacheState.FREE}),
+        CacheState.WARM: frozenset({CacheState.ACTIVE, CacheState.SWAPPED, CacheState.FREE}),
+        CacheState.SWAPPED: frozenset({CacheState.ACTIVE, CacheState.FREE}),
+    }
+)
+"""For each state, the states that may follow it."""
+
+_HELD_WHEN_PROTECTED = frozenset({CacheState.ACTIVE, CacheState.STANDBY})
+
+
+def is_legal(state: CacheState, target: CacheState, *, is_protected: bool = False) -> bool:
+    """Whether `target` may follow `state`."""
+    return target in LEGAL_TRANSITIONS[state] and (not is_protected or target in _HELD_WHEN_PROTECTED)
 
 
 class CachedSequence:
-    """Tokens by index: those below `num_tokens` are computed, those from there up to `num_writable` its alone to write.
+    """A sequence's tokens by index: those below `num_tokens` are computed, slots up to `num_writable` are reserved.
 
-    Mutable: the parts of the cache work on it.
+    Mutable: the modules of the cache change it.
     """
 
     __slots__ = (
@@ -31,33 +92,100 @@ class CachedSequence:
 
     def __init__(self, blocks: Iterable[int], num_tokens: int = 0, extra_key: bytes = b"") -> None:
         self.block_table = array("i", blocks)
-        """Its blocks, the one with index 0 first. An array, as a step copies the tables of all that it runs."""
+        """Its blocks, the one with index 0 first. An array, because a step copies the tables of all its requests."""
         self.extra_key = extra_key
         self.num_tokens = num_tokens
         self.num_writable = num_tokens
         self.num_original = sys.maxsize
-        """Leading tokens whose keys and values follow from the tokens before them and nothing else: those computed
-        before anything was dropped or shifted. Only they may be reused by others."""
+        """Leading tokens whose keys and values depend only on the tokens before them, because they were computed before
+        any token was dropped or shifted. Only these may be published to the prefix cache."""
         self.positions: TokenPositions = PLAIN
         self.state = CacheState.ACTIVE
         self.is_pinned = False
 
     def fork(self) -> CachedSequence:
-        """Another on the same blocks and tokens; references are the caller's business."""
+        """Return a sequence on the same blocks and tokens. The caller adds the references."""
         child = CachedSequence(self.block_table, self.num_tokens, self.extra_key)
         child.num_original = self.num_original
         child.positions = self.positions
         return child
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the tokens from index `num_tokens` on; its blocks stay."""
+        """Drop the tokens from index `num_tokens` on; the block table is unchanged."""
         self.num_tokens = self.num_writable = num_tokens
         if self.positions is not PLAIN:
             self.positions = self.positions.truncated(num_tokens)
         if num_tokens <= self.num_original:
             self.num_original = sys.maxsize
 
-    def disturb(self, index: int, positions: TokenPositions) -> None:
-        """Take other `positions`, which leave the tokens before `index` as they were."""
+    def set_positions(self, index: int, positions: TokenPositions) -> None:
+        """Set `positions`, which equal the old ones for the tokens before `index`."""
         self.num_original = min(self.num_original, index)
         self.positions = PLAIN if positions == PLAIN else positions
+
+
+RangeResult = tuple[CacheOutcome, list[int]]
+"""The outcome, and the blocks that the sequence no longer holds, in the order of its table."""
+
+_MAX_POSITION = 2**63 - 1
+
+
+def truncate_tokens(sequence: CachedSequence, num_tokens: int, block_size: int) -> RangeResult:
+    """Drop all but the first `num_tokens` tokens, of which the sequence must have as many."""
+    assert 0 <= num_tokens <= sequence.num_tokens, f"cannot truncate {sequence.num_tokens} tokens to {num_tokens}"
+    return _drop_range(sequence, num_tokens, sequence.num_tokens, block_size)
+
+
+def drop_tokens(sequence: CachedSequence, start: int, end: int | None, block_size: int) -> RangeResult:
+    """Drop the tokens at positions from `start` up to `end`, or to the last; those behind keep their positions."""
+    return _drop_range(sequence, *_indices(sequence, start, end), block_size)
+
+
+def keep_tokens(sequence: CachedSequence, start: int, end: int | None, block_size: int) -> RangeResult:
+    """Drop all tokens except those at positions from `start` up to `end`, or to the last."""
+    first, last = _indices(sequence, start, end)
+    if first % block_size and first < last:
+        return CacheOutcome.PARTIAL_BLOCK, []
+    _, behind = _drop_range(sequence, last, sequence.num_tokens, block_size)
+    outcome, before = _drop_range(sequence, 0, first, block_size)
+    return outcome, before + behind
+
+
+def shift_tokens(sequence: CachedSequence, start: int, delta: int, block_size: int) -> RangeResult:
+    """Shift the tokens at positions from `start` on by `delta`. Keys (see `positions`) and blocks are unchanged."""
+    first, last = _indices(sequence, start, None)
+    if first == last or delta == 0:
+        return CacheOutcome.OK, []
+    if first % block_size:
+        return CacheOutcome.PARTIAL_BLOCK, []
+    positions = sequence.positions
+    lowest = positions.position(first - 1) + 1 if first else 0
+    if positions.position(first) + delta < lowest or positions.position(last - 1) + delta > _MAX_POSITION:
+        return CacheOutcome.OUT_OF_ORDER, []
+    sequence.set_positions(first, positions.shifted(first, delta))
+    return CacheOutcome.OK, []
+
+
+def _indices(sequence: CachedSequence, start: int, end: int | None) -> tuple[int, int]:
+    """Return the indices of the tokens at positions from `start` up to `end`; for an empty range, one index twice."""
+    num_tokens, positions = sequence.num_tokens, sequence.positions
+    first = min(positions.index(max(start, 0)), num_tokens)
+    last = num_tokens if end is None else min(positions.index(max(end, 0)), num_tokens)
+    return first, max(first, last)
+
+
+def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int) -> RangeResult:
+    if last == sequence.num_tokens:
+        sequence.truncate(first)
+        begin, end = -(-first // block_size), len(sequence.block_table)
+    elif first == last:
+        return CacheOutcome.OK, []
+    elif first % block_size or last % block_size:
+        return CacheOutcome.PARTIAL_BLOCK, []
+    else:
+        sequence.set_positions(first, sequence.positions.without(first, last))
+        sequence.num_tokens -= last - first
+        begin, end = first // block_size, last // block_size
+    dropped = sequence.block_table[begin:end].tolist()
+    del sequence.block_table[begin:end]
+    return CacheOutcome.OK, dropped

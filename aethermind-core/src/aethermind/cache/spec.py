@@ -1,13 +1,14 @@
-"""What one token's keys and values weigh: the sizes from which a cache is planned."""
+"""Sizes of a KV cache: bytes per token and per block, and the block sizes of the three layouts."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["KVCacheSpec"]
+__all__ = ["CacheLayout", "KVCacheSpec", "spec_for_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class KVCacheSpec:
     block_size: int
     """Tokens in a block."""
     scale_bits: int = 0
-    """Width of what is kept beside a head's key, and beside its value, to make numbers of their codes."""
+    """Bits of the scales that a quantised cache stores with each head's key, and with each head's value."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_key_value_heads", "head_dim", "block_size"):
@@ -57,3 +58,19 @@ class KVCacheSpec:
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` of one sequence occupy."""
         return -(-num_tokens // self.block_size)
+
+
+CacheLayout = Literal["paged", "cell", "static"]
+"""
+- paged: blocks of the spec's size, handed out as a sequence grows
+- cell: blocks of one token, so that any token can be dropped or moved by itself
+- static: blocks of a whole context, one for each sequence
+"""
+
+
+def spec_for_layout(spec: KVCacheSpec, layout: CacheLayout, max_model_len: int) -> KVCacheSpec:
+    """Return the spec with the block size of `layout`. Raises `InvalidArgumentError` for an unknown layout."""
+    block_sizes = {"paged": spec.block_size, "cell": 1, "static": max_model_len}
+    if layout not in block_sizes:
+        raise InvalidArgumentError(f"KV cache layout is {layout!r} but must be one of {', '.join(block_sizes)}.")
+    return replace(spec, block_size=block_sizes[layout])

@@ -36,13 +36,13 @@ def diff(
     The first device is the reference. InvalidArgumentError when the second does not compute in that dtype.
     """
     from aethermind.cli.progress import open_llm
-    from aethermind.engine.observation.comparison import Tolerance, compare
+    from aethermind.engine.observation.comparison import ComparisonTolerance, compare
 
     with (
         closing(open_llm(model, device=devices[0], dtype=dtype, **options)) as reference,
         closing(open_llm(model, device=devices[1], dtype=reference.info.dtype, **options)) as tested,
     ):
-        tolerance = Tolerance.of(reference.engine.planned.dtype, rtol, atol)
+        tolerance = ComparisonTolerance.of(reference.engine.planned.dtype, rtol, atol)
         prompt_token_ids = reference.tokenizer.encode(prompt)
         comparison = compare(reference.engine, tested.engine, prompt_token_ids, num_tokens, tolerance, fuse=fuse)
         return {

@@ -28,8 +28,7 @@ from aethermind.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.llm import LLM, ModelInfo
-    from aethermind.sampling.params import SamplingParams
-    from aethermind.sampling.structured import StructuredOutputs
+    from aethermind.sampling.params import SamplingParams, StructuredOutputs
 
 __all__ = ["EXAMPLES", "generate", "read_structured_outputs"]
 
@@ -223,7 +222,7 @@ def read_structured_outputs(
         return None
     if len(given) > 1:
         raise InvalidArgumentError(f"{' and '.join(given)} exclude each other; keep one of them.")
-    from aethermind.sampling.structured import StructuredOutputs
+    from aethermind.sampling.params import StructuredOutputs
 
     if json_schema is not None:
         is_file = not json_schema.lstrip().startswith(("{", "[", '"'))

@@ -17,8 +17,7 @@ from aethermind.cli.settings import DeviceOptions, as_arguments
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
-    from aethermind.engine.observation.memory_use import MemoryUse
-    from aethermind.engine.observation.profiler import StepProfile, Total
+    from aethermind.engine.observation.profiler import MemoryUse, StepProfile, Total
     from aethermind.hal.backend import MeasuredLimits
 
 __all__ = ["EXAMPLES", "profile", "summarize"]
@@ -115,9 +114,7 @@ def _run(
     """Profile one batch; returns its steps, and memory measurements with the number of steps before each."""
     from aethermind.cli.progress import LoadProgress
     from aethermind.engine.engine import Engine
-    from aethermind.engine.observation.memory_use import measure_memory
-    from aethermind.engine.observation.profiler import Profiler
-    from aethermind.engine.observation.sample_prompt import sample_prompt
+    from aethermind.engine.observation.profiler import Profiler, measure_memory, sample_prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
 

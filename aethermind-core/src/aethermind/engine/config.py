@@ -327,7 +327,7 @@ class EngineConfig:
     def _check_store(self) -> None:
         if self.kv_store is None:
             return
-        from aethermind.cache.stores.address import StoreAddress
+        from aethermind.cache.stores.kv_store import StoreAddress
 
         StoreAddress.parse(self.kv_store)
         if not self.enable_prefix_caching:

@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
-from aethermind.cache.stores.address import StoreAddress
+from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.open_cache import open_cache
@@ -23,16 +23,14 @@ from aethermind.engine.requests.request import FinishReason, Request, RequestOpt
 from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
 from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
-from aethermind.engine.scheduling.preemption import MeasuredCosts
-from aethermind.engine.scheduling.scheduler import Scheduler
-from aethermind.engine.scheduling.waiting_queue import WaitingQueue
-from aethermind.engine.shared import Shared, in_turn
+from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
+from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
+from aethermind.engine.shared import Shared, synchronized_call
 from aethermind.engine.speculative import open_speculator
 from aethermind.engine.steps.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
-from aethermind.engine.text_passes.text_embedding import embed_text
-from aethermind.engine.text_passes.text_scores import score_prompt
+from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
@@ -63,7 +61,16 @@ class Engine(Shared):
     _given_back = frozenset(
         (
             *("planned", "executor", "cache", "swap_store", "sessions", "kv_offload", "runner", "scheduler", "prompts"),
-            *("speculator", "waiting", "running", "pipeline", "_outputs", "_groups", "_unscored", "_controls"),
+            *(
+                "speculator",
+                "waiting",
+                "running",
+                "pipeline",
+                "_outputs",
+                "_groups",
+                "_pending_prompt_logprobs",
+                "_controls",
+            ),
         )
     )
 
@@ -80,7 +87,7 @@ class Engine(Shared):
         config = planned.config
         self.planned = planned = planned.ending_as(tokenizer)
         self.tokenizer = tokenizer
-        self.costs = MeasuredCosts(clock=clock)
+        self.costs = SwapVsRecomputeCosts(clock=clock)
         self.executor = executor or planned.create_executor(planned)
         super().__init__()
         memory = self.executor.kv_memory
@@ -106,7 +113,7 @@ class Engine(Shared):
         self.pipeline = StepPipeline(self.runner, self.scheduler, self.cache, self.costs, queues, clock)
         self._outputs: dict[str, OutputBuilder] = {}
         self._groups = SampleGroups()
-        self._unscored: Request | None = None
+        self._pending_prompt_logprobs: Request | None = None
         self._controls = ConstraintsBuilder(planned, tokenizer)
         self._clock = clock
         self._num_added = 0
@@ -140,7 +147,7 @@ class Engine(Shared):
         """
         return self._controls.prepare(params)
 
-    @in_turn
+    @synchronized_call
     def add_request(
         self,
         request_id: str,
@@ -187,7 +194,7 @@ class Engine(Shared):
                 seed=seed,
                 eos_token_ids=self.planned.eos_token_ids,
                 embeddings=embeddings,
-                controls=controls,
+                constraints=controls,
                 adapter=adapter,
             )
             if index:  # the first answer is the one that n = 1 gives
@@ -205,11 +212,11 @@ class Engine(Shared):
         if params.n > 1:
             self._groups.open(request_id, requests)
         first = requests[0]
-        first.needs_scores = params.prompt_logprobs is not None
-        if first.needs_scores or self.kv_offload is None or not self.kv_offload.fetch(first):
+        first.needs_prompt_logprobs = params.prompt_logprobs is not None
+        if first.needs_prompt_logprobs or self.kv_offload is None or not self.kv_offload.fetch(first):
             self.waiting.add(first, first.arrival)
 
-    @in_turn
+    @synchronized_call
     def adjust(
         self,
         *,
@@ -237,14 +244,14 @@ class Engine(Shared):
             builders = [builder] if builder is not None and not builder.request.is_finished else []
             for builder in builders:
                 self._finish(builder.request, FinishReason.ABORT)
-        if self.pipeline.is_deserted:
+        if self.pipeline.is_orphaned:
             self.pipeline.drain()
         outputs = [builder.snapshot(self._clock()) for builder in builders]
         if group is not None:
             return group.merge(outputs)
         return outputs[0] if outputs else None
 
-    @in_turn
+    @synchronized_call
     def embed(
         self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool, adapter: str = ""
     ) -> npt.NDArray[np.float32]:
@@ -260,7 +267,7 @@ class Engine(Shared):
         """Compute one step and return the requests that grew or ended in it."""
         return [state_of(growth) for growth in self.advance()]
 
-    @in_turn
+    @synchronized_call
     def advance(self) -> list[OutputUpdate]:
         """`step` for who does not want to know every state: that of a request that goes on can be asked for by
         `state_of` until it ends.
@@ -268,7 +275,9 @@ class Engine(Shared):
         if self.kv_offload is not None and self.kv_offload.num_waiting:
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
-        outputs: list[OutputUpdate] = [] if self._unscored is None else [*self._score(self._unscored)]
+        outputs: list[OutputUpdate] = (
+            [] if self._pending_prompt_logprobs is None else [*self._score(self._pending_prompt_logprobs)]
+        )
         if self._groups:
             self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
         if self.speculator is not None:
@@ -278,15 +287,15 @@ class Engine(Shared):
         step = self.pipeline.step(self.budget, is_next_known=is_next_known)
         sampled, now = step.sampled, step.ended
         if self.speculator is not None:
-            sampled = self.speculator.settle(step.decision, sampled)
+            sampled = self.speculator.verify(step.decision, sampled)
         outputs += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
-        self._unscored = None
+        self._pending_prompt_logprobs = None
         for decision in step.decisions:
-            self._unscored = decision.unscored
+            self._pending_prompt_logprobs = decision.pending_prompt_logprobs
             self.num_preemptions += len(decision.preempted)
             if decision.rejected:
                 outputs += self._refuse(decision, now)
-        if self.pipeline.is_deserted:
+        if self.pipeline.is_orphaned:
             self.pipeline.drain()
         if self._groups:
             outputs = [*self._merge_groups([state_of(growth) for growth in outputs])]
@@ -330,7 +339,7 @@ class Engine(Shared):
         if group is not None and reason is not FinishReason.ABORT:  # siblings copy its prompt first, one in its seat
             num_slots = self.budget.max_num_seqs - len(self.running) + 1
             group.start(self.cache, num_slots, self.waiting, self.running, self._clock())
-        self.pipeline.keep_blocks(request)
+        self.pipeline.retain_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.
         if request.session and reason is not FinishReason.ABORT:
@@ -354,7 +363,7 @@ class Engine(Shared):
         except AetherMindError as error:
             return [self._give_up(builder, error, self._clock())]
         builder.add_prompt(scores)
-        request.needs_scores = False
+        request.needs_prompt_logprobs = False
         return []
 
     def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:

@@ -1,4 +1,4 @@
-"""The KV cache of an engine, with what a planned model wants beside it."""
+"""Creation of an engine's KV cache with its prefix cache and swap store."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
-from aethermind.cache.host_swap_store import HostSwapStore
 from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.prefix_cache import HashedPrefixCache
+from aethermind.cache.swap_store import HostSwapStore
 from aethermind.engine.kv_offload import fingerprint
-from aethermind.engine.scheduling.preemption import MeasuredCosts, TimedSwapStore
+from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, TimedSwapStore
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["open_cache"]
 
 _SWAP_THRESHOLD = 0.9
-"""Of the blocks: sequences that hold more have parked ones swapped out."""
+"""The fraction of blocks held by sequences above which parked ones are swapped out."""
 
 
 def open_cache(
-    planned: PlannedModel, memory: KVMemory, costs: MeasuredCosts, clock: Callable[[], float]
+    planned: PlannedModel, memory: KVMemory, costs: SwapVsRecomputeCosts, clock: Callable[[], float]
 ) -> tuple[KVCache, HashedPrefixCache | None, HostSwapStore | None]:
-    """A cache over `memory`, what it finds prefixes by, and where it swaps to; `costs` learn how long moves take."""
+    """Create a KV cache over `memory`, its prefix cache and its swap store; `costs` records the times of swaps."""
     num_swap_blocks, swap_store, timed = planned.num_swap_blocks, None, None
     if num_swap_blocks:
         swaps = memory.swap_stream(num_swap_blocks, costs.observe_move)
-        swap_store = HostSwapStore(swaps or memory.host_blocks(num_swap_blocks), num_swap_blocks)
+        swap_store = HostSwapStore(swaps or memory.alloc_swap_blocks(num_swap_blocks), num_swap_blocks)
         if swaps is None:
             timed = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, costs, clock)
     pool = BlockPool(planned.num_kv_blocks)

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for scripts and notebooks that ask for one."""
+"""A progress bar on stderr, for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WIDTH = 40
 
 
 class ProgressBar:
-    """A bar of `total` steps on stderr, or nothing; entering gives the function that advances it. Mutable.
+    """A bar of `total` steps on stderr, or nothing. Entering it returns the function that advances it. Mutable.
 
-    In a notebook it is a line of text that rewrites itself: rich would draw nothing there without ipywidgets.
+    In a notebook it is a line of text that is rewritten, because rich shows nothing there without ipywidgets.
     """
 
     def __init__(self, total: int, is_shown: bool) -> None:
@@ -43,7 +43,7 @@ class ProgressBar:
 
 
 class _TextBar:
-    """A line that begins anew at each step. Mutable."""
+    """A line of text that is rewritten at each step. Mutable."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._total = total
@@ -66,5 +66,5 @@ class _TextBar:
 
 
 def _is_notebook(stream: TextIO) -> bool:
-    """Whether a stream shows in a Jupyter notebook, which is no terminal but obeys a carriage return."""
+    """Whether a stream is shown in a Jupyter notebook, which is not a terminal but handles carriage returns."""
     return not stream.isatty() and type(stream).__module__.startswith("ipykernel.")

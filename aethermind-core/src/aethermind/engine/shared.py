@@ -1,17 +1,20 @@
-"""What several threads share until it is closed: turns at it, listeners, and attributes that are given back."""
+"""An object that several threads share until it is closed: a fair lock, listeners, and release of its memory."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import count
+from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 from aethermind.engine.requests.sample_group import answer_ids
-from aethermind.engine.turns import Turns
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 from aethermind.hal.host_memory import trim_heap
 from aethermind.log import get_logger
@@ -20,7 +23,55 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.output_builder import OutputUpdate
 
-__all__ = ["EngineListener", "Shared", "in_turn"]
+__all__ = ["EngineListener", "FairLock", "Shared", "synchronized_call"]
+
+_COURTESY_S = 1e-4
+"""Long enough for a waiting thread to wake up and take the lock."""
+
+
+_ALL: WeakSet[FairLock] = WeakSet()
+
+
+class FairLock:
+    """A reentrant lock that a thread which takes it repeatedly can yield to others.
+
+    It is reentrant because garbage collection in the middle of a step may call methods that take it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        _ALL.add(self)
+        self._waiting: deque[None] = deque()  # a counter whose changes are atomic
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        self._waiting.append(None)
+        try:
+            self._lock.acquire()
+        finally:
+            self._waiting.pop()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def yield_lock(self) -> None:
+        """Let waiting threads take the lock, which this thread does not hold; it would usually take it again before
+        they wake.
+        """
+        if self._waiting:
+            time.sleep(_COURTESY_S)
+
+
+def _free_all() -> None:
+    """Replace all locks in a forked process, where the threads that held them do not exist."""
+    for turns in _ALL:
+        turns._lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_all)
+
 
 _log = get_logger(__name__)
 _CLOSED = "The engine was closed; load the model again."
@@ -31,24 +82,26 @@ _Result = TypeVar("_Result")
 
 
 class EngineListener(Protocol):
-    """One user of an engine: told of all users' requests, in whatever thread has the turn, it keeps its own."""
+    """A user of an engine. It receives the outputs of all requests, in the thread that holds the lock, and selects its
+    own.
+    """
 
     def put(self, updates: Sequence[OutputUpdate]) -> None:
-        """What came of a step, or of a request that was aborted."""
+        """Receive the outputs of a step, or of a request that was aborted."""
 
     def closed(self) -> None:
-        """The engine was closed; open requests get no answer."""
+        """Handle the closing of the engine; open requests get no answer."""
 
 
-def in_turn(
+def synchronized_call(
     method: Callable[Concatenate[_Own, _Arguments], _Result],
 ) -> Callable[Concatenate[_Own, _Arguments], _Result]:
-    """A method that one thread at a time is in; EngineDeadError where the engine was closed, or the process forked."""
+    """Run a method under the object's lock; EngineDeadError if the engine was closed, or the process forked."""
 
     @wraps(method)
     def call(own: _Own, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         _check_process(own._pid)
-        with own.turns:
+        with own.lock:
             if own.is_closed:
                 raise EngineDeadError(_CLOSED)
             return method(own, *arguments, **named)
@@ -57,30 +110,32 @@ def in_turn(
 
 
 class Shared(ABC):
-    """The base of an engine. Its memory is held by the attributes that `_given_back` names, and by nothing else: when
-    they are deleted it is free at once, unless a thread is still at work on it.
+    """The base of an engine.
+
+    Its memory is held only by the attributes named in `_given_back`: deleting them frees it at once, unless a thread
+    still uses it.
     """
 
     _given_back: ClassVar[frozenset[str]]
 
     def __init__(self) -> None:
         self.is_closed = False
-        self.turns = Turns()
-        """Held by the thread that a method is in, and by one whose calls have to follow each other."""
+        self.lock = FairLock()
+        """Held by a thread inside a method, and by a thread whose calls must not be interleaved with others."""
         self._pid = os.getpid()
         self._listeners: list[EngineListener] = []
         self._numbers = count()
 
     def __del__(self) -> None:
-        """Close what nobody closed. At the end of the program the system takes everything back."""
-        if sys.is_finalizing() or "turns" not in self.__dict__:
+        """Close the engine if it was not closed. At interpreter exit the system frees everything."""
+        if sys.is_finalizing() or "lock" not in self.__dict__:
             return
         try:
             self.close()
-        except AetherMindError as error:  # nobody is there to handle it
+        except AetherMindError as error:  # a destructor has no caller to handle it
             _log.info("an engine that was dropped did not end well: %s", error)
 
-    if not TYPE_CHECKING:  # a type checker would take it that every attribute exists
+    if not TYPE_CHECKING:  # for a type checker every attribute would exist
 
         def __getattr__(self, name: str) -> Any:
             if name in self._given_back and self.__dict__.get("is_closed"):
@@ -88,19 +143,19 @@ class Shared(ABC):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def listen(self, listener: EngineListener) -> None:
-        """Tell a user what comes of requests from now on. EngineDeadError where the engine was closed."""
-        with self.turns:
+        """Send outputs to a listener from now on. EngineDeadError if the engine was closed."""
+        with self.lock:
             if self.is_closed:
                 raise EngineDeadError(_CLOSED)
             self._listeners.append(listener)
 
     def unlisten(self, listener: EngineListener) -> None:
-        """Tell it no more."""
-        with self.turns:
+        """Stop sending outputs to a listener."""
+        with self.lock:
             self._listeners = [one for one in self._listeners if one is not listener]
 
     def free_id(self) -> str:
-        """An id that no open request has; the request is to be added within the same turn."""
+        """Return an id that no open request has. The caller holds the lock until it has added the request."""
         return next(name for name in map(str, self._numbers) if not self._has(name))
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
@@ -108,22 +163,21 @@ class Shared(ABC):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
-        with self.turns:
+        """Abort a request and free its blocks; returns its output so far, None for unknown and finished ids."""
+        with self.lock:
             output = None if self.is_closed else self._abort(request_id)
             if output is not None:
-                self._tell([output])
+                self._publish([output])
             return output
 
     def close(self) -> None:
-        """Finish the device's work and give everything back: weights, KV cache, threads. What is asked afterwards is an
-        EngineDeadError.
+        """Finish the device's work and free weights, KV cache and threads. Later calls raise EngineDeadError.
 
-        Waits for the step of another thread. In a fork of the process there is nothing to close.
+        It waits for a step of another thread. In a forked process there is nothing to close.
         """
         if os.getpid() != self._pid:
             return
-        with self.turns:
+        with self.lock:
             if self.is_closed:
                 return
             self.is_closed = True
@@ -139,7 +193,7 @@ class Shared(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """Finish what is under way."""
+        """Finish the work in progress."""
 
     @abstractmethod
     def _abort(self, request_id: str) -> RequestOutput | None: ...
@@ -148,7 +202,7 @@ class Shared(ABC):
     def _has(self, request_id: str) -> bool:
         """Whether an open request has this id."""
 
-    def _tell(self, updates: Sequence[OutputUpdate]) -> None:
+    def _publish(self, updates: Sequence[OutputUpdate]) -> None:
         for listener in self._listeners:
             listener.put(updates)
 

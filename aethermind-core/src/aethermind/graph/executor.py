@@ -20,9 +20,9 @@ from aethermind.hal.tensor import Tensor
 
 __all__ = [
     "CaptureHook",
+    "DeviceInput",
     "Executable",
     "Executor",
-    "FedInput",
     "MemoryMap",
     "StepLoop",
     "TimedExecutable",
@@ -41,7 +41,7 @@ CaptureHook = Callable[[str, Any], None]
 Array = Any
 
 
-class FedInput(NamedTuple):
+class DeviceInput(NamedTuple):
     """Elements of an input, from number `first` on, that are not the host's to give: they are copied from `source`,
     one-dimensional and in the device's memory.
     """
@@ -195,7 +195,7 @@ class Executor:
         """Whether `host_inputs` may be written again as soon as a run is enqueued: it reads a copy of them."""
         return not self._is_host_accessible
 
-    def run(self, symbols: tuple[int, ...], fed: Sequence[FedInput] = ()) -> None:
+    def run(self, symbols: tuple[int, ...], fed: Sequence[DeviceInput] = ()) -> None:
         """Enqueue one run over what `host_inputs` hold now, and what is `fed` to them from the device's own memory.
 
         `synchronize` before changing them again, unless the executor `copies_inputs`.
@@ -205,8 +205,8 @@ class Executor:
         with self._activity:
             self.executable.run(symbols, self._stream)
 
-    def run_filling(
-        self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], fed: Sequence[FedInput] = ()
+    def run_with_late_input(
+        self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], fed: Sequence[DeviceInput] = ()
     ) -> None:
         """Like `run`, and write the input `name` by `fill()` while the device computes what comes before its use.
 
@@ -277,7 +277,7 @@ class Executor:
         with self._activity:
             self.executable.run_steps(symbols, begin, end, self._stream)
 
-    def _feed(self, fed: Sequence[FedInput], symbols: tuple[int, ...]) -> None:
+    def _feed(self, fed: Sequence[DeviceInput], symbols: tuple[int, ...]) -> None:
         for name, first, source in fed:
             whole = self._inputs.tensor(name, symbols)
             offset_bytes = whole.offset_bytes + first * whole.dtype.itemsize

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aethermind.runtime.kv_store_registry import KVStoreRegistry
     from aethermind.runtime.policy_registry import PolicyRegistry
     from aethermind.runtime.proposer_registry import ProposerRegistry
-    from aethermind.sampling.registry import LogitsProcessorRegistry
+    from aethermind.sampling.logits_constraints import LogitsProcessorRegistry
     from aethermind.text.answer_formats import AnswerFormatRegistry
 
 __all__ = [

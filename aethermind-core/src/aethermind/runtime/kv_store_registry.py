@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aethermind.cache.stores.address import StoreAddress
+from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.errors import ConfigError
 from aethermind.plugins.claims import Claims
 

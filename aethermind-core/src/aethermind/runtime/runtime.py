@@ -33,7 +33,7 @@ from aethermind.runtime.kv_store_registry import KVStoreRegistry
 from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.runtime.proposer_registry import ProposerRegistry
 from aethermind.runtime.registration import DeviceRegistration, Registration
-from aethermind.sampling.registry import LogitsProcessorRegistry
+from aethermind.sampling.logits_constraints import LogitsProcessorRegistry
 from aethermind.text.answer_formats import AnswerFormatRegistry
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _KV_STORES = {
     "rediss": "redis_store:open_redis_store",
 }
 _PROPOSERS = {"prompt_lookup": "prompt_lookup:PromptLookup", "draft": "draft:DraftModel"}
-_EXECUTORS = {"inline": "inline:InlineExecutor", "multiproc": "multiproc:MultiprocExecutor"}
+_EXECUTORS = {"inline": "executor:InlineExecutor", "multiproc": "multiproc:MultiprocExecutor"}
 
 
 logger = get_logger(__name__)

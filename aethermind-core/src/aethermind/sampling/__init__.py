@@ -1,8 +1,5 @@
-"""How the next token is chosen: parameters, reproducible random numbers, and both as row tensors for the sampler's
-operators.
-"""
+"""Sampling: parameters of requests, reproducible random numbers, and the sampler's inputs as row tensors."""
 
-from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import SamplingParams, StructuredOutputs
 
 __all__ = ["SamplingParams", "StructuredOutputs"]

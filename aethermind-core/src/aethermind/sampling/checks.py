@@ -1,4 +1,4 @@
-"""Checks of single values that people write; each InvalidArgumentError says what is allowed and what to do."""
+"""Checks of single user-supplied values; each InvalidArgumentError gives the allowed values and a correction."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aethermind.errors import InvalidArgumentError
 __all__ = ["boolean", "integer", "number", "optional", "refuse", "strings", "token_ids"]
 
 MAX_STRING_CHARS = 4096
-"""The longest stop string or bad word: each is tokenised, or looked for, while others wait."""
+"""The longest stop string or bad word: each is tokenised or searched for while other requests wait."""
 
 
 def number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
     """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
     result = math.nan
-    if isinstance(value, (float, int, Real)) and not isinstance(value, bool):  # `Real` alone takes longest to be asked
+    if isinstance(value, (float, int, Real)) and not isinstance(value, bool):  # `Real` alone is slow to check
         try:
             result = float(value)
         except OverflowError:
@@ -46,12 +46,12 @@ def optional(name: str, value: object, lowest: int, highest: int | None, way_out
 
 
 def boolean(name: str, value: object) -> bool:
-    """Return a truth value, which no number stands for."""
+    """Return a bool; numbers are not accepted."""
     return value if isinstance(value, bool) else refuse(name, value, "True or False", "leave it out for False")
 
 
 def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...]:
-    """Return at most `most` non-empty strings of at most MAX_STRING_CHARS; one stands for itself, None for none."""
+    """Return at most `most` non-empty strings of at most MAX_STRING_CHARS; a string counts as one, None as none."""
     allowed = "a non-empty string or a sequence of them"
     if value is None:
         return ()
@@ -73,7 +73,7 @@ def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...
 
 
 def token_ids(name: str, value: object, most: int | None) -> tuple[int, ...]:
-    """Return at most `most` token ids; None stands for none."""
+    """Return at most `most` token ids; None counts as none."""
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -84,5 +84,5 @@ def token_ids(name: str, value: object, most: int | None) -> tuple[int, ...]:
 
 
 def refuse(name: str, value: object, allowed: str, way_out: str) -> NoReturn:
-    """Raise InvalidArgumentError for a value, with what would be allowed and what to do."""
+    """Raise InvalidArgumentError for a value, with what is allowed and how to correct it."""
     raise InvalidArgumentError(f"{name} is {value!r:.80} but must be {allowed}; {way_out}.")

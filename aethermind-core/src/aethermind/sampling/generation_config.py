@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of sampling, by the names of SamplingParams."""
+"""Sampling defaults of a model's generation_config.json, under the names of SamplingParams."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SAMPLING_FIELDS: Mapping[str, str] = {
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
 }
-"""Fields of the file that sampling takes, by the names they have in SamplingParams."""
+"""Fields of generation_config.json that sampling uses, with their names in SamplingParams."""
 
 
 def read_sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for SamplingParams that the file's contents give; null and fields of other kinds give none.
+    """Return the arguments for SamplingParams in the file's contents, without null and other fields.
 
-    `do_sample: false` is temperature 0, whatever temperature stands beside it. ConfigError names a bad value.
+    `do_sample: false` is temperature 0, whatever `temperature` is. ConfigError names an invalid value.
     """
     defaults = {
         ours: generation[theirs] for theirs, ours in SAMPLING_FIELDS.items() if generation.get(theirs) is not None
@@ -43,15 +43,15 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for SamplingParams: a request's `own`, and of the model's `defaults` what does not contradict them.
+    """Merge a request's `own` arguments for SamplingParams with the model's `defaults`.
 
-    Where the least and the most number of tokens contradict each other, the default yields to what the request asks
-    for. `None` in `own` means that the request says nothing.
+    If the least and the most number of tokens contradict each other, the default is adjusted to the request. `None` in
+    `own` means that the argument was not given.
     """
     own = {name: value for name, value in own.items() if value is not None}
     merged = {**defaults, **own}
     if own.get("structured_outputs") is not None and "min_tokens" not in own:
-        merged.pop("min_tokens", None)  # the demand says where the answer ends
+        merged.pop("min_tokens", None)  # structured outputs define the end of the answer
     least, most = merged.get("min_tokens"), merged.get("max_tokens")
     if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
         if "max_tokens" not in own:

@@ -1,7 +1,7 @@
-"""Grammars that say which tokens may come next, by llguidance (Microsoft, MIT licence).
+"""Structured output: compiled grammars that give the allowed next tokens, by llguidance (Microsoft, MIT licence).
 
 The library is an extra, imported when a request first asks for structured output. It walks a lexer and an Earley parser
-along the trie of all tokens, and writes one bit a token.
+along the trie of all tokens, and writes one bit per token.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.first_party import pip_install
-from aethermind.sampling.endless_rules import endless_rules
-from aethermind.sampling.json_schemas import with_near_bounds, with_tags, without_idle_words
+from aethermind.sampling.json_schemas import with_discriminators, with_safe_bounds, without_noop_keywords
+from aethermind.sampling.unproductive_rules import unproductive_rules
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.sampling.structured import StructuredOutputs
+    from aethermind.sampling.params import StructuredOutputs
 
 __all__ = ["Grammars", "TokenGuide"]
 
 _MAX_CACHED = 128
-"""Grammars kept compiled, because requests tend to repeat them."""
+"""The most compiled grammars in the LRU cache."""
 
 # Each bounds memory or the time of one mask; a grammar that needs more is refused, or ends its request.
 _LIMITS = {
@@ -43,8 +43,8 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# The library looks at the tokens of a slice one by one only where the grammar does not allow all of it. Its own slices
-# of strings hold tokens of up to 10 and 30 characters: what bounds a string more tightly has all of them looked at.
+# The library checks the tokens of a slice one by one only if the grammar does not allow the whole slice. Its default
+# slices hold strings of up to 10 and 30 characters; shorter bounds on a string would have all of them checked.
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -53,26 +53,26 @@ _SLICES = [
 ]
 
 _NO_MORE_BYTES = "NoExtensionBias"
-"""What the library says where a grammar leads to a place from which no text goes on."""
+"""The library's error for a grammar state that no text continues."""
 
 _MANY_FORCED = "ff_tokens"
-"""What its message names where a limit is exceeded by what a grammar leaves no choice about."""
+"""The name in the library's error when forced tokens exceed a limit."""
 
 _ONE_OF = "coerce_one_of"
-"""An option of the library that its message advises; whoever asks for an answer cannot give it."""
+"""An option that the library's error recommends; users of this engine cannot set it."""
 
 _MAX_FORCED = 64
-"""How many times what is forced is followed by more of it before a grammar is taken."""
+"""How many rounds of forced tokens are checked before a grammar is accepted."""
 
-# Weak models, once allowed to, write white space for ever.
+# With flexible white space, weak models write it endlessly.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
-    """Compiles demands for one model's tokens. The first reads the vocabulary, which takes seconds if it is large.
+    """Compiles structured outputs for one model's tokens. The first use reads the vocabulary, which may take seconds.
 
-    Copies of a compiled grammar share its lexer, and so wait for each other. Where several threads make masks, guides
-    are spread over as many lanes, and a grammar is compiled once for each lane that asks for it.
+    Copies of a compiled grammar share its lexer, and so wait for each other. If several threads write masks, guides are
+    distributed over as many lanes, and a grammar is compiled once for each lane that uses it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Grammars:
         *,
         num_lanes: int = 1,
     ) -> None:
-        """`tokenizer_json` returns the tokenizer in the form of tokenizer.json; `vocab_size` is the width of logits."""
+        """`tokenizer_json` returns the tokenizer as tokenizer.json; `vocab_size` is the width of the logits."""
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
@@ -92,11 +92,11 @@ class Grammars:
         self._lock = threading.Lock()
 
     def guide(self, wanted: StructuredOutputs) -> TokenGuide:
-        """A guide at the beginning of an answer; InvalidArgumentError says why a demand cannot be served."""
+        """Return a guide at the start of an answer; InvalidArgumentError gives the reason if there can be none."""
         return self._guide(wanted, self._freest_lane())
 
     def prepare(self, wanted: StructuredOutputs) -> Future[TokenGuide]:
-        """The same from a thread, as some grammars take seconds; at once where it was compiled before."""
+        """Compile a guide in a thread, because some grammars take seconds; one that is cached is returned at once."""
         lane = self._freest_lane()
         if (wanted, lane) not in self._compiled:
             return self._thread.submit(self.guide, wanted)
@@ -163,8 +163,10 @@ class Grammars:
 
 
 class TokenGuide:
-    """Where one answer stands in its grammar. `eos_token_id` is the only token that ends answers, None if there are
-    several. Guides of different lanes can be asked at the same time.
+    """The state of one answer in its grammar.
+
+    `eos_token_id` is the only token that ends answers, None if there are several. Guides of different lanes can be used
+    concurrently.
     """
 
     __slots__ = ("__weakref__", "_eos_token_id", "_matcher", "_num_consumed", "lane")
@@ -176,15 +178,15 @@ class TokenGuide:
         self._num_consumed = 0
 
     def fork(self) -> TokenGuide:
-        """A guide of its own at the same place."""
+        """Return a copy in the same state."""
         copy = TokenGuide(self._matcher.deep_copy(), self._eos_token_id, self.lane)
         copy._num_consumed = self._num_consumed
         return copy
 
     def fill(self, output_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> str | None:
-        """Write which tokens may follow the answer so far: bit t % 32 of mask[t // 32] for token t, int32 [V / 32].
+        """Write the tokens that may follow the answer so far: bit t % 32 of mask[t // 32] for token t, int32 [V / 32].
 
-        Returns why the answer cannot go on: a token that the grammar does not allow, or one of the limits.
+        Returns why the answer cannot go on: a token that the grammar does not allow, or an exceeded limit.
         """
         matcher = self._follow(output_token_ids)
         if not matcher.is_error():
@@ -195,10 +197,10 @@ class TokenGuide:
         return "the structured output allows no text behind this" if error == _NO_MORE_BYTES else error
 
     def forced(self, output_token_ids: Sequence[int]) -> list[int]:
-        """The tokens that have to follow the answer so far; none where there is a choice.
+        """Return the tokens that must follow the answer so far; none if there is a choice.
 
-        The library cuts the bytes that the grammar forces as the tokenizer does, up to where bytes that are not known
-        yet could change the cut; masks allow these very tokens, one after the other.
+        The library tokenises the forced bytes as the tokenizer does, up to where later bytes could change the tokens;
+        masks allow exactly these tokens, one after the other.
         """
         matcher = self._follow(output_token_ids)
         if matcher.is_error():
@@ -212,7 +214,7 @@ class TokenGuide:
         return tokens
 
     def _follow(self, output_token_ids: Sequence[int]) -> Any:
-        """The matcher behind the answer so far."""
+        """Return the matcher, advanced by the answer so far."""
         if len(output_token_ids) > self._num_consumed:
             self._matcher.consume_tokens(list(output_token_ids[self._num_consumed :]))
             self._num_consumed = len(output_token_ids)
@@ -220,9 +222,9 @@ class TokenGuide:
 
 
 def _without_unicode_forms(tokenizer_json: str) -> str:
-    """The tokenizer as it is for answers: what a grammar demands is not composed or decomposed (é, e + ´) on the way.
+    """Return the tokenizer without Unicode normalisation of answers, which would compose or decompose (é, e + ´) text.
 
-    With NFC, as Qwen's tokenizers have it, text that is demanded in another form would be offered as tokens of NFC,
+    With NFC, as in Qwen's tokenizers, text that a grammar demands in another form would be offered as tokens of NFC,
     which the grammar then refuses.
     """
     tokenizer = json.loads(tokenizer_json)
@@ -237,7 +239,7 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
         schema = {} if wanted.json == "true" else json.loads(wanted.json)
         if schema is False:
             raise ValueError("the schema false describes nothing")
-        kept = json.dumps(with_near_bounds(with_tags(without_idle_words(schema))))
+        kept = json.dumps(with_safe_bounds(with_discriminators(without_noop_keywords(schema))))
         return str(matcher.grammar_from_json_schema(kept, overrides=_JSON_OPTIONS))
     if wanted.json_object:
         return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
@@ -252,13 +254,13 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
         lark = gbnf.any_to_lark(wanted.grammar)
     except gbnf.GbnfToLarkError as error:
         raise ValueError(str(error)) from None
-    if endless := endless_rules(lark):
-        raise ValueError(f"the rule {endless[0]} never ends")
+    if unproductive := unproductive_rules(lark):
+        raise ValueError(f"the rule {unproductive[0]} never ends")  # no finite text matches it
     return str(matcher.grammar_from_lark(lark))
 
 
 def _dead_end(matcher: Any) -> str | None:
-    """Why an answer cannot get to its first choice: what all answers begin with leads nowhere or exceeds the limits."""
+    """Return why no answer reaches the first choice: the forced beginning is a dead end, or exceeds the limits."""
     walker = matcher.deep_copy()
     for _ in range(_MAX_FORCED):
         if not walker.is_error():

@@ -1,6 +1,6 @@
-"""JSON schemas as the library that follows them knows them: answers still fit the schema that was asked for.
+"""Rewrites of JSON schemas for llguidance, after which answers still satisfy the original schema.
 
-It refuses words that it does not know, also those that demand nothing, and numbers beyond 64 bits.
+The library refuses unknown keywords, even those without effect, and numbers beyond 64 bits.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["rewritten", "with_near_bounds", "with_tags", "without_idle_words"]
+__all__ = ["rewritten", "with_discriminators", "with_safe_bounds", "without_noop_keywords"]
 
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values map names to schemas."""
 
 _PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
-"""Those whose values are no schemas."""
+"""Keywords whose values are not schemas."""
 
-_IDLE: dict[str, tuple[Any, ...]] = {
+_NOOP_VALUES: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
     "dependentRequired": ({},),
@@ -29,23 +29,23 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "unevaluatedItems": (True, {}),
     "not": (False,),
 }
-"""Values of keywords that everything satisfies. Generators of schemas write them, zod for each record."""
+"""Values of keywords that everything satisfies. Schema generators write them, zod for each record."""
 
 _TIMES = {"date-time", "time", "date", "duration"}
 _PLACES = {"hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "uri-template", "iri", "iri-reference"}
 _FORMATS = _TIMES | _PLACES | {"email", "idn-email", "uuid", "regex", "json-pointer", "relative-json-pointer"}
-"""The formats of texts that JSON Schema defines. Others, such as Pydantic's `path` and `password`, are remarks."""
+"""The string formats that JSON Schema defines. Others, such as Pydantic's `path` and `password`, are annotations."""
 
 _FARTHEST = 9 * 10**18
-"""The library that follows schemas counts in 64 bits."""
+"""The greatest magnitude of bounds: the library counts in 64 bits."""
 
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None], *, is_schema: bool = True) -> Any:
-    """The schema with `change` made to it and to each one within; where that is None, a schema stays as it is.
+    """Apply `change` to the schema and to each schema within; a schema for which it returns None is unchanged.
 
-    Unless it `is_schema`, what is given maps names to schemas.
+    Without `is_schema`, the value maps names to schemas.
     """
     if isinstance(schema, list):
         return [rewritten(one, change) for one in schema]
@@ -60,34 +60,34 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | N
     }
 
 
-def without_idle_words(schema: Any) -> Any:
-    """The schema without keywords that demand nothing, of which the library that follows schemas knows some not."""
-    return rewritten(schema, _without_idle_words)
+def without_noop_keywords(schema: Any) -> Any:
+    """Remove keywords without effect, some of which the library does not know."""
+    return rewritten(schema, _without_noop_keywords)
 
 
-def _without_idle_words(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_noop_keywords(schema: dict[str, Any]) -> dict[str, Any]:
     def is_idle(key: str, value: Any) -> bool:
         if key.startswith("x-"):
             return True
         if key == "format":
             return isinstance(value, str) and value not in _FORMATS
-        return any(value == one and type(value) is type(one) for one in _IDLE.get(key, ()))
+        return any(value == one and type(value) is type(one) for one in _NOOP_VALUES.get(key, ()))
 
     return {key: value for key, value in schema.items() if not is_idle(key, value)}
 
 
-def with_tags(schema: Any) -> Any:
-    """The schema in which each alternative of a union has the property that tells it from the others.
+def with_discriminators(schema: Any) -> Any:
+    """Require in each alternative of a union the discriminator property that distinguishes it from the others.
 
-    Pydantic gives that a default, so that it may be left out; then an answer could fit two alternatives of a `oneOf`.
-    Where its values differ, no answer fits two, and `anyOf` says the same. In recursive unions the library knows that
-    alone, and no words beside it.
+    Pydantic gives the property a default, so it may be missing; then an answer could match two alternatives of a
+    `oneOf`. If its values differ, no answer matches two, and `anyOf` is equivalent. In recursive unions the library
+    supports only `anyOf`, without other keywords beside it.
     """
     whole = copy.deepcopy(schema)
 
     def tag(part: dict[str, Any]) -> dict[str, Any]:
-        alternatives, told_by = part.get("oneOf"), part.get("discriminator")
-        name = told_by.get("propertyName") if isinstance(told_by, dict) else None
+        alternatives, discriminator = part.get("oneOf"), part.get("discriminator")
+        name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
         if isinstance(alternatives, list) and isinstance(name, str):
             targets = [_target(whole, one) for one in alternatives]
             for one in targets:
@@ -103,7 +103,7 @@ def with_tags(schema: Any) -> Any:
 
 
 def _target(whole: Any, schema: Any) -> Any:
-    """What a schema refers to within the whole; itself if it refers to nothing, None where nothing is there."""
+    """Resolve a schema's reference within the whole; itself without a reference, None if the target does not exist."""
     pointer = schema.get("$ref") if isinstance(schema, dict) else None
     if pointer is None:
         return schema
@@ -122,12 +122,12 @@ def _item(place: Any, index: str) -> Any:
 
 
 def _constant(schema: Any, name: str) -> str | None:
-    """The only text that a property can be, if its schema says so."""
+    """Return the only string that a property can be, if its schema has a constant."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    told = properties.get(name) if isinstance(properties, dict) else None
-    if not isinstance(told, dict):
+    constraint = properties.get(name) if isinstance(properties, dict) else None
+    if not isinstance(constraint, dict):
         return None
-    values = [told["const"]] if "const" in told else told.get("enum")
+    values = [constraint["const"]] if "const" in constraint else constraint.get("enum")
     if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str):
         return values[0]
     return None
@@ -138,20 +138,22 @@ def _require(schema: Any, name: str) -> None:
         schema["required"] = [*required, name]
 
 
-def with_near_bounds(schema: Any) -> Any:
-    """The schema with bounds of numbers that doubles hold and 64 bits reach, so that no answer is outside the true
-    ones: those of 64-bit integers and of floats, which generators of schemas write, come a little nearer.
+def with_safe_bounds(schema: Any) -> Any:
+    """Bring bounds of numbers into the range of doubles and 64 bits, inwards, so that no answer violates the original
+    ones.
+
+    Generators of schemas write such bounds for 64-bit integers and floats.
     """
-    return rewritten(schema, _with_near_bounds)
+    return rewritten(schema, _with_safe_bounds)
 
 
-def _with_near_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+def _with_safe_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     bounds: dict[str, float] = {key: schema[key] for key in (*_LOWER, *_UPPER) if _is_number(schema.get(key))}
-    return schema | {key: -_near(-value) if key in _LOWER else _near(value) for key, value in bounds.items()}
+    return schema | {key: -_safe(-value) if key in _LOWER else _safe(value) for key, value in bounds.items()}
 
 
-def _near(upper: float) -> float:
-    """The greatest number that can be kept and is no greater than `upper`."""
+def _safe(upper: float) -> float:
+    """Return the greatest representable number that is at most `upper`."""
     if upper > _FARTHEST:
         return _FARTHEST
     if isinstance(upper, float) or abs(upper) > _FARTHEST or float(upper) <= upper:

@@ -1,7 +1,11 @@
-"""What a caller asks of sampling: one frozen, validated value that travels with a request."""
+"""Sampling parameters and structured outputs: frozen, validated values that a caller passes with a request.
+
+The names of structured outputs are vLLM's.
+"""
 
 from __future__ import annotations
 
+import json as json_module
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,29 +14,130 @@ from typing import Any
 from aethermind.errors import InvalidArgumentError
 from aethermind.python_api import document_fields, short_traceback
 from aethermind.sampling.checks import boolean, integer, number, optional, strings, token_ids
-from aethermind.sampling.structured import StructuredOutputs
 
 __all__ = [
     "MAX_BAD_WORDS",
+    "MAX_CHOICES",
+    "MAX_GRAMMAR_CHARS",
     "MAX_LOGIT_BIAS",
     "MAX_LOGPROBS",
     "MAX_N",
     "MAX_STOP_STRINGS",
     "MAX_STOP_TOKEN_IDS",
     "SamplingParams",
+    "StructuredOutputs",
 ]
+
+MAX_GRAMMAR_CHARS = 256 * 1024
+"""The longest schema, regex or grammar, and the greatest sum of the lengths of choices, in characters."""
+
+MAX_CHOICES = 4096
+"""The most choices of a request."""
+
+_WAYS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class StructuredOutputs:
+    """A constraint on the text of an answer. Exactly one of the fields is set; InvalidArgumentError otherwise.
+
+    Whether it can be served depends on the library and the tokenizer, and is checked when a request is added.
+    """
+
+    json: str | None
+    """A JSON schema, as text: the answer is a document that it describes, on one line."""
+    regex: str | None
+    """A regular expression (of Rust's regex crate) that the whole answer matches."""
+    choice: tuple[str, ...] | None
+    """The answer is one of these strings."""
+    grammar: str | None
+    """A grammar in llguidance's kind of Lark, or in llama.cpp's GBNF."""
+    json_object: bool
+    """The answer is some JSON object."""
+
+    @short_traceback
+    def __init__(
+        self,
+        json: str | Mapping[str, Any] | bool | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
+        json_object: bool = False,
+    ) -> None:
+        values = {
+            "json": None if json is None else _schema(json),
+            "regex": _text("regex", regex),
+            "choice": None if choice is None else _choices(choice),
+            "grammar": _text("grammar", grammar),
+            "json_object": boolean("json_object", json_object),
+        }
+        given = [name for name in _WAYS if values[name] not in (None, False)]
+        if len(given) != 1:
+            raise InvalidArgumentError(
+                f"Structured outputs take one of {', '.join(_WAYS)}, and {' and '.join(given) or 'none'} was given. "
+                "Keep one of them."
+            )
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+document_fields(StructuredOutputs)
+
+
+def _schema(value: object) -> str:
+    """Return the schema as compact text in the order of its keys, which is the order of properties in answers."""
+    try:
+        schema = json_module.loads(value) if isinstance(value, str) else value
+        text = json_module.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except RecursionError:
+        raise InvalidArgumentError("The JSON schema is nested too deeply; write its inner parts as $defs.") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"The JSON schema is no JSON: {error}. Pass a mapping or its text.") from None
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidArgumentError(f"A JSON schema is an object, got {text:.80}. Pass a mapping or its text.")
+    _check_length("json", text)
+    return text
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"{name} is {value!r:.80} but must be a non-empty string; leave it out otherwise.")
+    _check_length(name, value)
+    return value
+
+
+def _choices(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InvalidArgumentError(f"choice is {value!r:.80} but must be a list of strings; give one or more.")
+    if not all(isinstance(text, str) and text for text in value):
+        raise InvalidArgumentError(f"choice is {value!r:.80} but holds something else than non-empty strings.")
+    if len(value) > MAX_CHOICES:
+        raise InvalidArgumentError(f"choice has {len(value)} strings but must have at most {MAX_CHOICES}.")
+    _check_length("choice", "".join(value))
+    return tuple(value)
+
+
+def _check_length(name: str, text: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise InvalidArgumentError(
+            f"{name} has {len(text)} characters but must have at most {MAX_GRAMMAR_CHARS}; make it simpler."
+        )
+
 
 MAX_LOGPROBS = 20
 """The most alternatives a request may ask to see for each token."""
 
 MAX_STOP_STRINGS = 16
-"""The most stop strings a request may carry: each is searched for in every piece of text that is produced."""
+"""The most stop strings of a request: each is searched for in every piece of generated text."""
 
 MAX_STOP_TOKEN_IDS = 64
-"""The most stop token ids a request may carry: the sampler's memory is set aside before requests come."""
+"""The most stop token ids of a request: the sampler's memory is allocated at load."""
 
 MAX_BAD_WORDS = 128
-"""The most bad words a request may carry, for the same reason."""
+"""The most bad words of a request, for the same reason."""
 
 MAX_LOGIT_BIAS = 512
 """The most token ids that a request may bias, for the same reason."""
@@ -41,7 +146,7 @@ MAX_N = 128
 """The most answers to one prompt."""
 
 MAX_SCALE = 1e9
-"""The most that logits are divided by or multiplied with: within float32, in which the sampler computes."""
+"""The greatest factor or divisor of logits, within the range of float32, in which the sampler computes."""
 
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -54,9 +159,9 @@ class SamplingParams:
     (`stop == ("\\n",)`, `top_k == 0`). Every value out of range raises `InvalidArgumentError`.
 
     They apply in this order: repetition penalty, then what is added to logits (logit bias, presence and frequency
-    penalty), then what forbids tokens (bad words, min_tokens, allowed ids, structured outputs), then temperature,
-    top-k, top-p and min-p. Logits processors see the logits before all of that. Log probabilities are those of the
-    model, before all of that but logits processors.
+    penalty), then what excludes tokens (bad words, min_tokens, allowed ids, structured outputs), then temperature,
+    top-k, top-p and min-p. Logits processors run before all of these. Log probabilities are the model's, after logits
+    processors and before everything else.
     """
 
     n: int
@@ -110,7 +215,7 @@ class SamplingParams:
     is_plain: bool = field(init=False, repr=False, compare=False)
     """Derived: whether no token needs more than the plain sampler."""
     looks_back: bool = field(init=False, repr=False, compare=False)
-    """Derived: whether what is asked of a token depends on the last ones, so that the host has to know them first."""
+    """Derived: whether a token's constraints depend on the tokens before it, which the host has to know first."""
 
     @short_traceback
     def __init__(

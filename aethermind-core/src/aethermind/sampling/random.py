@@ -1,8 +1,8 @@
-"""Random numbers by counter: a number is a function of a seed and a position, and of nothing else.
+"""Counter-based random numbers: a number is a function of a seed and a position alone.
 
-There is no generator state to carry, so a request draws the same numbers alone, in any batch, and again after
-it has been preempted. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied to
-the seed first so that neighbouring seeds start far apart, and then to the position.
+There is no generator state, so a request draws the same numbers alone, in any batch, and after a preemption. The mixing
+function is SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied first to the seed, so that neighbouring seeds
+start far apart, and then to the position.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def uniform(seed: int, position: int) -> float:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Return the seed, in [0, 2**64), of the `index`-th request of an engine that was given `seed`."""
+    """Return the seed, in [0, 2**64), of the `index`-th request of an engine with `seed`."""
     return _mix(_mix(seed ^ _GOLDEN) + index)
 
 
 @lru_cache(maxsize=1024)
 def _start(seed: int) -> int:
-    """Where the stream of a seed starts: asked for with each of its tokens, and half of what a number costs."""
+    """Return the start of a seed's stream; cached, because it is needed for each token."""
     return _mix(seed)
 
 

@@ -1,32 +1,37 @@
-"""Sampling parameters of many requests as row tensors, one row for each row of logits."""
+"""Sampler inputs as row tensors, one row for each row of logits: parameters, penalties and token masks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aethermind.sampling.masks import MaskRows
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import uniform
 
 if TYPE_CHECKING:
-    from aethermind.sampling.controls import TokenControls
-    from aethermind.sampling.tally import TokenTally
+    import numpy as np
+    import numpy.typing as npt
 
-__all__ = ["AdjustmentSizes", "SampledRequest", "SamplingRows", "needs_adjusted_logits"]
+    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.logits_constraints import LogitsConstraints
+
+__all__ = ["AdjustmentSizes", "MaskRows", "PenaltyState", "SampledRequest", "SamplingRows", "needs_adjusted_logits"]
 
 
 _MAX_TOP_K = 2**31 - 1
-"""As many as any vocabulary has, and the most that the rows hold."""
+"""The greatest top_k of a row: larger than any vocabulary, and the largest int32."""
 
 AdjustmentSizes = tuple[int, int, int]
-"""How many tokens the three lists of adjustments hold: those seen, those held back, those with a bias."""
+"""The numbers of tokens in the three adjustment lists: tokens seen, tokens held back, tokens with a bias."""
 
 
 class SampledRequest(Protocol):
-    """What sampling looks at in a request, or in one as it would be a few tokens later."""
+    """The part of a request that sampling uses, also of a request as it will be with draft tokens."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -44,20 +49,20 @@ class SampledRequest(Protocol):
     def stop_token_ids(self) -> Collection[int]: ...
 
     @property
-    def controls(self) -> TokenControls | None: ...
+    def constraints(self) -> LogitsConstraints | None: ...
 
     @property
-    def tally(self) -> TokenTally: ...
+    def penalties(self) -> PenaltyState: ...
 
 
 def needs_adjusted_logits(request: SampledRequest) -> bool:
-    """Whether this token needs more than a mask: changed logits, a token held back, or log probabilities."""
+    """Whether the next token needs more than a mask: changed logits, tokens held back, or log probabilities."""
     params = request.params
     return params.is_adjusted or len(request.output_token_ids) < params.min_tokens
 
 
 class SamplingRows:
-    """Writes the sampler's inputs in place; the arrays are allocated once, for the most rows there can be."""
+    """Writes the sampler's inputs in place; the arrays are allocated once, for the largest number of rows."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._temperature = arrays["temperature"]
@@ -69,11 +74,11 @@ class SamplingRows:
 
     @cached_property
     def masks(self) -> MaskRows:
-        """token_mask [R, W], of graphs that have one."""
+        """The writer of token_mask [R, W], for graphs that have one."""
         return MaskRows(self._arrays["token_mask"], len(self._temperature))
 
     def fill(self, requests: Sequence[SampledRequest]) -> None:
-        """temperature, top_k, top_p, min_p [R], and one random number a row that depends on its request alone."""
+        """Write temperature, top_k, top_p, min_p and uniform [R]; the random number depends on the request alone."""
         count, given = len(requests), [request.params for request in requests]
         self._temperature[:count] = [params.temperature for params in given]
         self._top_k[:count] = [min(params.top_k, _MAX_TOP_K) for params in given]
@@ -85,16 +90,16 @@ class SamplingRows:
         ]
 
     def fill_adjustments(self, requests: Sequence[SampledRequest]) -> AdjustmentSizes:
-        """penalty [R] with the tokens each row has seen, the tokens it may not choose, and biases of others."""
-        tallies = [request.tally for request in requests]
+        """Write penalty [R] and the three lists: tokens seen, tokens held back, and tokens with biases."""
+        penalty_states = [request.penalties for request in requests]
         self._arrays["penalty"][: len(requests)] = [request.params.repetition_penalty for request in requests]
-        num_seen = self._fill_ragged("seen", [tally.seen for tally in tallies])
+        num_seen = self._fill_ragged("seen", [penalties.seen for penalties in penalty_states])
         num_held_back = self._fill_ragged("held_back", [list(_held_back(request)) for request in requests])
-        num_biased = self._fill_ragged("biased", [tally.biased for tally in tallies])
+        num_biased = self._fill_ragged("biased", [penalties.biased for penalties in penalty_states])
         values, position = self._arrays["bias"], 0
-        for tally in tallies:
-            values[position : position + len(tally.biases)] = tally.biases
-            position += len(tally.biases)
+        for penalties in penalty_states:
+            values[position : position + len(penalties.biases)] = penalties.biases
+            position += len(penalties.biases)
         return num_seen, num_held_back, num_biased
 
     def _fill_ragged(self, name: str, rows: Sequence[Sequence[int]]) -> int:
@@ -109,7 +114,154 @@ class SamplingRows:
 
 def _held_back(request: SampledRequest) -> Collection[int]:
     early = request.stop_token_ids if len(request.output_token_ids) < request.params.min_tokens else ()
-    controls = request.controls
-    if controls is None or not controls.bad_words:
+    constraints = request.constraints
+    if constraints is None or not constraints.bad_words:
         return early
-    return {*early, *controls.banned(request.output_token_ids)}
+    return {*early, *constraints.banned(request.output_token_ids)}
+
+
+_WORTH_THREADS_S = 1e-3
+"""Masks whose total time exceeds this are written by several threads; waking one takes a tenth of it."""
+_MAX_MASK_THREADS = 3
+_WEIGHT = 0.1
+
+
+class _GuidedRow:
+    """A row whose mask a guide writes."""
+
+    __slots__ = ("failure", "guide", "mask", "output_token_ids", "row")
+
+    def __init__(self, row: int, guide: TokenGuide, output: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
+        self.row = row
+        self.guide = guide
+        self.output_token_ids = output
+        self.mask = mask
+        self.failure: str | None = None
+
+
+class MaskRows:
+    """Writes token_mask [R, W] in place: bit t % 32 of word t // 32 is set if a row may choose token t.
+
+    Guides of one lane would wait for each other (see `Grammars`), so each lane is written by one thread.
+    """
+
+    def __init__(self, token_mask: npt.NDArray[np.int32], num_rows: int) -> None:
+        """`token_mask` is a flat array for `num_rows` rows."""
+        self._mask = token_mask
+        self._width = len(token_mask) // num_rows
+        self._guide_s = 0.0
+        """The moving average of a guide's seconds per row."""
+
+    def fill(self, requests: Sequence[SampledRequest]) -> dict[int, str]:
+        """Write the row of each request; returns by row why an answer cannot go on, if its guide says so."""
+        lanes: dict[int, list[_GuidedRow]] = {}
+        for row, request in enumerate(requests):
+            mask, constraints = self._row(row), request.constraints
+            if constraints is None or constraints.guide is None:
+                mask[:] = -1
+            else:
+                guided = _GuidedRow(row, constraints.guide, request.output_token_ids, mask)
+                lanes.setdefault(constraints.guide.lane, []).append(guided)
+        self._ask(list(lanes.values()))
+        for row, request in enumerate(requests):
+            if request.constraints is not None and request.constraints.allowed is not None:
+                mask = self._row(row)
+                mask &= request.constraints.allowed
+        return {one.row: one.failure for lane in lanes.values() for one in lane if one.failure is not None}
+
+    def allows(self, row: int, request: SampledRequest, token_id: int) -> bool:
+        """Whether the request of a row may have a token, by the mask that was written last."""
+        constraints = request.constraints
+        if constraints is None:
+            return True
+        mask = constraints.allowed if constraints.guide is None else self._row(row)
+        return mask is None or bool(int(mask[token_id // 32]) >> (token_id % 32) & 1)
+
+    def _row(self, row: int) -> npt.NDArray[np.int32]:
+        return self._mask[row * self._width : (row + 1) * self._width]
+
+    def _ask(self, lanes: list[list[_GuidedRow]]) -> None:
+        """Write the rows of all lanes' guides."""
+        num_guides = sum(map(len, lanes))
+        if not num_guides:
+            return
+        if len(lanes) > 1 and self._guide_s * num_guides > _WORTH_THREADS_S:
+            own, *others = lanes
+            helping = [self._mask_threads.submit(_write, lane) for lane in others]
+            seconds = _write(own) + sum(helper.result() for helper in helping)
+        else:
+            seconds = sum(map(_write, lanes))
+        self._guide_s += _WEIGHT * (seconds / num_guides - self._guide_s)
+
+    @cached_property
+    def _mask_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_MAX_MASK_THREADS, "token-masks")
+
+
+def _write(lane: Iterable[_GuidedRow]) -> float:
+    """Write one row after the other; returns the seconds."""
+    started = time.perf_counter()
+    for one in lane:
+        one.failure = one.guide.fill(one.output_token_ids, one.mask)
+    return time.perf_counter() - started
+
+
+class PenaltyState:
+    """The penalty state of one request: the tokens that it holds, and how often its answer holds each. Mutable.
+
+    A request only grows, so each of its tokens is counted once, and the cost of a step does not grow with the answer.
+    The sampler takes the arrays as they are; callers must not change them.
+    """
+
+    __slots__ = ("_counts", "_known", "_num_counted", "_num_seen", "_params", "_places", "biased", "biases", "seen")
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self.seen = array("i")
+        """The distinct tokens of prompt and answer, for the repetition penalty."""
+        self._known: set[int] = set()
+        self._num_seen = 0
+        self.biased = array("i", [token_id for token_id, _ in params.logit_bias])
+        """The tokens with a logit bias, and those of the answer for the presence and frequency penalties."""
+        self.biases = array("d", [bias for _, bias in params.logit_bias])
+        """The sum of bias and penalties for each of these tokens."""
+        self._places = {token_id: place for place, token_id in enumerate(self.biased)}
+        self._counts = [0] * len(self.biased)
+        self._num_counted = 0
+
+    def update(self, all_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> Self:
+        """Count the tokens that were appended since the last call."""
+        params = self._params
+        if params.repetition_penalty != 1.0 and len(all_token_ids) > self._num_seen:
+            self._see(all_token_ids[self._num_seen :])
+        if (params.presence_penalty or params.frequency_penalty) and len(output_token_ids) > self._num_counted:
+            self._count(output_token_ids[self._num_counted :])
+        return self
+
+    def fork(self) -> PenaltyState:
+        """Return a copy for the same request with other tokens to come, such as drafts."""
+        copy = PenaltyState(self._params)
+        copy.seen, copy.biased, copy.biases = self.seen[:], self.biased[:], self.biases[:]
+        copy._known, copy._places, copy._counts = set(self._known), dict(self._places), list(self._counts)
+        copy._num_seen, copy._num_counted = self._num_seen, self._num_counted
+        return copy
+
+    def _see(self, token_ids: Sequence[int]) -> None:
+        self._num_seen += len(token_ids)
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._known]
+        self._known.update(new)
+        self.seen.extend(new)
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        self._num_counted += len(token_ids)
+        params = self._params
+        for token_id in token_ids:
+            place = self._places.get(token_id)
+            if place is None:
+                place = self._places[token_id] = len(self.biased)
+                self.biased.append(token_id)
+                self.biases.append(0.0)
+                self._counts.append(0)
+            self._counts[place] += 1
+            bias = params.logit_bias[place][1] if place < len(params.logit_bias) else 0.0
+            self.biases[place] = bias - (params.presence_penalty + params.frequency_penalty * self._counts[place])

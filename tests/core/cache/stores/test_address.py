@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aethermind.cache.stores import StoreAddress
-from aethermind.cache.stores.address import parse_size
+from aethermind.cache.stores.kv_store import parse_size
 from aethermind.errors import InvalidArgumentError
 
 
@@ -22,7 +22,7 @@ from aethermind.errors import InvalidArgumentError
         ("mine?depth=3", "mine", "", {"depth": "3"}),
     ],
 )  # fmt: skip
-def test_an_address_has_parts(text: str, name: str, location: str, options: dict[str, str]) -> None:
+def test_an_address_is_parsed(text: str, name: str, location: str, options: dict[str, str]) -> None:
     address = StoreAddress.parse(text)
     assert (address.name, address.location, dict(address.options)) == (name, location, options)
 
@@ -33,13 +33,13 @@ def test_a_password_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":", "/var/kv", "9:x", "disk store:/x"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is no address of a KV store; write disk:/path"):
         StoreAddress.parse(text)
 
 
-def test_options_are_said_once_and_known() -> None:
-    with pytest.raises(InvalidArgumentError, match="says one option of a KV store twice"):
+def test_options_must_be_known_and_not_repeated() -> None:
+    with pytest.raises(InvalidArgumentError, match="has one option of a KV store twice"):
         StoreAddress.parse("disk:/x?size=1GB&size=2GB")
     with pytest.raises(InvalidArgumentError, match="has no option 'sise'; it has size"):
         StoreAddress.parse("disk:/x?sise=1GB").check_options(("size",))
@@ -56,11 +56,11 @@ def test_sizes(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "10 PiB", "ten"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is no size; write one such as 10GiB"):
         parse_size(text)
 
 
-def test_no_room_is_no_store() -> None:
+def test_a_size_of_zero_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="A KV store of 0GiB holds nothing"):
         parse_size("0GiB")

@@ -28,7 +28,7 @@ def parts(directory: Path) -> list[Path]:
     return list(directory.glob("v1/??/*.part"))
 
 
-def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_value_is_evicted_first(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 3 * PAGE)
     for key in KEYS[:3]:
         store.put([(key, VALUE)])
@@ -42,7 +42,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert store.get([KEYS[5], KEYS[4]]) == [None, bytes(2 * PAGE)], "what can never fit displaces nothing"
 
 
-def test_a_value_of_another_size_is_counted_anew(tmp_path: Path) -> None:
+def test_a_replaced_value_counts_with_its_new_size(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 10 * PAGE)
     store.put([(KEYS[0], bytes(5 * PAGE)), (KEYS[1], VALUE)])
     store.put([(KEYS[0], VALUE)])
@@ -81,7 +81,7 @@ def test_several_processes_share_one_directory(tmp_path: Path) -> None:
     assert parts(tmp_path) == []
 
 
-def test_what_others_made_room_of_before_it_was_in_place_is_not_left_there(
+def test_a_file_whose_row_was_evicted_before_its_rename_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = (DiskStore(tmp_path, 2 * PAGE) for _ in range(2))
@@ -98,7 +98,7 @@ def test_what_others_made_room_of_before_it_was_in_place_is_not_left_there(
     assert store.num_bytes == 2 * PAGE
 
 
-def test_who_makes_the_index_waits_for_another_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_create_the_index_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, 10 * PAGE)
     other = sqlite3.connect(tmp_path / "v1" / "index.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -108,7 +108,7 @@ def test_who_makes_the_index_waits_for_another_who_does(tmp_path: Path, monkeypa
     assert (store.get(KEYS[:1]), store.num_bytes) == ([VALUE], PAGE)
 
 
-def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
+def test_a_deleted_directory_is_created_again(tmp_path: Path) -> None:
     store, directory = DiskStore(tmp_path / "kv", 100 * PAGE), tmp_path / "kv"
     store.put([(KEYS[0], VALUE)])
     directory.rename(tmp_path / "moved")
@@ -118,7 +118,7 @@ def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
     assert store.num_bytes == PAGE
 
 
-def test_a_lost_index_is_made_again_from_the_files(tmp_path: Path) -> None:
+def test_a_lost_index_is_rebuilt_from_the_files(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 4 * PAGE)
     store.put([(key, VALUE) for key in KEYS[:3]])
     store.close()
@@ -132,7 +132,7 @@ def test_a_lost_index_is_made_again_from_the_files(tmp_path: Path) -> None:
     assert len([value for value in again.get(KEYS[:6]) if value]) == 4
 
 
-def test_a_damaged_index_fails_once_and_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_index_fails_once_and_is_rebuilt(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 4 * PAGE)
     store.put([(KEYS[0], VALUE)])
     store.close()
@@ -152,7 +152,7 @@ def test_reading_needs_no_index(tmp_path: Path) -> None:
     assert store.get(KEYS[:1]) == [VALUE]
 
 
-def test_what_a_process_left_half_written_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_abandoned_temporary_files_are_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "v1" / "00"
     folder.mkdir(parents=True)
     old, new = folder / "a.1-1.part", folder / "b.1-1.part"
@@ -195,7 +195,7 @@ def test_a_long_transaction_elsewhere_delays_writing_only(tmp_path: Path) -> Non
     assert store.get(KEYS[:2]) == [VALUE, VALUE]
 
 
-def test_where_there_can_be_no_directory(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot hold a KV store: Not a directory\. Choose a directory"):
         open_disk_store(StoreAddress.parse(f"disk:{tmp_path}/file/kv"))

@@ -6,7 +6,7 @@ from aethermind.cache.stores import StoreAddress
 from aethermind.cache.stores.host_store import HostStore, open_host_store
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     store = HostStore(30)
     store.put([(key, bytes(10)) for key in (b"a", b"b", b"c")])
     store.get([b"a"])

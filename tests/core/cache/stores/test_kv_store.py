@@ -20,13 +20,13 @@ def test_values_come_back_as_they_were(store: KVStore) -> None:
     assert store.get([]) == []
 
 
-def test_what_is_put_again_is_replaced(store: KVStore) -> None:
+def test_a_value_that_is_put_again_is_replaced(store: KVStore) -> None:
     store.put([(KEYS[0], b"damaged"), (KEYS[1], VALUES[1])])
     store.put([(KEYS[0], VALUES[0])])
     assert store.get(KEYS[:2]) == VALUES[:2]
 
 
-def test_what_is_removed_is_gone(store: KVStore) -> None:
+def test_a_removed_value_is_not_found(store: KVStore) -> None:
     store.put(list(zip(KEYS, VALUES, strict=True)))
     store.remove([KEYS[2], b"unknown key ...."])
     assert store.get(KEYS[1:4]) == [VALUES[1], None, VALUES[3]]
@@ -38,7 +38,7 @@ def test_any_bytes_are_a_value(store: KVStore) -> None:
     assert store.get(KEYS[:4]) == values
 
 
-def test_others_find_what_outlives_the_process(address: StoreAddress) -> None:
+def test_another_process_finds_persistent_values(address: StoreAddress) -> None:
     first, second = (OPENERS[address.name](address) for _ in range(2))
     first.put([(KEYS[0], VALUES[0])])
     first.close()

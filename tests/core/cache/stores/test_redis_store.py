@@ -1,4 +1,4 @@
-"""A store in Redis: names, lifetimes, and servers that are not there or have no room."""
+"""A KV store in Redis: key names, times to live, and servers that are unreachable or full."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from aethermind.errors import ConfigError, InvalidArgumentError
 KEY = b"sixteen bytes .."
 
 
-def test_keys_have_names_of_ours(redis_server: RedisServer) -> None:
+def test_keys_have_the_prefix_of_this_project(redis_server: RedisServer) -> None:
     store = open_redis_store(StoreAddress.parse(redis_server.url))
     store.put([(KEY, b"value")])
     assert redis_server.client.keys() == [b"aethermind:kv:1:" + KEY.hex().encode()]
-    assert redis_server.client.ttl(b"aethermind:kv:1:" + KEY.hex().encode()) == -1, "it stays as long as there is room"
+    assert redis_server.client.ttl(b"aethermind:kv:1:" + KEY.hex().encode()) == -1, "it has no time to live"
 
 
-def test_values_may_be_kept_for_a_time(redis_server: RedisServer) -> None:
+def test_values_can_have_a_time_to_live(redis_server: RedisServer) -> None:
     store = open_redis_store(StoreAddress.parse(redis_server.url + "?ttl=100"))
     store.put([(KEY, b"value")])
     assert 90 < redis_server.client.ttl(b"aethermind:kv:1:" + KEY.hex().encode()) <= 100  # type: ignore[operator]
 
 
-def test_a_server_without_room_says_so(redis_server: RedisServer) -> None:
+def test_a_full_server_raises_an_error(redis_server: RedisServer) -> None:
     store = open_redis_store(StoreAddress.parse(redis_server.url))
     redis_server.client.config_set("maxmemory", "100kb")
     try:
@@ -53,12 +53,12 @@ def test_a_server_that_comes_back_is_used_again(redis_server: RedisServer) -> No
 
 
 @pytest.mark.parametrize("rest", ["//host:port/0", "//host/0?nonsense=1", "?ttl=soon"])
-def test_what_is_no_address_is_refused(rest: str) -> None:
+def test_an_invalid_address_is_refused(rest: str) -> None:
     with pytest.raises(InvalidArgumentError):
         open_redis_store(StoreAddress.parse(f"redis:{rest}"))
 
 
-def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_client_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"pip install '.*aethermind-core\[redis\]'"):
         open_redis_store(StoreAddress.parse("redis://localhost:6379/0"))

@@ -11,8 +11,8 @@ from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
 from aethermind.engine.observation.roofline import StepShape
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
 from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import ModelRunner
-from aethermind.engine.steps.running_step import RunningStep
 
 KEYS = {
     "prefill_tokens_per_s",
@@ -101,7 +101,7 @@ def test_asynchronous_scheduling_is_timed_without_an_observer(invoke: Any, monke
     looks: list[bool] = []
     launch = ModelRunner.launch
 
-    def noting(self: ModelRunner, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
+    def noting(self: ModelRunner, decision: ScheduleDecision, before: InFlightStep | None = None) -> InFlightStep:
         looks.append(self.observer is not None)
         return launch(self, decision, before)
 

@@ -42,7 +42,7 @@ def memory(opened: OpenDevice) -> KVMemory:
     return KVMemory(TYPES, opened)
 
 
-def test_the_first_block_is_made_ready(opened: OpenDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_the_first_block_is_committed_first(opened: OpenDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[int], int]] = []
     allocator = opened.backend.allocator
     monkeypatch.setattr(
@@ -61,7 +61,7 @@ def test_a_copy_within_the_cache(memory: KVMemory, opened: OpenDevice) -> None:
 
 
 def test_a_round_trip_through_host_memory(memory: KVMemory) -> None:
-    host = memory.host_blocks(NUM_HOST_BLOCKS)
+    host = memory.alloc_swap_blocks(NUM_HOST_BLOCKS)
 
     @settings(max_examples=scaled(6000), deadline=None)
     @given(st.data(), st.integers(0, NUM_BLOCKS))

@@ -1,4 +1,4 @@
-"""Swaps beside steps, on a device whose streams are late: what is not waited for is wrong under some seed."""
+"""Asynchronous swaps on a device with delayed streams: a missing wait gives wrong content under some seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.engine.kv_memory.swap_stream import SwapStream
-from aethermind.engine.scheduling.preemption import MeasuredCosts
+from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.hal import DeviceId, DType, Tensor
 from aethermind.hal.stream import Stream
 from aethermind.ops.schema import TensorType
@@ -35,7 +35,7 @@ class Memory:
         self.backend = SimBackend(seed)
         opened = cast(OpenDevice, SimpleNamespace(backend=self.backend, device=SIM))
         self.memory = KVMemory(TYPES, opened)
-        self.costs = MeasuredCosts(seconds_per_byte=1.0)
+        self.costs = SwapVsRecomputeCosts(seconds_per_byte=1.0)
         swaps = self.memory.swap_stream(NUM_BLOCKS, self.costs.observe_move)
         assert swaps is not None
         self.swaps: SwapStream = swaps
@@ -77,7 +77,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("bug", ["reused", "arriving"])
-def test_who_uses_a_block_that_is_on_its_way_has_to_wait(bug: str) -> None:
+def test_a_block_in_flight_is_waited_for(bug: str) -> None:
     assert all(Memory(seed).swap_out_write_and_swap_in() for seed in SEEDS)
     assert not all(Memory(seed).swap_out_write_and_swap_in(bug=bug) for seed in SEEDS)
 
@@ -98,7 +98,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_steps_wait_for_their_own_blocks_alone(waits: list[Any]) -> None:
+def test_steps_wait_only_for_moves_of_their_own_blocks(waits: list[Any]) -> None:
     memory = Memory(0)
     memory.swaps.move_out(VICTIM, ON_HOST)
     assert memory.swaps.is_busy
@@ -116,13 +116,13 @@ def test_copies_of_blocks_between_steps_wait_for_all_moves() -> None:
         memory.memory.wait_for_swaps(lambda: set(GUEST))
         memory.write(GUEST, 50)
         memory.swaps.move_in(ON_HOST, GUEST)
-        host = memory.memory.whole_blocks(len(GUEST), has_own_stream=True)
+        host = memory.memory.alloc_staging_blocks(len(GUEST), has_own_stream=True)
         host.move_out(GUEST, range(len(GUEST)))
         assert all((rows == rows[:, :1]).all() for name, rows in host.rows().items() if name == "k_cache")
         assert host.rows()["k_cache"][:, 0].tolist() == [1 + place for place in range(len(GUEST))]
 
 
-def test_what_moves_take_is_measured_on_the_device() -> None:
+def test_move_times_are_measured_on_the_device() -> None:
     memory = Memory(3)
     memory.swaps.move_out(VICTIM, ON_HOST)
     memory.backend.devices.synchronize(0)

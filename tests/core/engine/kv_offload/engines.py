@@ -1,4 +1,4 @@
-"""Engines of the demo model that share a store, what they are asked, and what they tell."""
+"""Engines of the demo model that share a store, with prompts and counters for tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def opening(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenE
     """
     engines: list[Engine] = []
     monkeypatch.setattr("aethermind.engine.engine.KVOffload", partial(KVOffload, clock=lambda: 0.0))
-    monkeypatch.setattr("aethermind.engine.kv_offload.costs.FetchCosts.is_worth_fetching", lambda *_: True)
+    monkeypatch.setattr("aethermind.engine.kv_offload.offload.FetchCosts.is_worth_fetching", lambda *_: True)
 
     def start(store: Store | None, **options: Any) -> Engine:
         given = {"device": "numpy", "dtype": "float32", "max_model_len": 96, "block_size": 4, **options}

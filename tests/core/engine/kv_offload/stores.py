@@ -9,7 +9,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """A store in memory that can be told to fail, to hang, or to return something else."""
+    """A store in memory that can fail, hang, or return other values."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}

@@ -1,14 +1,14 @@
-"""A store that is slower than computing is not asked, until that may have changed."""
+"""A store that is slower than computing is not used until the estimate has decayed."""
 
 from __future__ import annotations
 
-from aethermind.engine.kv_offload.costs import FetchCosts
-from aethermind.engine.scheduling.preemption import MeasuredCosts
+from aethermind.engine.kv_offload.offload import FetchCosts
+from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 
 
-def test_what_is_known_decides_and_is_believed_for_a_while() -> None:
+def test_the_fetch_estimate_decides_and_decays() -> None:
     now = [0.0]
-    costs = FetchCosts(MeasuredCosts(seconds_per_token=1e-3), lambda: now[0])
+    costs = FetchCosts(SwapVsRecomputeCosts(seconds_per_token=1e-3), lambda: now[0])
     assert costs.compute_seconds(100) == 0.1
     assert costs.is_worth_fetching(10**12, 1), "nothing is known yet"
     costs.observe(10**6, 1.0)

@@ -1,4 +1,4 @@
-"""Who may use whose keys and values: the same model, computed in the same way, and nobody else."""
+"""Fingerprints: KV blocks are shared only by engines that compute the same model in the same way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of(runtime: Runtime, model: str | Path = "demo", **options: Any) -> str:
     return fingerprint(plan_model(runtime, model, **{"device": "numpy", "dtype": "float32", **options}))
 
 
-def test_limits_and_places_make_no_difference(runtime: Runtime, tmp_path: Path) -> None:
+def test_limits_and_paths_do_not_change_the_fingerprint(runtime: Runtime, tmp_path: Path) -> None:
     plain = of(runtime)
     assert len(plain) == 32
     assert of(runtime, copy_demo(tmp_path / "copy")) == plain
@@ -54,11 +54,11 @@ def test_ranks_share_what_they_compute(runtime: Runtime, options: dict[str, Any]
     ],
     ids=str,
 )
-def test_whatever_changes_values_makes_a_difference(runtime: Runtime, options: dict[str, Any]) -> None:
+def test_options_that_change_values_change_the_fingerprint(runtime: Runtime, options: dict[str, Any]) -> None:
     assert of(runtime, **options) not in {of(runtime), of(runtime, load_format="dummy", seed=2)}
 
 
-def test_weights_of_the_same_shape_are_told_apart(runtime: Runtime, tmp_path: Path) -> None:
+def test_weights_of_the_same_shape_have_different_fingerprints(runtime: Runtime, tmp_path: Path) -> None:
     """One value of one matrix differs; the file has its old size and name."""
     weights = next(DEMO.glob("*.safetensors"))
     tensors = load_file(weights)

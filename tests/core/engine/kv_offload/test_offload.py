@@ -1,4 +1,4 @@
-"""Engines that share a store: reuse is seen in counts and never in tokens, whatever happens to the store."""
+"""Engines that share a KV store: reuse changes counters and never tokens, whatever happens to the store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_what_one_computed_another_reuses(open_engine: OpenEngine, device: str, kv_cache_dtype: str) -> None:
+def test_blocks_that_one_engine_computed_are_reused_by_another(
+    open_engine: OpenEngine, device: str, kv_cache_dtype: str
+) -> None:
     store, options = Store(), {"device": device, "kv_cache_dtype": kv_cache_dtype}
     first = open_engine(store, **options)
     (expected,) = run(first, PROMPT)
@@ -85,7 +87,7 @@ def test_real_bytes_move(open_engine: OpenEngine, device: str) -> None:
     assert any("scale" in name for name in content[0])
 
 
-def test_a_prompt_goes_on_where_a_known_one_ends(open_engine: OpenEngine) -> None:
+def test_a_prompt_that_extends_a_stored_one_reuses_it(open_engine: OpenEngine) -> None:
     store = Store()
     fill(open_engine, store)
     engine = open_engine(store)
@@ -118,7 +120,7 @@ def test_several_answers_share_what_was_fetched(open_engine: OpenEngine) -> None
     assert output.num_cached_tokens == 48
 
 
-def test_other_numbers_are_other_content(open_engine: OpenEngine) -> None:
+def test_other_dtypes_do_not_share_blocks(open_engine: OpenEngine) -> None:
     store = Store()
     fill(open_engine, store)
     for options in ({"kv_cache_dtype": "int8"}, {"block_size": 2}, {"load_format": "dummy"}, {"dtype": "bfloat16"}):
@@ -203,7 +205,9 @@ def test_a_store_that_fails_costs_one_warning(open_engine: OpenEngine, caplog: p
     assert store.is_closed
 
 
-def test_a_store_that_returns_something_else(open_engine: OpenEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_returns_other_values_is_a_failing_store(
+    open_engine: OpenEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     store = Store()
     expected = fill(open_engine, store)
     store.get = lambda keys: []  # type: ignore[method-assign]
@@ -238,7 +242,7 @@ def test_a_store_that_hangs_is_not_waited_for(
     assert len(warnings(caplog)) == 1
     assert "does not answer" in warnings(caplog)[0]
     engine.add_request("later", [3, *PROMPT], PARAMS)
-    assert len(engine.waiting) == 1, "nobody waits for what hangs still"
+    assert len(engine.waiting) == 1, "no request waits for the hanging call"
     engine.abort("later")
     store.gate.set()
 
@@ -249,8 +253,8 @@ def test_requests_can_leave_while_they_wait(open_engine: OpenEngine) -> None:
     expected = fill(open_engine, store)
     store.gate.clear()
     engine = open_engine(store)
-    for name in ("leaves", "stays"):
-        engine.add_request(name, PROMPT if name == "stays" else [*PROMPT[:40], *range(10)], PARAMS)
+    for name in ("leaves", "remains"):
+        engine.add_request(name, PROMPT if name == "remains" else [*PROMPT[:40], *range(10)], PARAMS)
     assert engine.abort("leaves") is not None
     store.gate.set()
     while engine.has_unfinished:
@@ -264,7 +268,7 @@ def test_requests_can_leave_while_they_wait(open_engine: OpenEngine) -> None:
     store.gate.set()
 
 
-def test_a_writer_that_hangs_holds_up_nobody(open_engine: OpenEngine) -> None:
+def test_a_hanging_writer_delays_no_request(open_engine: OpenEngine) -> None:
     store = Store()
     engine = open_engine(store, num_kv_blocks=24)
     run(engine, PROMPT)
@@ -279,7 +283,7 @@ def test_a_writer_that_hangs_holds_up_nobody(open_engine: OpenEngine) -> None:
     store.gate.set()
 
 
-def test_without_room_on_the_device_prompts_are_computed(open_engine: OpenEngine) -> None:
+def test_without_free_blocks_prompts_are_computed(open_engine: OpenEngine) -> None:
     """Fetched blocks take the place of idle ones only; what runs keeps its own."""
     store, prompts = Store(), [[(start * 31 + i * 7) % 900 for i in range(44)] for start in range(6)]
     expected = tokens(run(open_engine(store), *prompts))
@@ -290,7 +294,7 @@ def test_without_room_on_the_device_prompts_are_computed(open_engine: OpenEngine
         assert stats(engine).num_errors == 0
 
 
-def test_a_forgotten_engine_gives_the_store_back(runtime: Runtime) -> None:
+def test_an_engine_that_is_garbage_collected_closes_its_store(runtime: Runtime) -> None:
     store = Store()
     planned = plan_model(runtime, "demo", kv_store="host:1MiB", device="numpy", dtype="float32", max_model_len=96)
     engine = Engine(replace(planned, open_kv_store=lambda: store), planned.source.tokenizer())

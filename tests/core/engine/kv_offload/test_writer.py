@@ -1,4 +1,4 @@
-"""What is kept is written in the background, and nothing waits for that."""
+"""The writer stores cached blocks in the background, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from tests.core.engine.kv_offload.stores import Store
 
-from aethermind.engine.kv_offload.health import Complaints, StoreHealth
-from aethermind.engine.kv_offload.stats import KVStoreStats
+from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, WarnOnce
 from aethermind.engine.kv_offload.writer import StoreWriter
 from aethermind.errors import DeviceError
 
@@ -43,8 +42,8 @@ def key(block: int) -> bytes:
 class Writing:
     def __init__(self) -> None:
         self.store, self.source, self.stats, self.clock = Store(), Source(), KVStoreStats(), Clock()
-        health = StoreHealth(Complaints("a store"), 10.0, self.clock)
-        self.writer = StoreWriter(self.store, self.source, 16, health, self.stats)  # type: ignore[arg-type]
+        breaker = CircuitBreaker(WarnOnce("a store"), 10.0, self.clock)
+        self.writer = StoreWriter(self.store, self.source, 16, breaker, self.stats)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -55,39 +54,39 @@ def writing() -> Iterator[Writing]:
     writing.writer.close()
 
 
-def test_everything_kept_is_written(writing: Writing) -> None:
+def test_all_cached_blocks_are_written(writing: Writing) -> None:
     for block in range(10):
-        writing.writer.kept(key(block), block)
+        writing.writer.block_cached(key(block), block)
     assert writing.writer.flush(60)
     assert writing.store.values == {key(block): key(block) + b": " + f"content {block}".encode() for block in range(10)}
     assert (writing.stats.num_stored, writing.stats.num_dropped) == (10, 0)
 
 
-def test_what_the_store_has_is_not_written_again(writing: Writing) -> None:
-    writing.writer.learn([key(1)])
+def test_blocks_in_the_store_are_not_written_again(writing: Writing) -> None:
+    writing.writer.mark_stored([key(1)])
     for block in (0, 1):
-        writing.writer.kept(key(block), block)
+        writing.writer.block_cached(key(block), block)
     assert writing.writer.flush(60)
-    writing.writer.dropped(0)
-    writing.writer.kept(key(0), 7)
+    writing.writer.block_evicted(0)
+    writing.writer.block_cached(key(0), 7)
     assert writing.writer.flush(60)
     assert list(writing.store.values) == [key(0)]
-    writing.writer.unlearn([key(1), key(9)])
-    writing.writer.kept(key(1), 1)
+    writing.writer.mark_missing([key(1), key(9)])
+    writing.writer.block_cached(key(1), 1)
     assert writing.writer.flush(60)
     assert list(writing.store.values) == [key(0), key(1)]
 
 
-def test_a_block_that_is_wanted_is_dropped_and_its_new_content_never_written(writing: Writing) -> None:
-    """A store that hangs holds up nobody: blocks change their content meanwhile."""
+def test_an_evicted_block_is_dropped_and_its_new_content_not_written(writing: Writing) -> None:
+    """A hanging store delays no request: blocks change their content meanwhile."""
     writing.store.gate.clear()
-    writing.writer.kept(key(0), 0)
+    writing.writer.block_cached(key(0), 0)
     while not writing.store.calls:
         pass
     for block in range(1, 8):
-        writing.writer.kept(key(block), block)
+        writing.writer.block_cached(key(block), block)
     for block in (1, 2, 5, 19):
-        writing.writer.dropped(block)
+        writing.writer.block_evicted(block)
         writing.source.content[block] = b"something else"
     writing.store.gate.set()
     assert writing.writer.flush(60)
@@ -96,39 +95,39 @@ def test_a_block_that_is_wanted_is_dropped_and_its_new_content_never_written(wri
     assert (writing.stats.num_stored, writing.stats.num_dropped) == (5, 3)
 
 
-def test_a_store_that_fails_is_left_alone_for_a_while(writing: Writing) -> None:
+def test_a_failing_store_is_not_called_for_a_while(writing: Writing) -> None:
     writing.store.error = OSError("no")
-    writing.writer.kept(key(0), 0)
+    writing.writer.block_cached(key(0), 0)
     writing.writer.flush(60)
     assert (writing.stats.num_dropped, len(writing.store.calls)) == (1, 1)
     writing.store.error = None
-    writing.writer.kept(key(1), 1)
+    writing.writer.block_cached(key(1), 1)
     assert not writing.writer.flush(60), "waiting would be for nothing"
     assert len(writing.store.calls) == 1
     writing.clock.now += 2.0
-    writing.writer.kept(key(2), 2)
+    writing.writer.block_cached(key(2), 2)
     assert writing.writer.flush(60)
     assert set(writing.store.values) == {key(1), key(2)}
 
 
 def test_a_device_that_fails_ends_writing(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next step says so to whoever waits for answers; nothing waits to be written for ever."""
+    """The next step reports the error to its requests; no block remains queued."""
 
     def fail(_: Sequence[int]) -> None:
         raise DeviceError("a device is gone")
 
     monkeypatch.setattr(writing.source, "take", fail)
-    writing.writer.kept(key(0), 0)
+    writing.writer.block_cached(key(0), 0)
     writing.writer.flush(60)
-    writing.writer.kept(key(1), 1)
+    writing.writer.block_cached(key(1), 1)
     assert writing.writer.flush(60)
     assert (writing.stats.num_stored, writing.stats.num_dropped, writing.store.calls) == (0, 2, [])
 
 
-def test_closing_ends_what_waits(writing: Writing) -> None:
+def test_closing_drops_pending_blocks(writing: Writing) -> None:
     writing.store.error = OSError("no")
     for block in range(5):
-        writing.writer.kept(key(block), block)
+        writing.writer.block_cached(key(block), block)
     while writing.stats.num_dropped < 1:
         pass
     writing.writer.close()

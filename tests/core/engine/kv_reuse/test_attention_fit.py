@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aethermind.engine.kv_reuse.attention_fit import SeenAttention, fit_outputs, fit_queries
+from aethermind.engine.kv_reuse.distillation import AttentionSample, fit_outputs, fit_queries
 
 HEADS, KV_HEADS, HEAD_DIM, NUM_TOKENS = 4, 2, 6, 40
 Array = np.ndarray[Any, Any]
@@ -21,18 +21,18 @@ def turned(x: Array, cos: Array, sin: Array) -> Array:
     return np.concatenate([product.real, product.imag], axis=-1)
 
 
-def example(seed: int, window: int = 0) -> SeenAttention:
+def example(seed: int, window: int = 0) -> AttentionSample:
     rng = np.random.default_rng(seed)
     angles = np.arange(NUM_TOKENS)[:, None] * [1.0, 0.1, 0.01]
     cos, sin = 1.2 * np.cos(angles), 1.2 * np.sin(angles)  # YaRN lengthens what it turns
     queries = turned(rng.normal(size=(NUM_TOKENS, HEADS, HEAD_DIM)), cos, sin)
     own, other = (turned(rng.normal(size=(NUM_TOKENS, KV_HEADS, HEAD_DIM)), cos, sin) for _ in range(2))
     values, others = rng.normal(size=(2, NUM_TOKENS, KV_HEADS, HEAD_DIM))
-    return SeenAttention(queries, own, values, other, others, cos, sin, HEAD_DIM**-0.5, window)
+    return AttentionSample(queries, own, values, other, others, cos, sin, HEAD_DIM**-0.5, window)
 
 
 @pytest.mark.parametrize("window", [0, 5])
-def test_who_reads_its_own_stays_as_it_is(window: int) -> None:
+def test_fits_to_the_layers_own_keys_change_nothing(window: int) -> None:
     texts = [replace(one, keys=one.own_keys, values=one.own_values) for one in (example(1, window), example(2, window))]
     maps = [fit_queries(texts, head, has_bias=False) for head in range(HEADS)]
     for fitted in maps:

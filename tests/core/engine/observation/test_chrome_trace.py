@@ -7,8 +7,7 @@ import json
 import pytest
 
 from aethermind.engine.observation.chrome_trace import chrome_trace
-from aethermind.engine.observation.memory_use import MemoryUse
-from aethermind.engine.observation.profiler import CallProfile, StepProfile
+from aethermind.engine.observation.profiler import CallProfile, MemoryUse, StepProfile
 from aethermind.engine.observation.roofline import Work
 from aethermind.hal.dtype import DType
 from aethermind.ops.cost import Cost
@@ -31,7 +30,7 @@ def events() -> list[dict[str, object]]:
     return found
 
 
-def test_calls_follow_one_another_inside_of_their_steps(events: list[dict[str, object]]) -> None:
+def test_calls_are_consecutive_within_their_steps(events: list[dict[str, object]]) -> None:
     spans = [(event["cat"], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert [span[1:] for span in spans if span[0] == "kernel"] == [
         ("embedding", 0, 5e5),

@@ -13,15 +13,15 @@ from tests.core.engine.engines import open_engine
 from tests.scale import scaled
 
 from aethermind import Runtime
-from aethermind.engine.observation.comparison import Tolerance, compare, compare_arrays
+from aethermind.engine.observation.comparison import ComparisonTolerance, compare, compare_arrays
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.hal.dtype import DType
 
-TOLERANCE = Tolerance(0.01, 0.001)
+TOLERANCE = ComparisonTolerance(0.01, 0.001)
 INF, NAN = float("inf"), float("nan")
 
 
-def test_the_allowance_grows_with_the_row() -> None:
+def test_the_tolerance_scales_with_the_row() -> None:
     expected = np.array([[1.0, 0.0], [100.0, 0.0]], np.float32)
     actual = expected + np.array([[0, 0.022], [0, 0.9]], np.float32)
     error, excess, index, left, right = compare_arrays(expected, actual, TOLERANCE)
@@ -59,7 +59,7 @@ def test_integers_must_be_equal_and_empty_arrays_are() -> None:
 
 @given(st.integers(1, 4), st.integers(1, 5), st.data())
 @settings(max_examples=scaled(5000), deadline=None)
-def test_one_spoilt_element_is_found(rows: int, columns: int, data: st.DataObject) -> None:
+def test_one_wrong_element_is_found(rows: int, columns: int, data: st.DataObject) -> None:
     expected = np.random.default_rng(rows * 7 + columns).standard_normal((rows, columns)).astype(np.float32)
     index = (data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1)))
     actual = expected * (1 + 1e-4)
@@ -73,20 +73,22 @@ def test_one_spoilt_element_is_found(rows: int, columns: int, data: st.DataObjec
 @pytest.mark.parametrize("name", ["rtol", "atol"])
 def test_a_tolerance_is_a_number_from_zero(name: str, value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name} should be a number from 0"):
-        Tolerance.of(DType.FLOAT32, **{name: value})
+        ComparisonTolerance.of(DType.FLOAT32, **{name: value})
 
 
 def test_narrower_types_are_allowed_more() -> None:
-    float32, float16, bfloat16 = (Tolerance.of(dtype) for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16))
+    float32, float16, bfloat16 = (
+        ComparisonTolerance.of(dtype) for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+    )
     assert float32.rtol < float16.rtol < bfloat16.rtol
-    assert Tolerance.of(DType.FLOAT32, 0.5, 0.0) == Tolerance(0.5, 0.0)
+    assert ComparisonTolerance.of(DType.FLOAT32, 0.5, 0.0) == ComparisonTolerance(0.5, 0.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fuse", [True, False])
 def test_the_cpu_computes_what_the_references_do(runtime: Runtime, dtype: str, fuse: bool) -> None:
     engines = [open_engine(runtime, device, dtype=dtype) for device in ("numpy", "cpu")]
-    tolerance = Tolerance.of(DType.parse(dtype))
+    tolerance = ComparisonTolerance.of(DType.parse(dtype))
     comparison = compare(engines[0], engines[1], [5, 6, 7, 8], 3, tolerance, fuse=fuse)
     assert comparison.first_divergence is None
     assert comparison.num_steps == 3
@@ -103,9 +105,9 @@ def test_the_cpu_computes_what_the_references_do(runtime: Runtime, dtype: str, f
         assert engine.cache.num_free_blocks == engine.planned.num_kv_blocks
 
 
-def test_of_caches_what_the_step_wrote_is_compared(runtime: Runtime) -> None:
+def test_only_slots_written_by_the_step_are_compared_in_caches(runtime: Runtime) -> None:
     engines = [open_engine(runtime) for _ in range(2)]
-    comparison = compare(engines[0], engines[1], [5, 6, 7, 8], 2, Tolerance(0, 0))
+    comparison = compare(engines[0], engines[1], [5, 6, 7, 8], 2, ComparisonTolerance(0, 0))
     config = engines[0].planned.model.config
     heads = (config.num_key_value_heads, config.head_dim)
     shapes = [one.shape for one in comparison.differences if ".0." in one.name and one.operator == "kv_cache_write"]

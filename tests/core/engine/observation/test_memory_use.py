@@ -6,7 +6,7 @@ import pytest
 from tests.core.engine.engines import answer, open_engine
 
 from aethermind import Runtime
-from aethermind.engine.observation.memory_use import measure_memory
+from aethermind.engine.observation.profiler import measure_memory
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
@@ -26,7 +26,7 @@ def test_categories_are_those_of_the_parts(runtime: Runtime, device: str) -> Non
     assert after.categories() == use.categories()
 
 
-def test_before_loading_there_is_nothing(runtime: Runtime) -> None:
+def test_before_loading_all_categories_are_zero(runtime: Runtime) -> None:
     planned = open_engine(runtime).planned
     use = measure_memory("planned", planned)
     assert [name for name, size in use.categories().items() if size] in ([], ["other"])

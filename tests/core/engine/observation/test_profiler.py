@@ -32,9 +32,9 @@ def steps(engine: Engine) -> list[StepProfile]:
     return profiler.steps
 
 
-def test_each_step_is_told_with_its_tokens(steps: list[StepProfile]) -> None:
-    told = [(step.phase, step.num_tokens, step.num_context_tokens) for step in steps]
-    assert told == [("prefill", 5, 5), ("decode", 1, 6), ("decode", 1, 7), ("decode", 1, 8)]
+def test_each_step_is_recorded_with_its_tokens(steps: list[StepProfile]) -> None:
+    recorded = [(step.phase, step.num_tokens, step.num_context_tokens) for step in steps]
+    assert recorded == [("prefill", 5, 5), ("decode", 1, 6), ("decode", 1, 7), ("decode", 1, 8)]
 
 
 def test_each_call_of_the_plan_is_there_once(engine: Engine, steps: list[StepProfile]) -> None:

@@ -19,7 +19,7 @@ def ordered(policy: EarliestDeadline, requests: list[Request], now: float) -> st
     return "".join(one.request_id for one in sorted(requests, key=lambda one: policy.order_key(one, now)))
 
 
-def test_deadlines_count_from_arrival_and_all_have_one() -> None:
+def test_deadlines_count_from_arrival_and_have_a_default() -> None:
     policy = EarliestDeadline(default_s=10.0)
     requests = [request("c", 0.0, None), request("a", 5.0, 2000.0), request("b", 0.0, 9000.0)]
     assert ordered(policy, requests, 5.0) == "abc"
@@ -28,7 +28,7 @@ def test_deadlines_count_from_arrival_and_all_have_one() -> None:
     assert not policy.admit(requests[0], 3, 2)
 
 
-def test_who_is_late_lets_others_by_for_a_while() -> None:
+def test_a_late_request_is_ordered_later_for_a_limited_time() -> None:
     policy = EarliestDeadline(lateness_s=10.0, seconds_per_prompt_token=0.1, seconds_per_new_token=0.05)
     late = request("l", 0.0, 1000.0)
     assert ordered(policy, [late, request("a", 0.3, 1000.0)], 0.49) == "la"
@@ -39,6 +39,6 @@ def test_who_is_late_lets_others_by_for_a_while() -> None:
 
 @pytest.mark.parametrize("name", ["default_s", "lateness_s", "seconds_per_prompt_token", "seconds_per_new_token"])
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
-def test_seconds_must_be_some(name: str, value: float) -> None:
+def test_seconds_must_be_positive_and_finite(name: str, value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name} is"):
         EarliestDeadline(**{name: value})

@@ -1,4 +1,4 @@
-"""Fair shares between tenants: the order, who gives way, and what that means for somebody beside a crowd."""
+"""Fair sharing between tenants: order, preemption, and the latency of a tenant with few requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def come(arrival: float, tenant: str, waiting: list[Request], running: list[Requ
     return request
 
 
-def test_a_tenants_first_request_stands_before_anothers_many() -> None:
+def test_a_tenants_first_request_precedes_the_queue_of_another() -> None:
     crowd: list[Request] = []
     for number in range(4):
         crowd.append(come(number / 10, "crowd", crowd, []))
@@ -34,7 +34,7 @@ def test_a_tenants_first_request_stands_before_anothers_many() -> None:
     assert [round(request.place, 3) for request in crowd] == [0.0, 10.1, 20.2, 30.3]
     order = sorted([*crowd, light], key=lambda request: POLICY.order_key(request, 99.0))
     assert order == [crowd[0], light, *crowd[1:]]
-    assert come(35.0, "late", crowd, []).place > crowd[-1].place  # nobody waits for ever
+    assert come(35.0, "late", crowd, []).place > crowd[-1].place  # so it does not starve
 
 
 def test_within_a_tenant_it_is_first_come_first_served() -> None:
@@ -44,20 +44,20 @@ def test_within_a_tenant_it_is_first_come_first_served() -> None:
     assert POLICY.order_key(waits, 9.0) < POLICY.order_key(later, 9.0)
 
 
-def test_who_runs_most_gives_up_its_last_seat() -> None:
+def test_the_last_request_of_the_tenant_that_runs_most_is_preempted() -> None:
     running: list[Request] = []
     for tenant, count in (("most", 4), ("some", 2)):
         for number in range(count):
             running.append(come(float(number), tenant, [], running))
     last = max((one for one in running if one.tenant == "most"), key=lambda one: one.place)
     light, some, most = (come(9.0, tenant, [], running) for tenant in ("light", "some", "most"))
-    assert POLICY.giver(light, running, running) is last
-    assert POLICY.giver(some, running, running) is last
-    assert POLICY.giver(most, running, running) is None
-    assert POLICY.giver(light, running, [one for one in running if one.tenant == "some"]) is running[-1]
+    assert POLICY.choose_victim(light, running, running) is last
+    assert POLICY.choose_victim(some, running, running) is last
+    assert POLICY.choose_victim(most, running, running) is None
+    assert POLICY.choose_victim(light, running, [one for one in running if one.tenant == "some"]) is running[-1]
 
 
-def test_spacing_is_a_time() -> None:
+def test_spacing_must_be_positive_and_finite() -> None:
     with pytest.raises(InvalidArgumentError, match="spacing_s"):
         FairShare(spacing_s=0.0)
 
@@ -85,10 +85,10 @@ def steps_to_first_token(engine: Engine, num_others: int, prompt_tokens: int = 8
 
 
 @pytest.mark.parametrize(
-    "room", [{"max_num_seqs": 8}, {"max_num_seqs": 64, "num_kv_blocks": 40}, {"max_num_seqs": 64}], ids=str
+    "capacity", [{"max_num_seqs": 8}, {"max_num_seqs": 64, "num_kv_blocks": 40}, {"max_num_seqs": 64}], ids=str
 )
-def test_a_light_user_is_not_held_up_by_a_crowd(runtime: Runtime, room: dict[str, int]) -> None:
-    limits = {"max_num_batched_tokens": 72, "block_size": 4, "device": "null", **room}
+def test_a_tenant_with_few_requests_is_not_delayed_by_one_with_many(runtime: Runtime, capacity: dict[str, int]) -> None:
+    limits = {"max_num_batched_tokens": 72, "block_size": 4, "device": "null", **capacity}
     alone = steps_to_first_token(open_engine(runtime, scheduling_policy="fair", **limits), 0)
     beside = steps_to_first_token(open_engine(runtime, scheduling_policy="fair", **limits), 64)
     assert beside <= alone + 3
@@ -97,13 +97,13 @@ def test_a_light_user_is_not_held_up_by_a_crowd(runtime: Runtime, room: dict[str
 
 
 @pytest.mark.parametrize(
-    ("options", "wishes"), [({}, {}), ({"kv_store": "host:64MiB"}, {}), ({}, {"prompt_logprobs": 0}), ({}, {"n": 3})]
+    ("options", "sampling"), [({}, {}), ({"kv_store": "host:64MiB"}, {}), ({}, {"prompt_logprobs": 0}), ({}, {"n": 3})]
 )
-def test_a_crowd_is_counted_wherever_it_waits(
-    runtime: Runtime, options: dict[str, str], wishes: dict[str, Any]
+def test_open_requests_count_wherever_they_wait(
+    runtime: Runtime, options: dict[str, str], sampling: dict[str, Any]
 ) -> None:
     engine = open_engine(runtime, "null", block_size=4, **options)
-    params = SamplingParams(temperature=1.0, max_tokens=6, **wishes)
+    params = SamplingParams(temperature=1.0, max_tokens=6, **sampling)
     for number in range(3):
         engine.add_request(f"crowd {number}", [number + 1] * 20, params, options=RequestOptions(tenant="crowd"))
     requests = [builder.request for builder in engine._outputs.values()]
@@ -125,37 +125,39 @@ def crowded(num_others: int, limits: dict[str, int]) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize(("num_seats", "num_prompt"), [(8, 48), (3, 48)], ids=["no room", "no room and no seat"])
-def test_nobody_gives_way_where_that_would_not_be_enough(num_seats: int, num_prompt: int) -> None:
+@pytest.mark.parametrize(
+    ("num_seats", "num_prompt"), [(8, 48), (3, 48)], ids=["no blocks", "no blocks and no sequences"]
+)
+def test_no_request_is_preempted_if_that_does_not_free_enough_blocks(num_seats: int, num_prompt: int) -> None:
     loop = crowded(3, {"num_blocks": 13, "max_num_seqs": num_seats})
     light = loop.add(num_prompt, tenant="light")
     assert loop.step().preempted == []
-    assert loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+    assert loop.scheduler.runs_without_preemption(loop.now, loop.waiting, loop.running, loop.budget)
     loop.run()
     assert light in loop.finished
 
 
-def test_as_many_give_way_as_have_to_and_at_once() -> None:
+def test_as_many_requests_are_preempted_as_needed_in_one_step() -> None:
     loop = crowded(4, {"num_blocks": 13, "max_num_seqs": 4})
     *_, third, last = loop.running
     light = loop.add(26, tenant="light")
-    assert not loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+    assert not loop.scheduler.runs_without_preemption(loop.now, loop.waiting, loop.running, loop.budget)
     assert loop.step().preempted == [last, third]
     assert light in loop.running
 
 
-def test_what_a_giver_shares_with_the_newcomer_is_counted_once() -> None:
+def test_blocks_that_a_victim_shares_with_the_new_request_count_once() -> None:
     loop = Loop(policy=POLICY, num_blocks=13, is_reusing=True)
     loop.add(5, max_tokens=30, tenant="crowd")
     other = loop.add(17, max_tokens=30, tenant="crowd")
-    giver = loop.add(16, max_tokens=30, tenant="crowd", family=1)
+    victim = loop.add(16, max_tokens=30, tenant="crowd", family=1)
     loop.step()
-    light = loop.add(36, tenant="light", family=1)  # nine blocks, of which four are the giver's
-    assert loop.step().preempted == [giver, other]
+    light = loop.add(36, tenant="light", family=1)  # nine blocks, of which four are the victim's
+    assert loop.step().preempted == [victim, other]
     assert light in loop.running
 
 
-def test_giving_a_seat_up_changes_no_token(runtime: Runtime) -> None:
+def test_preemption_for_another_tenant_changes_no_token(runtime: Runtime) -> None:
     def answers(policy: str, max_num_seqs: int) -> dict[str, list[int]]:
         engine = open_engine(runtime, scheduling_policy=policy, max_num_seqs=max_num_seqs, block_size=4)
         params, found = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), {}

@@ -21,7 +21,7 @@ def ordered(policy: PriorityWithAging, requests: list[Request], now: float = 100
     return "".join(item.request_id for item in sorted(requests, key=lambda item: policy.order_key(item, now)))
 
 
-def test_the_urgent_go_first_then_the_earlier() -> None:
+def test_the_order_is_by_priority_then_arrival() -> None:
     requests = [request("d", 1.0, 5), request("c", 2.0, 0), request("b", 1.0, 0), request("a", 2.0, -1)]
     assert ordered(PriorityWithAging(), requests) == "abcd"
 
@@ -41,7 +41,7 @@ def test_the_order_is_the_effective_priority_at_any_time() -> None:
         assert ordered(policy, requests, now) == "".join(item.request_id for item in by_definition)
 
 
-def test_the_least_urgent_gives_way() -> None:
+def test_the_least_urgent_request_is_preempted_first() -> None:
     policy = PriorityWithAging()
     requests = [request("a", 0.0, 1), request("b", 0.0, 2), request("c", 0.0, 0)]
     assert max(requests, key=lambda item: policy.victim_key(item, 1.0) or ()).request_id == "b"
@@ -49,7 +49,7 @@ def test_the_least_urgent_gives_way() -> None:
     assert not policy.admit(requests[0], 3, 2)
 
 
-def test_a_vip_is_never_asked_to_give_way_but_waits_like_others() -> None:
+def test_a_vip_is_never_preempted_but_waits_like_others() -> None:
     policy = PriorityWithAging(aging_s=1.0, vip_priority=-5)
     assert policy.victim_key(request("v", 0.0, -5), 1.0) is None
     assert policy.victim_key(request("u", 0.0, -4), 1.0) is not None
@@ -57,6 +57,6 @@ def test_a_vip_is_never_asked_to_give_way_but_waits_like_others() -> None:
 
 
 @pytest.mark.parametrize("aging_s", [0.0, -1.0, math.inf, math.nan])
-def test_aging_must_take_some_time(aging_s: float) -> None:
+def test_aging_must_be_positive_and_finite(aging_s: float) -> None:
     with pytest.raises(InvalidArgumentError, match="aging_s is"):
         PriorityWithAging(aging_s)

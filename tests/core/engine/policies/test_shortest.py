@@ -20,7 +20,7 @@ def test_work_is_the_prompt_and_the_longest_answer_allowed() -> None:
     assert policy.work_s(request("a", 0.0, 40, None)) == 140.0
 
 
-def test_the_shorter_goes_first_and_the_longer_gives_way() -> None:
+def test_the_shortest_is_admitted_and_the_longest_preempted_first() -> None:
     policy = ShortestFirst()
     requests = [request("b", 0.0, 9, 9), request("a", 0.1, 9, 3), request("c", 0.0, 50, 9)]
     assert "".join(one.request_id for one in sorted(requests, key=lambda one: policy.order_key(one, 1.0))) == "abc"
@@ -29,7 +29,7 @@ def test_the_shorter_goes_first_and_the_longer_gives_way() -> None:
     assert not policy.admit(requests[0], 3, 2)
 
 
-def test_the_longer_is_overtaken_for_a_limited_time_only() -> None:
+def test_a_long_request_is_overtaken_for_a_limited_time_only() -> None:
     policy = ShortestFirst(1.0, 1.0, patience=2.0)
     long, short = request("l", 0.0, 20, 10), request("s", 51.0, 1, 1)
     assert policy.order_key(short, 60.0) < policy.order_key(long, 60.0)
@@ -38,6 +38,6 @@ def test_the_longer_is_overtaken_for_a_limited_time_only() -> None:
 
 @pytest.mark.parametrize("name", ["seconds_per_prompt_token", "seconds_per_new_token", "patience"])
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
-def test_numbers_that_make_no_order(name: str, value: float) -> None:
+def test_parameters_must_be_positive_and_finite(name: str, value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name} is"):
         ShortestFirst(**{name: value})

@@ -7,7 +7,7 @@ from tests.core.engine.engines import open_engine
 
 from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
+from aethermind.cache.prefix_cache import HashedPrefixCache
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
@@ -56,9 +56,9 @@ def test_what_a_session_left_is_given_up_last(clock: Clock) -> None:
     remember(pool, cache, old)
     sessions.pin("old", old, b"")
     remember(pool, cache, new)
-    cache.reclaim(3)
+    cache.evict(3)
     assert (known(cache, old), known(cache, new)) == (4, 0)
-    cache.reclaim(1)
+    cache.evict(1)
     assert known(cache, old) < 4  # nothing else was left
     clock.now = 60.0
     sessions.expire()
@@ -74,7 +74,7 @@ def test_a_next_turn_takes_the_place_of_the_last(clock: Clock) -> None:
         sessions.pin("one", turn, b"")
     remember(pool, cache, other)
     assert (len(sessions), sessions.num_blocks) == (1, 2)
-    cache.reclaim(3)
+    cache.evict(3)
     assert (known(cache, second), known(cache, first), known(cache, other)) == (4, 2, 0)
 
 
@@ -105,11 +105,11 @@ def test_pins_outlive_blocks_that_were_given_up_anyway(clock: Clock) -> None:
     sessions = Sessions(cache, 9, 2, 60.0, clock)
     remember(pool, cache, [1, 1, 2, 2])
     sessions.pin("one", [1, 1, 2, 2], b"")
-    cache.reclaim(2)
+    cache.evict(2)
     remember(pool, cache, [3, 3, 4, 4])
     clock.now = 99.0
     sessions.expire()
-    cache.reclaim(1)
+    cache.evict(1)
     assert known(cache, [3, 3, 4, 4]) == 2
     assert pool.num_free == 1
 

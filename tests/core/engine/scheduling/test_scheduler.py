@@ -1,17 +1,17 @@
-"""Scheduler: who is computed when, who gives way, and that everybody finishes."""
+"""Scheduler: batching, preemption, rejection, swapping, and that all requests finish."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from tests.core.engine.loops import Loop, SwapRoom, Swaps, shares
+from tests.core.engine.loops import Loop, SwapBlocks, Swaps, shares
 
 from aethermind.cache import CacheState
 from aethermind.engine.policies import PriorityWithAging
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
-from aethermind.engine.scheduling.giving_way import MAX_PREEMPTIONS
+from aethermind.engine.scheduling.preemption import MAX_PREEMPTIONS
 from aethermind.errors import InvalidArgumentError
 
 
@@ -69,7 +69,7 @@ class TestBatching:
         assert shares(decision) == [("r0001", 8, False)]
         assert (decision.num_extensions, decision.phase) == (0, "prefill")
 
-    def test_seats_are_limited(self) -> None:
+    def test_the_number_of_running_requests_is_limited(self) -> None:
         loop = Loop(max_num_seqs=2)
         for _ in range(3):
             loop.add(3, max_tokens=2)
@@ -93,22 +93,22 @@ class TestBatching:
         blocks = loop.cache.pool.allocate(2) or []
 
         class Remembers:
-            num_reclaimable = 0
+            num_evictable = 0
 
             def match(self, token_ids: object, extra_key: bytes) -> list[int]:
                 return blocks
 
             def publish(self, token_ids: object, blocks: object, extra_key: bytes) -> None: ...
 
-            def reclaim(self, num_blocks: int) -> None: ...
+            def evict(self, num_blocks: int) -> None: ...
 
-        loop.cache._supply.prefix_cache = Remembers()
+        loop.cache._allocator.prefix_cache = Remembers()
         assert shares(loop.step()) == [("r0001", 1, True)]
         assert (request.num_computed_tokens, request.num_cached_tokens) == (9, 8)
 
 
 class TestRoom:
-    def test_the_latest_gives_way_and_resumes_with_all_its_tokens(self) -> None:
+    def test_the_latest_request_is_preempted_and_resumes_with_all_its_tokens(self) -> None:
         loop = Loop(num_blocks=4)
         early, late = loop.add(7, max_tokens=8), loop.add(7, max_tokens=3)
         loop.step()
@@ -125,21 +125,21 @@ class TestRoom:
         assert late.all_token_ids[: len(before)] == before
         assert [len(early.output_token_ids), len(late.output_token_ids)] == [8, 3]
 
-    def test_who_finds_no_room_sits_a_step_out_in_which_nobody_may_give_way(self) -> None:
+    def test_without_preemption_a_request_without_free_blocks_skips_the_step(self) -> None:
         loop = Loop(num_blocks=4)
         early, late = loop.add(7, max_tokens=8), loop.add(7, max_tokens=3)
         loop.step()
         loop.step()
-        assert not loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+        assert not loop.scheduler.runs_without_preemption(loop.now, loop.waiting, loop.running, loop.budget)
         planned, loop.budget = loop.budget, replace(loop.budget, may_preempt=False)
         assert loop.step() == ScheduleDecision()
         assert loop.running == [early, late]
         loop.budget = planned
         assert loop.step().preempted == [late]
-        assert loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+        assert loop.scheduler.runs_without_preemption(loop.now, loop.waiting, loop.running, loop.budget)
         loop.run()
 
-    def test_the_last_in_order_waits_rather_than_take_from_those_before(self) -> None:
+    def test_the_last_request_in_order_skips_the_step_instead_of_preempting(self) -> None:
         loop = Loop(num_blocks=4)
         early, late = loop.add(5, max_tokens=4), loop.add(7, max_tokens=8)
         loop.step()
@@ -152,7 +152,7 @@ class TestRoom:
         assert (late.num_preemptions, len(late.output_token_ids)) == (0, 8)
         assert early.num_preemptions == 0
 
-    def test_a_prefill_takes_room_from_a_later_decode_already_scheduled(self) -> None:
+    def test_a_prefill_preempts_a_later_decode_that_was_scheduled(self) -> None:
         loop = Loop(num_blocks=5, max_num_batched_tokens=12, max_num_seqs=2)
         late = loop.add(1, max_tokens=9)
         loop.step()
@@ -166,7 +166,7 @@ class TestRoom:
         assert (decision.num_decodes, decision.num_batched_tokens) == (0, 6)
         assert late.all_token_ids == late_tokens
 
-    def test_nobody_is_let_in_while_room_is_short(self) -> None:
+    def test_no_request_is_admitted_while_blocks_are_short(self) -> None:
         loop = Loop(num_blocks=8, max_num_batched_tokens=12, max_num_seqs=3)
         loop.add(4, max_tokens=9)
         loop.step()
@@ -181,7 +181,7 @@ class TestRoom:
         loop.run()
         assert len(loop.finished) == 3
 
-    def test_newcomers_need_room_for_their_whole_prompt(self) -> None:
+    def test_a_new_request_needs_blocks_for_its_whole_prompt(self) -> None:
         loop = Loop(num_blocks=5, max_num_batched_tokens=4, max_num_seqs=4)
         loop.add(4, max_tokens=9)
         loop.step()
@@ -271,30 +271,30 @@ def test_limits_that_cannot_work(limits: dict[str, int], message: str) -> None:
 
 
 class TestSwapping:
-    def test_a_victim_is_swapped_where_that_is_cheaper_and_goes_on_where_it_was(self) -> None:
-        room = SwapRoom(10)
-        loop = Loop(num_blocks=4, swap_store=room, costs=Swaps())
+    def test_a_victim_is_swapped_if_that_is_cheaper_and_resumes(self) -> None:
+        swap_store = SwapBlocks(10)
+        loop = Loop(num_blocks=4, swap_store=swap_store, costs=Swaps())
         loop.add(7, max_tokens=8)
         late = loop.add(7, max_tokens=4)
         loop.step()
         loop.step()
         assert loop.step().preempted == [late]
-        assert (late.num_computed_tokens, room.held) == (8, {"r0002": 2})
+        assert (late.num_computed_tokens, swap_store.held) == (8, {"r0002": 2})
         loop.run()
-        assert (room.num_loads, room.held) == (1, {})
+        assert (swap_store.num_loads, swap_store.held) == (1, {})
         assert [len(request.output_token_ids) for request in loop.finished] == [8, 4]
 
     @pytest.mark.parametrize(("num_blocks", "least"), [(0, 1), (10, 9)])
-    def test_it_is_recomputed_where_there_is_no_room_or_that_is_cheaper(self, num_blocks: int, least: int) -> None:
-        room = SwapRoom(num_blocks)
-        loop = Loop(num_blocks=4, swap_store=room, costs=Swaps(least))
+    def test_a_victim_is_recomputed_if_the_store_is_full_or_that_is_cheaper(self, num_blocks: int, least: int) -> None:
+        swap_store = SwapBlocks(num_blocks)
+        loop = Loop(num_blocks=4, swap_store=swap_store, costs=Swaps(least))
         loop.add(7, max_tokens=8)
         late = loop.add(7, max_tokens=3)
         loop.run()
-        assert (late.num_preemptions, room.num_loads) == (1, 0)
+        assert (late.num_preemptions, swap_store.num_loads) == (1, 0)
 
-    def test_who_is_brought_back_beside_steps_leaves_that_step_to_others(self) -> None:
-        loop = Loop(num_blocks=8, swap_store=SwapRoom(9), costs=Swaps(), swaps_beside_steps=True)
+    def test_a_request_that_is_swapped_in_concurrently_skips_that_step(self) -> None:
+        loop = Loop(num_blocks=8, swap_store=SwapBlocks(9), costs=Swaps(), swaps_beside_steps=True)
         for max_tokens in (8, 11, 9, 8):
             loop.add(num_prompt=5, max_tokens=max_tokens)
         came_back_beside_others = 0
@@ -311,19 +311,19 @@ class TestSwapping:
         assert came_back_beside_others > 0
         assert len(loop.finished) == 4
 
-    def test_aborting_a_swapped_request_gives_its_room_back(self) -> None:
-        room = SwapRoom(10)
-        loop = Loop(num_blocks=4, swap_store=room, costs=Swaps())
+    def test_aborting_a_swapped_request_frees_its_swap_blocks(self) -> None:
+        swap_store = SwapBlocks(10)
+        loop = Loop(num_blocks=4, swap_store=swap_store, costs=Swaps())
         loop.add(7, max_tokens=8)
         late = loop.add(7, max_tokens=4)
         while not late.num_preemptions:
             loop.step()
         loop.scheduler.finish(late, FinishReason.ABORT, loop.waiting, loop.running)
-        assert (room.held, loop.cache.num_sequences, len(loop.waiting)) == ({}, 1, 0)
+        assert (swap_store.held, loop.cache.num_sequences, len(loop.waiting)) == ({}, 1, 0)
 
 
 class TestNoThrashing:
-    def test_one_just_resumed_keeps_its_room_until_it_has_generated_something(self) -> None:
+    def test_a_resumed_request_is_not_preempted_before_it_makes_progress(self) -> None:
         loop = Loop(num_blocks=4)
         early, resumed = loop.admit_by_hand(loop.add(4, max_tokens=9)), loop.admit_by_hand(loop.add(11, max_tokens=9))
         loop.step()
@@ -337,7 +337,7 @@ class TestNoThrashing:
         assert (decision.preempted, shares(decision)) == ([resumed], [("r0001", 1, True)])
         assert early.num_preemptions == 0
 
-    def test_where_all_wait_for_room_the_first_takes_it_also_from_one_just_resumed(self) -> None:
+    def test_if_all_wait_the_first_request_preempts_even_a_resumed_one(self) -> None:
         loop = Loop(num_blocks=4)
         loop.admit_by_hand(loop.add(4, max_tokens=9))
         resumed = loop.admit_by_hand(loop.add(12, max_tokens=9))
@@ -348,7 +348,7 @@ class TestNoThrashing:
         assert (decision.preempted, shares(decision)) == ([resumed], [("r0001", 1, True)])
         assert decision.num_decodes == 1
 
-    def test_who_gave_way_often_enough_is_let_in_with_all_it_needs(self) -> None:
+    def test_a_request_preempted_too_often_is_admitted_with_all_its_blocks(self) -> None:
         loop = Loop(num_blocks=8)
         loop.add(4, max_tokens=13)
         tired = loop.add(4, max_tokens=13)
@@ -358,7 +358,7 @@ class TestNoThrashing:
         loop.run()
         assert (first.num_preemptions, tired.num_preemptions) == (MAX_PREEMPTIONS, MAX_PREEMPTIONS)
 
-    def test_a_vip_takes_room_and_never_gives_it(self) -> None:
+    def test_a_vip_preempts_and_is_never_preempted(self) -> None:
         loop = Loop(num_blocks=4, policy=PriorityWithAging())
         ordinary, vip = loop.add(7, max_tokens=8), loop.add(7, max_tokens=8, priority=-10)
         loop.run()

@@ -1,4 +1,4 @@
-"""Scheduler under random load: blocks add up, budgets hold, order is kept, and everybody finishes.
+"""Scheduler under random load: blocks add up, budgets hold, order is kept, and all requests finish.
 
 50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.core.engine.loops import Loop, SwapRoom, Swaps, next_token
+from tests.core.engine.loops import Loop, SwapBlocks, Swaps, next_token
 from tests.scale import is_full, scaled
 
 from aethermind.cache import CacheState
@@ -23,7 +23,7 @@ from aethermind.engine.policies import (
 )
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
 from aethermind.engine.scheduling.decision import StepBudget
-from aethermind.engine.scheduling.giving_way import MAX_PREEMPTIONS
+from aethermind.engine.scheduling.preemption import MAX_PREEMPTIONS
 
 VIP = -3
 POLICIES = [
@@ -69,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         swaps_beside_steps: bool,
     ) -> None:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_seqs + spare_tokens}
-        self.store = None if swap_blocks is None else SwapRoom(swap_blocks)
+        self.store = None if swap_blocks is None else SwapBlocks(swap_blocks)
         options: Any = {"is_reusing": is_reusing, "swap_store": self.store, "costs": Swaps(4) if self.store else None}
         options["swaps_beside_steps"] = swaps_beside_steps
         self.loop = Loop(num_blocks, block_size, policy, **options, **limits)
@@ -150,13 +150,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         victims: list[Request],
         now: float,
     ) -> None:
-        """Nobody is let in before one whose key is smaller, and so nobody is overtaken from too far behind."""
+        """No request is admitted before one with a smaller key, so none is overtaken from too far behind."""
         scheduled = [request for request in scheduled if request not in running]
         # Whose blocks come back beside the step is let in, and computed in the next.
         brought_back = [request for request in self.loop.running if request in waiting and request not in scheduled]
         admitted = [*scheduled, *brought_back]
         if not isinstance(self.policy, FairShare):
-            assert not (admitted and victims), "newcomers never take room from others"
+            assert not (admitted and victims), "a new request never preempts another"
         for entered in (scheduled, brought_back):
             order = [self.policy.order_key(request, now) for request in entered]
             assert order == sorted(order)
@@ -175,11 +175,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         generated: dict[Request, int],
         now: float,
     ) -> None:
-        """Who gives way stands behind who goes on, has made progress unless all stood still, and not for ever."""
+        """A victim ranks behind all that go on, has made progress unless all waited, and is not preempted endlessly."""
         for victim in victims:
             assert victim.num_output_tokens == generated[victim]
             assert len(scheduled) <= 1 or victim not in resumed
-            if not self.was_squeezed:  # what was promised holds as long as nobody from outside takes it
+            if not self.was_squeezed:  # the guarantee holds as long as no other user takes blocks
                 assert victim.num_preemptions <= MAX_PREEMPTIONS
                 assert self.policy.victim_key(victim, now) is not None
             assert scheduled or self.was_squeezed
@@ -213,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.loop.waiting and not self.loop.running:
                 break
             self.step()
-        assert all(request.is_finished for request in self.requests), "somebody starves"
+        assert all(request.is_finished for request in self.requests), "a request starves"
         assert self.loop.cache.num_available_blocks == self.loop.cache.pool.num_blocks
         for request in self.requests:
             assert request.all_token_ids == request.prompt_token_ids + request.output_token_ids

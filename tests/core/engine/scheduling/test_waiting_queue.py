@@ -1,4 +1,4 @@
-"""WaitingQueue: a sorted list would say the same."""
+"""WaitingQueue against a sorted list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aethermind.engine.policies import EarliestDeadline, FirstComeFirstServed
 from aethermind.engine.requests.request import Request, RequestOptions
-from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+from aethermind.engine.scheduling.scheduler import WaitingQueue
 from aethermind.sampling.params import SamplingParams
 
 
@@ -18,7 +18,7 @@ def request(name: str, arrival: float, deadline_ms: float | None = None) -> Requ
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "remove"]), st.integers(0, 50), st.integers(1, 20))))
-def test_it_gives_what_a_sorted_list_gives(calls: list[tuple[str, int, int]]) -> None:
+def test_the_queue_equals_a_sorted_list(calls: list[tuple[str, int, int]]) -> None:
     policy = EarliestDeadline(lateness_s=7.0)
     queue, model = WaitingQueue(policy), list[Request]()
     for now, (call, number, seconds) in enumerate(calls):
@@ -35,7 +35,7 @@ def test_it_gives_what_a_sorted_list_gives(calls: list[tuple[str, int, int]]) ->
         assert set(queue) == set(model)
 
 
-def test_one_may_come_back_and_another_may_have_its_name() -> None:
+def test_a_request_can_be_added_again_and_ids_can_repeat() -> None:
     queue = WaitingQueue(FirstComeFirstServed())
     one, other = request("a", 1.0), request("a", 1.0)
     for added in (one, other, one):
@@ -49,7 +49,7 @@ def test_one_may_come_back_and_another_may_have_its_name() -> None:
         queue.remove(one)
 
 
-def test_what_was_removed_does_not_pile_up() -> None:
+def test_removed_requests_do_not_accumulate() -> None:
     queue = WaitingQueue(FirstComeFirstServed())
     queue.add(request("first", 0.0), 0.0)
     for index in range(500):

@@ -7,7 +7,7 @@ from tests.core.engine.engines import open_engine
 
 from aethermind import Runtime
 from aethermind.engine.simulation import StepCosts
-from aethermind.engine.simulation.calibration import fit_costs, measure_costs
+from aethermind.engine.simulation.cost_model import fit_costs, measure_costs
 
 KINDS = [(64, 0, 64), (512, 0, 512), (0, 1, 100), (0, 1, 2000), (0, 16, 1600), (0, 16, 30_000)]
 
@@ -20,7 +20,7 @@ def test_the_costs_that_made_the_rows_are_found_again() -> None:
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-6)
 
 
-def test_nothing_costs_less_than_nothing() -> None:
+def test_fitted_costs_are_not_negative() -> None:
     rows = [(p, d, c, 5e-3 + p * 8e-5 + d * 3e-5 - c * 2e-8) for p, d, c in KINDS]
     found = fit_costs(rows)
     assert found.context_token_s == 0.0

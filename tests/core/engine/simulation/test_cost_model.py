@@ -40,7 +40,7 @@ def test_costs_from_a_file(tmp_path: Path) -> None:
         ('{"fixed_s": 0, "decode_sequence_s": 0}', "takes no time"),
     ],
 )
-def test_files_that_say_nothing_useful(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_cost_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):

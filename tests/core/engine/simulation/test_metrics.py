@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.engine.simulation import (
-    Report,
     RequestRecord,
     Simulation,
+    SimulationReport,
     StepCosts,
     TraceRequest,
     jain_index,
@@ -34,8 +34,8 @@ def test_jains_index() -> None:
     assert math.isnan(percentile([], 50))
 
 
-def record(arrival: float, first: float | None, end: float | None, **wishes: object) -> RequestRecord:
-    return RequestRecord(TraceRequest(arrival, 10, 5, **wishes), first, end, num_preemptions=1, num_cached_tokens=4)
+def record(arrival: float, first: float | None, end: float | None, **columns: object) -> RequestRecord:
+    return RequestRecord(TraceRequest(arrival, 10, 5, **columns), first, end, num_preemptions=1, num_cached_tokens=4)
 
 
 def test_a_report() -> None:
@@ -45,7 +45,7 @@ def test_a_report() -> None:
         record(2.0, None, None, tenant="b", deadline_ms=9000.0),
     ]
     run = Simulation(records, 1, 7, busy_s=5.0, makespan_s=10.0, running_s=15.0, waiting_s=4.0, kv_usage_s=2.5)
-    report = Report.of(run, COSTS, chunk=100)
+    report = SimulationReport.of(run, COSTS, chunk=100)
     assert (report.ttft.p50, report.urgent_ttft.p99, report.e2e.p50) == (2.0, 1.0, 7.5)
     assert report.tpot.p50 == pytest.approx((1.0 + 1.75) / 2)
     assert (report.in_time, report.utilisation, report.mean_running) == (pytest.approx(1 / 3), 0.5, 3.0)
@@ -54,6 +54,6 @@ def test_a_report() -> None:
     assert report.fairness == pytest.approx(jain_index([1.0, 0.5])), "alone either takes 5 s"
 
 
-def test_a_report_of_nothing_done() -> None:
-    report = Report.of(Simulation([record(0.0, None, None)], 1), COSTS, chunk=100)
+def test_a_report_without_finished_requests() -> None:
+    report = SimulationReport.of(Simulation([record(0.0, None, None)], 1), COSTS, chunk=100)
     assert all(math.isnan(value) for value in (report.ttft.p50, report.in_time, report.fairness))

@@ -40,7 +40,7 @@ def test_two_requests_share_steps() -> None:
     assert result.running_s == pytest.approx(2 * result.busy_s)
 
 
-def test_where_one_seat_is_left_the_policy_decides() -> None:
+def test_the_policy_decides_who_runs() -> None:
     trace = [TraceRequest(0.0, 10, 2), TraceRequest(0.1, 90, 9), TraceRequest(0.2, 10, 2, priority=-1)]
 
     def order(policy: Any) -> list[int]:
@@ -62,7 +62,7 @@ def test_queue_and_shortage_are_counted() -> None:
     assert 0.5 < result.kv_usage_s / result.busy_s <= 1.0
 
 
-def test_what_never_fits_is_rejected_and_the_rest_goes_on() -> None:
+def test_a_request_that_never_fits_is_rejected_and_the_rest_runs() -> None:
     result = run([TraceRequest(0.0, 500, 1), TraceRequest(0.0, 10, 1)], num_kv_blocks=4)
     assert result.num_rejected == 1
     assert [record.finished_s is None for record in result.records] == [True, False]
@@ -75,7 +75,7 @@ def test_equal_hash_ids_are_computed_once() -> None:
     assert [record.num_cached_tokens for record in run(later).records] == [0, 1024]
 
 
-def test_a_run_can_be_repeated_and_tells_how_far_it_is() -> None:
+def test_a_run_is_deterministic_and_reports_progress() -> None:
     trace, seen = read_trace(FOLDER / "small.csv"), list[tuple[int, int]]()
     first = run(trace)
     again = simulate(

@@ -29,7 +29,7 @@ def test_a_json_lines_trace() -> None:
     ]
 
 
-def test_a_csv_trace_may_say_more_and_need_not_be_sorted(tmp_path: Path) -> None:
+def test_a_csv_trace_may_have_more_columns_and_be_unsorted(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(f"\ufeff{HEADER},Priority,DeadlineMs,Tenant\r\n12.5,3,4,2,1e3,x\r\n10,5,6,,,\r\n", encoding="utf-8")
     assert read_trace(path) == [TraceRequest(0.0, 5, 6), TraceRequest(2.5, 3, 4, (), 2, 1000.0, "x")]
@@ -57,7 +57,7 @@ def test_a_csv_trace_may_say_more_and_need_not_be_sorted(tmp_path: Path) -> None
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n[1]\n', "line 2: it is not a JSON object"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_line_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words) as caught:
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, words: str) ->
     assert str(path) in str(caught.value)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_a_trace_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(ConfigError, match="is not text in UTF-8"):

@@ -18,7 +18,7 @@ def test_urgent_requests_are_spread_and_deadlines_follow_the_work() -> None:
     assert [one.deadline_ms for one in done] == [pytest.approx(15_000.0)] * 10
 
 
-def test_what_the_trace_says_counts() -> None:
+def test_values_of_the_trace_take_precedence() -> None:
     trace = [TraceRequest(0.0, 1, 1, priority=4, deadline_ms=7.0), TraceRequest(0.0, 1, 1)]
     done = complete(trace, rate_scale=1.0, urgent_share=1.0, **REST)
     assert [(one.priority, one.deadline_ms) for one in done] == [(4, 7.0), (None, 3000.0)]

@@ -1,4 +1,4 @@
-"""Proposers and controllers that do as they are told."""
+"""Scripted proposers and controllers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AlwaysMost", "Scripted", "finish", "speculate_with"]
 
 
 class AlwaysMost(SpeculationController):
-    """As many drafts as there is room for, whatever they cost."""
+    """Chooses as many drafts as the step allows, at any cost."""
 
     def choose(
         self, candidates: Sequence[Candidate], num_sequences: int, most: int, *, may_try: bool = True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.engine.loops import Loop, SwapRoom, Swaps, next_token
+from tests.core.engine.loops import Loop, SwapBlocks, Swaps, next_token
 from tests.core.engine.speculative.drafting import AlwaysMost, Scripted
 from tests.scale import scaled
 
@@ -45,7 +45,7 @@ class DraftingLoop(Loop):
         assert decision.num_batched_tokens == sum(entry.num_tokens for entry in decision.scheduled)
         assert decision.num_batched_tokens <= self.budget.max_num_batched_tokens
         assert decision.num_decodes + decision.num_extensions <= len(decision.scheduled)
-        for token in self.speculator.settle(decision, sampled):
+        for token in self.speculator.verify(decision, sampled):
             if not token.request.is_finished and (reason := token.request.append_token(token.token_id)):
                 self.scheduler.finish(token.request, reason, self.waiting, self.running)
                 self.speculator.forget(token.request.request_id)
@@ -98,7 +98,7 @@ def test_tokens_are_those_of_single_steps(
         plan,
         num_blocks=num_blocks,
         is_reusing=True,
-        swap_store=SwapRoom(num_swap_blocks) if num_swap_blocks else None,
+        swap_store=SwapBlocks(num_swap_blocks) if num_swap_blocks else None,
         costs=Swaps(6) if num_swap_blocks else None,
         max_draft_tokens=max_draft_tokens,
         **limits,
@@ -131,7 +131,7 @@ def test_a_prompt_is_read_as_fast_as_without_drafts() -> None:
     assert chunks[1:] == [9, 9, 7] or chunks == [9, 9, 9, 3], chunks
 
 
-def test_nobody_gives_way_for_a_draft() -> None:
+def test_no_request_is_preempted_for_a_draft() -> None:
     loop = DraftingLoop([[False] * 4], num_blocks=4, block_size=4, max_draft_tokens=64)
     first, second = loop.add(6, max_tokens=2), loop.add(6, max_tokens=2)
     loop.run()
@@ -139,7 +139,7 @@ def test_nobody_gives_way_for_a_draft() -> None:
     assert loop.num_checked == 0, "both blocks of each are needed, and there are four"
 
 
-def test_drafts_of_a_step_that_failed_are_forgotten_though_the_next_one_has_none() -> None:
+def test_drafts_of_a_failed_step_are_dropped() -> None:
     loop = DraftingLoop([[False] * 4], max_draft_tokens=8)
     requests = [loop.add(5, max_tokens=12) for _ in range(2)]
     loop.step()

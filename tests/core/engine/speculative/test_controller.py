@@ -1,4 +1,4 @@
-"""Whether drafts pay: on a machine whose times and whose luck are made up."""
+"""The speculation controller on a simulated machine with given step times and acceptance rates."""
 
 from __future__ import annotations
 
@@ -73,25 +73,27 @@ def bound_by_arithmetic(tokens: int) -> float:
 @pytest.mark.parametrize("chance", [0.0, 0.05, 0.3, 0.6])
 @pytest.mark.parametrize("num_sequences", [1, 16])
 @pytest.mark.parametrize("num_tokens", [64, 1000])
-def test_never_much_slower(seconds: Callable[[int], float], chance: float, num_sequences: int, num_tokens: int) -> None:
+def test_a_run_is_never_much_slower_than_without_drafts(
+    seconds: Callable[[int], float], chance: float, num_sequences: int, num_tokens: int
+) -> None:
     machine = Machine(seconds, lambda _: chance, num_sequences=num_sequences, noise=0.1)
     assert machine.run(num_tokens * num_sequences) > 0.95
 
 
-def test_a_slow_search_is_given_up() -> None:
+def test_a_slow_proposer_is_not_used() -> None:
     """Where steps take as long as their overhead, even looking is too much."""
     machine = Machine(lambda tokens: 2e-4 + 5e-5 * tokens, lambda _: 0.1, search=6e-5, noise=0.1)
     assert machine.run(200) > 0.95
     assert machine.run(2000) > 0.97
 
 
-def test_drafts_are_tried_even_where_deciding_takes_as_long_as_trials_may() -> None:
+def test_drafts_are_tried_even_if_decisions_use_the_trial_budget() -> None:
     machine = Machine(lambda tokens: 1.7e-4 + 1e-5 * tokens, lambda _: 0.9, search=3e-5, noise=0.1)
     machine.run(1000)
     assert machine.run(1000) > 2.0
 
 
-def test_a_long_prompt_to_be_read_is_no_reason_to_sleep_for_ever() -> None:
+def test_a_long_prompt_does_not_end_all_trials() -> None:
     machine = Machine(bound_by_memory, lambda _: 0.9)
     while machine.num_drafts == 0:
         machine.run(1)
@@ -119,21 +121,21 @@ def test_no_drafts_where_each_costs_a_token() -> None:
     assert machine.num_drafts < 80
 
 
-def test_it_comes_back_when_drafts_get_better() -> None:
+def test_drafts_resume_when_they_become_better() -> None:
     machine = Machine(bound_by_memory, lambda done: 0.0 if done < 1000 else 0.9)
     machine.run(1000)
     machine.run(300)
     assert machine.run(300) > 2.5
 
 
-def test_a_stretch_of_wrong_drafts_costs_little_after_good_ones() -> None:
+def test_a_series_of_wrong_drafts_costs_little_after_good_ones() -> None:
     machine = Machine(bound_by_memory, lambda done: 0.9 if done < 500 else 0.0)
     machine.run(500)
     assert machine.run(100) > 0.95
     assert machine.run(1000) > 0.97
 
 
-def test_an_unlucky_request_does_not_spoil_the_others() -> None:
+def test_a_request_with_wrong_drafts_does_not_affect_others() -> None:
     controller = SpeculationController(4)
     candidates = [Candidate("good", 100), Candidate("bad", 100)]
     chosen = [0, 0]
@@ -159,7 +161,7 @@ def test_limits_are_kept() -> None:
     assert chosen[0] <= 1
 
 
-def test_nothing_is_tried_in_steps_that_tell_nothing() -> None:
+def test_no_trials_in_steps_that_cannot_be_compared() -> None:
     controller = SpeculationController(4)
     for _ in range(5):
         assert controller.begin_step()
@@ -169,7 +171,7 @@ def test_nothing_is_tried_in_steps_that_tell_nothing() -> None:
     assert controller.choose([Candidate("a", 9)], 1, 9) == [4]
 
 
-def test_an_interruption_does_not_end_it() -> None:
+def test_an_interruption_does_not_end_drafting() -> None:
     machine = Machine(bound_by_memory, lambda _: 0.9)
     machine.run(300)
     machine.controller.observe_checks(1, 8, 9, 0.04)

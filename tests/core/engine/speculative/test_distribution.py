@@ -89,13 +89,13 @@ def probabilities(temperature: float = 1.0, top_k: int = 0) -> np.ndarray[Any, A
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.6}, {"temperature": 1.5, "top_k": 3}], ids=str)
 @pytest.mark.parametrize(("kind", "count"), [("model", 2), ("likeliest", 3), ("4", 1)])
-def test_answers_are_distributed_as_the_model_says(eager: Eager, kind: str, count: int, params: dict[str, Any]) -> None:
+def test_answers_follow_the_model_distribution(eager: Eager, kind: str, count: int, params: dict[str, Any]) -> None:
     counts, rate = answers(eager, kind, count, **params)
     assert p_value(counts, probabilities(**params)) > LEAST_P_VALUE
     assert 0.02 < rate < 0.98
 
 
-def test_the_test_would_notice(eager: Eager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_detects_a_biased_verification(eager: Eager, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeping one token behind a wrong draft is seen."""
     count = count_accepted
 

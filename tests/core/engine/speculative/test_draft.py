@@ -65,7 +65,7 @@ def expected(runtime: Runtime) -> list[list[int]]:
     return run(open_engine(runtime, "cpu", **OPTIONS))
 
 
-def test_a_twin_drafts_what_the_model_says(runtime: Runtime, expected: list[list[int]]) -> None:
+def test_an_identical_draft_model_is_always_accepted(runtime: Runtime, expected: list[list[int]]) -> None:
     engine, proposer = open_drafted(runtime)
     requests = []
     for index in range(3):
@@ -78,7 +78,9 @@ def test_a_twin_drafts_what_the_model_says(runtime: Runtime, expected: list[list
     assert proposer.cache.num_sequences == 0
 
 
-def test_the_draft_model_does_not_matter(runtime: Runtime, small_model: Path, expected: list[list[int]]) -> None:
+def test_answers_do_not_depend_on_the_draft_model(
+    runtime: Runtime, small_model: Path, expected: list[list[int]]
+) -> None:
     options: list[dict[str, Any]] = [
         {},
         {"max_num_batched_tokens": 9, "max_num_seqs": 3},
@@ -114,7 +116,7 @@ def test_full_draft_cache_and_preemption(runtime: Runtime, small_model: Path, ex
     assert proposer.cache.num_sequences == 0
 
 
-def test_what_it_computed_is_used_again(runtime: Runtime) -> None:
+def test_the_draft_cache_is_reused(runtime: Runtime) -> None:
     engine, proposer = open_drafted(runtime, block_size=4)
     assert proposer.cache.query(PROMPTS[3]) == 0
     engine.add_request("first", PROMPTS[3], GREEDY)
@@ -122,7 +124,7 @@ def test_what_it_computed_is_used_again(runtime: Runtime) -> None:
     assert proposer.cache.query(PROMPTS[3]) == 28, "all blocks of four of its 30 tokens"
 
 
-def test_it_needs_a_model_with_the_same_tokens(runtime: Runtime, small_model: Path, tmp_path: Path) -> None:
+def test_a_draft_model_with_other_tokens_is_refused(runtime: Runtime, small_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="pass it as draft_model"):
         open_engine(runtime, "null", speculative_method="draft")
     other = tmp_path / "other"

@@ -27,7 +27,9 @@ def search(tokens: list[int], longest: int, shortest: int, most: int) -> list[in
 
 
 @given(TOKENS, st.lists(TOKENS, max_size=4), st.integers(1, 4), st.integers(0, 3), st.integers(1, 9))
-def test_of_a_growing_text(tokens: list[int], pieces: list[list[int]], shortest: int, more: int, most: int) -> None:
+def test_a_growing_text_is_searched_correctly(
+    tokens: list[int], pieces: list[list[int]], shortest: int, more: int, most: int
+) -> None:
     index = NgramIndex(shortest + more, shortest)
     for piece in [[], *pieces]:
         tokens = tokens + piece
@@ -45,7 +47,7 @@ def test_of_a_growing_text(tokens: list[int], pieces: list[list[int]], shortest:
     ],
     ids=["match", "latest", "longest_before_latest", "goes_on_with_itself", "nothing"],
 )
-def test_which_occurrence_counts(tokens: list[int], expected: list[int]) -> None:
+def test_the_longest_and_latest_occurrence_is_used(tokens: list[int], expected: list[int]) -> None:
     assert NgramIndex(3, 2).continuation(tokens, 5) == expected
 
 

@@ -265,7 +265,7 @@ def finish_one(engine: Engine, prompt: list[int]) -> list[int]:
         ({"prompt_lookup_min": 5}, InvalidArgumentError, "prompt_lookup_min is 5 but prompt_lookup_max is 4"),
     ],
 )
-def test_options_that_cannot_be(
+def test_invalid_options_are_refused(
     runtime: Runtime, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

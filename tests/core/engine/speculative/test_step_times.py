@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aethermind.engine.speculative.step_times import StepTimes
+from aethermind.engine.speculative.controller import StepTimes
 
 KNOWN = (1, 10.0)
 
@@ -17,7 +17,7 @@ def test_straight_lines(size: int, seconds: float) -> None:
     assert times.estimate(size, KNOWN) == pytest.approx(seconds)
 
 
-def test_only_larger_sizes_tell() -> None:
+def test_estimates_need_a_larger_size() -> None:
     times = StepTimes()
     assert times.estimate(3, KNOWN) is None
     times.observe(4, 5.0)
@@ -25,7 +25,7 @@ def test_only_larger_sizes_tell() -> None:
     assert times.estimate(6, (2, 8.0)) == 8.0, "more tokens never take less time"
 
 
-def test_what_happens_once_is_forgotten() -> None:
+def test_one_time_costs_are_not_averaged() -> None:
     times = StepTimes()
     for seconds in (9.0, 1.1, 1.0, 1.2):
         times.observe(1, seconds)

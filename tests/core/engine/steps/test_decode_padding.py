@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aethermind import LLM, SamplingParams
-from aethermind.engine.steps.decode_padding import DecodePadding
-from aethermind.graph.executor import Executor, FedInput
+from aethermind.engine.steps.batch import DecodePadding
+from aethermind.graph.executor import DeviceInput, Executor
 from aethermind.hal.numpy_backend import NumpyBackend
 
 PROMPTS = ["Once upon a time", "The", "A small dog and a large", "Hello", "One day in the"]
@@ -26,7 +26,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     seen: list[tuple[int, ...]] = []
     run = Executor.run
 
-    def noting(self: Executor, symbols: tuple[int, ...], fed: Sequence[FedInput] = ()) -> None:
+    def noting(self: Executor, symbols: tuple[int, ...], fed: Sequence[DeviceInput] = ()) -> None:
         seen.append(symbols)
         run(self, symbols, fed)
 

@@ -32,7 +32,7 @@ def run(engine: Engine, **more: Any) -> dict[str, list[CompletionOutput]]:
     return {name: output.outputs for name, output in finish(engine).items()}
 
 
-def told(answers: dict[str, list[CompletionOutput]]) -> dict[str, list[tuple[Any, ...]]]:
+def contents(answers: dict[str, list[CompletionOutput]]) -> dict[str, list[tuple[Any, ...]]]:
     """All of the answers but log probabilities."""
     return {
         name: [(one.text, one.token_ids, one.finish_reason, one.stop_reason) for one in outputs]
@@ -61,7 +61,7 @@ def engine(runtime: Runtime) -> Engine:
 def test_answers_are_those_of_single_steps(engine: Engine, more: dict[str, Any]) -> None:
     single = run(engine, **more, logprobs=1)  # who wants log probabilities has every token computed
     assert all(len(one.logprobs or ()) == len(one.token_ids) for outputs in single.values() for one in outputs)
-    assert told(run(engine, **more)) == told(single)
+    assert contents(run(engine, **more)) == contents(single)
 
 
 def test_they_take_fewer_steps_than_tokens(engine: Engine) -> None:
@@ -77,7 +77,7 @@ def test_they_take_fewer_steps_than_tokens(engine: Engine) -> None:
     assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
 
 
-def test_what_an_answer_begins_with_is_computed_with_its_prompt(engine: Engine) -> None:
+def test_forced_first_tokens_are_computed_with_the_prompt(engine: Engine) -> None:
     engine.add_request("one", PROMPTS[3], params(1))
     (request,) = engine.waiting
     beginning = list(request.output_token_ids)
@@ -97,12 +97,12 @@ def test_what_an_answer_begins_with_is_computed_with_its_prompt(engine: Engine) 
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": 1}, {"max_tokens": 3}, {"n": 2}], ids=str)
 def test_an_answer_without_any_choice(engine: Engine, more: dict[str, Any]) -> None:
-    """Its end is left to a step, as the engine tells of ends behind steps only."""
+    """Its end needs a step, because the engine reports ends only after steps."""
     wanted = {"structured_outputs": StructuredOutputs(regex="one and only"), **more}
     engine.add_request("single", PROMPTS[1], params(1, **wanted, logprobs=0))
     single = finish(engine)["single"].outputs
     engine.add_request("one", PROMPTS[1], params(1, **wanted))
-    assert told({"": finish(engine)["one"].outputs}) == told({"": single})
+    assert contents({"": finish(engine)["one"].outputs}) == contents({"": single})
     assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
 
 
@@ -113,22 +113,22 @@ def test_an_answer_without_any_choice(engine: Engine, more: dict[str, Any]) -> N
 )
 def test_neither_pressure_nor_limits_change_a_token(runtime: Runtime, engine: Engine, options: dict[str, Any]) -> None:
     other = open_engine(runtime, "cpu", **{**OPTIONS, **options})
-    assert told(run(other)) == told(run(engine))
+    assert contents(run(other)) == contents(run(engine))
     assert other.num_preemptions > 0 or "num_kv_blocks" not in options
 
 
-def test_others_go_on_checking_drafts(runtime: Runtime, engine: Engine) -> None:
+def test_other_requests_still_verify_drafts(runtime: Runtime, engine: Engine) -> None:
     expected = run(engine)
     (free,) = expected["free"]
     drafting = open_engine(runtime, "cpu", **OPTIONS, speculative_method="prompt_lookup")
     speculator = speculate_with(
         drafting, Scripted(lambda request, most: free.token_ids[request.num_output_tokens :][:most])
     )
-    assert told(run(drafting)) == told(expected)
+    assert contents(run(drafting)) == contents(expected)
     assert speculator.num_accepted_tokens > 10
 
 
-def test_what_else_is_asked_of_tokens_is_kept(engine: Engine) -> None:
+def test_other_constraints_are_kept(engine: Engine) -> None:
     """A bad word is one even where the grammar has no other."""
     engine.add_request("one", PROMPTS[0], params(1, bad_words=["number", '"number', "num"]))
     outputs = finish(engine)["one"].outputs

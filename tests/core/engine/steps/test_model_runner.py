@@ -1,4 +1,4 @@
-"""What a step that fails has done, and what it has left undone."""
+"""The effects of a step that fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,5 @@ def answers(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, does_fail: boo
     return [one.token_ids for one in last.outputs]
 
 
-def test_blocks_are_copied_though_the_step_that_wants_them_fails(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_copies_are_done_even_if_the_step_fails(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answers(runtime, monkeypatch, does_fail=True) == answers(runtime, monkeypatch, does_fail=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.text_passes.text_logits import text_logits
+from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 
 
@@ -40,7 +40,7 @@ def test_the_cache_is_as_before(llm: LLM) -> None:
     np.testing.assert_array_equal(text_logits(llm.engine, range(32)), first)
 
 
-def test_no_room_is_an_error_and_leaves_nothing_behind(llm: LLM) -> None:
+def test_too_few_free_blocks_are_an_error_without_leftovers(llm: LLM) -> None:
     with pytest.raises(OutOfMemoryError, match="33 tokens"):
         text_logits(llm.engine, range(33))
     assert llm.engine.cache.num_free_blocks == 2
@@ -49,7 +49,7 @@ def test_no_room_is_an_error_and_leaves_nothing_behind(llm: LLM) -> None:
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
 @pytest.mark.parametrize("wrong", [2**31 - 1, -1, None])
-def test_ids_that_the_model_does_not_have_reach_no_kernel(runtime: Runtime, device: str, wrong: int | None) -> None:
+def test_ids_outside_the_vocabulary_reach_no_kernel(runtime: Runtime, device: str, wrong: int | None) -> None:
     """A native kernel would read beyond the table. One past its end is refused, too."""
     options = {"max_model_len": 48, "max_num_seqs": 8, "num_threads": 1}
     with LLM("demo", device=device, runtime=runtime, **options) as llm:

@@ -1,8 +1,7 @@
-"""Places outside an engine where blocks of keys and values are kept by what they hold, so that others find them."""
+"""KV stores: places outside an engine that keep KV blocks under content hashes, for reuse by other engines."""
 
 from __future__ import annotations
 
-from aethermind.cache.stores.address import StoreAddress
-from aethermind.cache.stores.kv_store import KVStore
+from aethermind.cache.stores.kv_store import KVStore, StoreAddress
 
 __all__ = ["KVStore", "StoreAddress"]

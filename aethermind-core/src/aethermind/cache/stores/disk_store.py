@@ -1,4 +1,10 @@
-"""Blocks as files in a local directory that several processes may use at once."""
+"""A KV store in a local directory that several processes share: one file a block, and an SQLite index for LRU eviction.
+
+The index is in SQLite's write-ahead mode, in which readers and the one writer do not wait for each other. A row may
+exist without its file (its writer ended in between), but not the other way round for long: a file is entered in the
+table before it gets its name, checked there once it has it, and deleted before its row. So no process has to list the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +13,220 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aethermind import env
-from aethermind.cache.stores.address import StoreAddress
-from aethermind.cache.stores.disk_index import DiskIndex
+from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.errors import ConfigError, InvalidArgumentError
 
-__all__ = ["DiskStore", "open_disk_store"]
+__all__ = ["DiskIndex", "DiskStore", "open_disk_store"]
+
+_BUSY_S = 5.0
+_RETRY_S = 0.005
+_TABLES = """
+CREATE TABLE blocks (key BLOB PRIMARY KEY, num_bytes INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX by_use ON blocks (used);
+CREATE TABLE total (num_bytes INTEGER NOT NULL);
+INSERT INTO total VALUES (0);
+CREATE TRIGGER came AFTER INSERT ON blocks BEGIN UPDATE total SET num_bytes = num_bytes + NEW.num_bytes; END;
+CREATE TRIGGER went AFTER DELETE ON blocks BEGIN UPDATE total SET num_bytes = num_bytes - OLD.num_bytes; END;
+CREATE TRIGGER grew AFTER UPDATE OF num_bytes ON blocks
+    BEGIN UPDATE total SET num_bytes = num_bytes - OLD.num_bytes + NEW.num_bytes; END;
+"""
+
+
+class DiskIndex:
+    """A table of keys with their sizes and times of use. Safe for threads, and for processes on one machine.
+
+    Any method raises sqlite3.Error or OSError if the table cannot be used; the next call tries again with a new
+    connection. A damaged table is deleted and created again.
+    """
+
+    def __init__(self, path: Path, list_existing: Callable[[], Iterable[tuple[bytes, int]]]) -> None:
+        """Use the table in the file at `path`. `list_existing` yields (key, bytes) for the rows of a new table."""
+        self._path = path
+        self._list_existing = list_existing
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The sum of the sizes in all rows."""
+        with self._connected() as connection:
+            return int(connection.execute("SELECT num_bytes FROM total").fetchone()[0])
+
+    def add(self, sizes: Sequence[tuple[bytes, int]], max_bytes: int, evict: Callable[[bytes], None]) -> None:
+        """Enter (key, bytes) rows as used now; `evict` the least recently used until all take `max_bytes` at most."""
+        with self._connected() as connection, _transaction(connection):
+            now = time.time_ns()
+            connection.executemany(
+                "INSERT INTO blocks VALUES (?, ?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET num_bytes = excluded.num_bytes, used = excluded.used",
+                [(key, num_bytes, now) for key, num_bytes in sizes],
+            )
+            (total,) = connection.execute("SELECT num_bytes FROM total").fetchone()
+            gone = []
+            if total > max_bytes:
+                oldest = connection.execute("SELECT key, num_bytes FROM blocks ORDER BY used")
+                while total > max_bytes and (row := oldest.fetchone()) is not None:
+                    gone.append(row[0])
+                    total -= row[1]
+                oldest.close()
+            for key in gone:
+                evict(key)
+            _delete(connection, gone)
+
+    def confirm(self, keys: Sequence[bytes], evict: Callable[[bytes], None]) -> None:
+        """Check rows once their files exist: `evict` the files of rows that another process deleted in between."""
+        with self._connected() as connection, _transaction(connection):
+            for key in keys:
+                if connection.execute("SELECT 1 FROM blocks WHERE key = ?", (key,)).fetchone() is None:
+                    evict(key)
+
+    def touch(self, used: Mapping[bytes, int]) -> None:
+        """Record the times of use of keys, in nanoseconds."""
+        with self._connected() as connection, _transaction(connection):
+            rows = [(time_ns, key) for key, time_ns in used.items()]
+            connection.executemany("UPDATE blocks SET used = max(used, ?) WHERE key = ?", rows)
+
+    def remove(self, keys: Sequence[bytes], evict: Callable[[bytes], None]) -> None:
+        """Delete the rows of keys, after `evict` was called for each."""
+        with self._connected() as connection, _transaction(connection):
+            for key in keys:
+                evict(key)
+            _delete(connection, keys)
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another one."""
+        with self._lock:
+            self._disconnect()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, for one thread at a time; it is closed after an error."""
+        with self._lock:
+            if self._connection is not None and self._identity != _identity_of(self._path):
+                self._disconnect()  # the directory was deleted, and perhaps created again, since the connection opened
+            try:
+                yield self._connection or self._connect()
+            except BaseException as error:
+                self._disconnect()
+                if _is_damage(error):
+                    self._delete_damaged()
+                raise
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            _write_ahead(connection)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            if not _has_tables(connection):
+                with _transaction(connection):
+                    self._fill(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._identity = connection, _identity_of(self._path)
+        return connection
+
+    def _fill(self, connection: sqlite3.Connection) -> None:
+        """Create the tables, unless another process did meanwhile."""
+        if _has_tables(connection):
+            return
+        for statement in _statements(_TABLES):
+            connection.execute(statement)
+        rows = ((key, num_bytes, time.time_ns()) for key, num_bytes in self._list_existing())
+        connection.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?)", rows)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _delete_damaged(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Set the journal mode of a new file. Of two processes that do so at once SQLite refuses one without waiting."""
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_RETRY_S)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run the block as one transaction, which is the only writer from its beginning on."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is not None
+
+
+def _delete(connection: sqlite3.Connection, keys: Sequence[bytes]) -> None:
+    connection.executemany("DELETE FROM blocks WHERE key = ?", [(key,) for key in keys])
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script into statements; `executescript` would commit the transaction that is open."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _is_damage(error: BaseException) -> bool:
+    codes = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", None) in codes
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
 
 _DEFAULT_BYTES = 10 * 2**30
 _LAYOUT = "v1"
-"""Of the directory. Another one gets a folder of its own, so that versions of AetherMind do not meet."""
+"""Version of the directory's layout. Each has a folder of its own, so versions of AetherMind do not interfere."""
 _SUFFIX = ".safetensors"
 _PAGE_BYTES = 4096
-_LOST_AFTER_S = 3600.0
-_TELL_EVERY_NS = 10**9
-"""Readers tell the index what they used not more often than that, and whenever they write."""
+_ABANDONED_AFTER_S = 3600.0
+_FLUSH_INTERVAL_NS = 10**9
+"""Times of use are written to the index no more often than that, and before every write of blocks."""
 
 
 class DiskStore:
-    """Up to `max_bytes` of files, the least recently used given up first; a `KVStore`.
+    """A `KVStore` of up to `max_bytes` of files with LRU eviction.
 
-    A file is written beside its place and moved there, so nobody reads half of one. `max_bytes` holds for all
-    processes together (counted in pages, without the index); of different limits the smallest counts.
+    A file is written under a temporary name and renamed, so a partial one is never read. `max_bytes` is the limit for
+    all processes together (counted in pages, without the index); of different limits the smallest counts.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int) -> None:
-        """The store in a directory, which is made if it does not exist. Raises OSError where that is impossible."""
+        """Open the store in a directory, which is created if it does not exist. Raises OSError if it cannot be."""
         self._directory = Path(directory) / _LAYOUT
         self._directory.mkdir(parents=True, exist_ok=True)
         self._max_bytes = max_bytes
@@ -44,11 +234,11 @@ class DiskStore:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._used: dict[bytes, int] = {}
-        self._told_at = time.time_ns()
+        self._flushed_at = time.time_ns()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the files of all processes take, by the index."""
+        """Bytes of the files of all processes, by the index."""
         return self._index.num_bytes
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -57,10 +247,10 @@ class DiskStore:
         now = time.time_ns()
         with self._lock:
             self._used.update((key, now) for key, value in zip(keys, values, strict=True) if value is not None)
-            is_due = now - self._told_at > _TELL_EVERY_NS
+            is_due = now - self._flushed_at > _FLUSH_INTERVAL_NS
         if is_due:
-            with suppress(OSError, sqlite3.Error):  # what was read is right whatever the index says
-                self._tell_uses()
+            with suppress(OSError, sqlite3.Error):  # the values are right even if the index cannot be updated
+                self._flush_access_times()
         return values
 
     def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
@@ -74,12 +264,12 @@ class DiskStore:
                 beside = place.with_name(f"{place.stem}.{os.getpid()}-{next(self._numbers)}.part")
                 written.append((beside, place))
                 beside.write_bytes(value)
-            self._tell_uses()
+            self._flush_access_times()
             sizes = [(key, _num_pages_bytes(len(value))) for key, value in fitting]
             self._index.add(sizes, self._max_bytes, self._unlink)
             for beside, place in written:
                 os.replace(beside, place)
-            self._index.settle([key for key, _ in fitting], self._unlink)
+            self._index.confirm([key for key, _ in fitting], self._unlink)
         except BaseException:
             for beside, _ in written:
                 with suppress(OSError):
@@ -93,14 +283,14 @@ class DiskStore:
     def close(self) -> None:
         """See `KVStore`."""
         with suppress(OSError, sqlite3.Error):
-            self._tell_uses()
+            self._flush_access_times()
         self._index.close()
 
-    def _tell_uses(self) -> None:
-        """Let the index know what was read since the last time."""
+    def _flush_access_times(self) -> None:
+        """Write the times of use since the last call to the index."""
         with self._lock:
             used, self._used = self._used, {}
-            self._told_at = time.time_ns()
+            self._flushed_at = time.time_ns()
         if used:
             self._index.touch(used)
 
@@ -118,18 +308,18 @@ class DiskStore:
         self._place(key).unlink(missing_ok=True)
 
     def _files(self) -> Iterator[tuple[bytes, int]]:
-        """What lies there without an index; what somebody began to write long ago goes."""
+        """Yield the files that exist, for a new index; delete temporary files that were abandoned."""
         for path in self._directory.glob("??/*"):
             with suppress(OSError, ValueError):
                 status = path.stat()
                 if path.suffix == _SUFFIX:
                     yield bytes.fromhex(path.stem), _num_pages_bytes(status.st_size)
-                elif path.suffix == ".part" and time.time() - status.st_mtime > _LOST_AFTER_S:
+                elif path.suffix == ".part" and time.time() - status.st_mtime > _ABANDONED_AFTER_S:
                     path.unlink()
 
 
 def open_disk_store(address: StoreAddress) -> DiskStore:
-    """`disk:/path?size=10GiB`; ConfigError where there can be no such directory."""
+    """Open `disk:/path?size=10GiB`; ConfigError if the directory cannot be created."""
     address.check_options(("size",))
     if not address.location:
         raise InvalidArgumentError("A KV store on disk needs a directory; write disk:/path, perhaps with ?size=10GiB.")

@@ -1,4 +1,4 @@
-"""Blocks in this process's own memory: room beyond the device's, for all engines that share the store."""
+"""A KV store in this process's memory, for all engines that share the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from aethermind.cache.stores.address import StoreAddress, parse_size
+from aethermind.cache.stores.kv_store import StoreAddress, parse_size
 
 __all__ = ["HostStore", "open_host_store"]
 
@@ -14,7 +14,7 @@ _DEFAULT_BYTES = 2**30
 
 
 class HostStore:
-    """Up to `max_bytes` of values, the least recently used given up first; a `KVStore`. Safe to share by threads."""
+    """A `KVStore` of up to `max_bytes` of values with LRU eviction. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -52,7 +52,7 @@ class HostStore:
                 self._drop(key)
 
     def close(self) -> None:
-        """See `KVStore`: the memory goes with the last engine that has the store."""
+        """See `KVStore`. The memory is freed with the last engine that uses the store."""
 
     def _drop(self, key: bytes) -> None:
         value = self._values.pop(key, None)
@@ -61,6 +61,6 @@ class HostStore:
 
 
 def open_host_store(address: StoreAddress) -> HostStore:
-    """`host:SIZE`; a bare `host` has a GiB."""
+    """Open `host:SIZE`; the size of a bare `host` is 1 GiB."""
     address.check_options(())
     return HostStore(parse_size(address.location) if address.location else _DEFAULT_BYTES)

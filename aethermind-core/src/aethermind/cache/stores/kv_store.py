@@ -1,36 +1,110 @@
-"""What a store is: bytes under keys. What the bytes mean is the business of those who write and read them."""
+"""The contract of a KV store, which keeps bytes under keys, and the address by which one is opened."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qsl
 
-__all__ = ["KVStore"]
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["KVStore", "StoreAddress", "parse_size"]
 
 
 class KVStore(Protocol):
-    """Keeps values for others, in this process or elsewhere, and may forget any of them at any time.
+    """A key-value store shared by engines, in this process or elsewhere. It may evict any value at any time.
 
-    Keys are 16 bytes and say all that a value depends on (model, tokens, tenant), so the value of a key never changes:
-    writers need no agreement. Values come back as they were written or are found out, because they carry a checksum.
+    A key is a 16-byte hash of all that a value depends on (model, tokens, tenant), so the value of a key never changes
+    and writers need no coordination. Values carry a checksum, so a damaged one is detected.
 
-    Any exception means that the store cannot be reached or used at the moment. Whoever calls lives with it: the store
-    is left alone for a while and asked again, so a store connects when it is asked, and not before. Calls come from
-    two threads, one that reads and one that writes, and may take long.
+    Any exception means that the store cannot be used at the moment. The caller stops using it for a while and then
+    tries again, so a store should connect at the first call and not before. Calls come from two threads, one that reads
+    and one that writes, and may take long.
     """
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none."""
+        """Return the value of each key, None for a key without one."""
         ...
 
     def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep (key, value) pairs, giving up what was used least recently where a limit would be exceeded."""
+        """Store (key, value) pairs, and evict the least recently used values beyond the store's limit."""
         ...
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget values; keys without one do not matter."""
+        """Delete values; keys without one are ignored."""
         ...
 
     def close(self) -> None:
-        """Give connections and files back. Values stay where others can find them."""
+        """Close connections and files. Values remain for other engines."""
         ...
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """The parsed address of a KV store: `name:location?option=value&…`.
+
+    Examples: `disk:/var/cache/kv?size=20GiB`, `redis://host:6379/0`, `host:2GiB`, or a name alone.
+    """
+
+    name: str
+    """The kind of store; kinds are registered by name."""
+    location: str = ""
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def parse(cls, text: str) -> StoreAddress:
+        """Parse an address. InvalidArgumentError if it has no name or repeats an option."""
+        name, _, rest = text.partition(":")
+        name, _, bare_options = name.partition("?")
+        if not _NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"{text!r} is no address of a KV store; write disk:/path, redis://host:6379/0, host:2GiB, or a name."
+            )
+        location, _, options = rest.partition("?")
+        pairs = parse_qsl(options or bare_options, keep_blank_values=True)
+        if len(dict(pairs)) != len(pairs):
+            raise InvalidArgumentError(f"{text!r} has one option of a KV store twice; keep one of them.")
+        return cls(name, location, MappingProxyType(dict(pairs)))
+
+    def __str__(self) -> str:
+        """Return the address for messages: without options, user name and password."""
+        location = re.sub(r"//[^@/]*@", "//", self.location)
+        return f"{self.name}:{location}" if location else self.name
+
+    def check_options(self, known: Iterable[str]) -> None:
+        """Raise InvalidArgumentError for an option that is not in `known`."""
+        unknown = sorted(self.options.keys() - set(known))
+        if unknown:
+            raise InvalidArgumentError(
+                f"KV store {self} has no option {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}."
+            )
+
+    def size_option(self, name: str, default: int) -> int:
+        """Return an option's size in bytes, or `default`; InvalidArgumentError for a value that is not a size."""
+        return parse_size(self.options[name]) if name in self.options else default
+
+
+def parse_size(text: str) -> int:
+    """Parse a size in bytes such as `512MiB`, `10GB` or `4096`: powers of 1024 with an i, of 1000 without.
+
+    InvalidArgumentError for anything else, and for less than a byte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgumentError(f"{text!r} is no size; write one such as 10GiB, 512MiB or a number of bytes.")
+    number, unit = match.groups()
+    exponent = " KMGT".index(unit[0].upper()) if unit else 0
+    num_bytes = int(float(number) * (1024 if unit and len(unit) == 2 else 1000) ** exponent)
+    if num_bytes < 1:
+        raise InvalidArgumentError(f"A KV store of {text} holds nothing; give it more.")
+    return num_bytes

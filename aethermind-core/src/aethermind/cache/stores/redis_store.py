@@ -1,6 +1,6 @@
-"""Blocks in Redis or Valkey, for engines on any machine that reaches the server.
+"""A KV store in Redis or Valkey, for engines on any machine that reaches the server.
 
-How much is kept, and what is given up first, is the server's to say: `maxmemory` and `maxmemory-policy allkeys-lru`.
+The server's settings `maxmemory` and `maxmemory-policy allkeys-lru` decide how much is kept and what is evicted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
-from aethermind.cache.stores.address import StoreAddress
+from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.plugins.first_party import pip_install
 
@@ -23,10 +23,10 @@ _TIMEOUT_S = 2.0
 
 
 class RedisStore:
-    """Values under `aethermind:kv:1:` and the key's hexadecimal digits; a `KVStore`. Connects when first asked."""
+    """A `KVStore` of values under `aethermind:kv:1:` plus the key's hexadecimal digits. Connects at the first call."""
 
     def __init__(self, client: Redis, ttl_s: int | None = None) -> None:
-        """Keep values for `ttl_s` seconds after they were last written, or until the server wants their room."""
+        """Keep values for `ttl_s` seconds after their last write, or until the server evicts them."""
         self._client = client
         self._ttl_s = ttl_s
 
@@ -51,9 +51,10 @@ class RedisStore:
 
 
 def open_redis_store(address: StoreAddress) -> RedisStore:
-    """`redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, or `rediss://` for TLS; `?ttl=SECONDS` and redis-py's own options.
+    """Open `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, or `rediss://` for TLS.
 
-    ConfigError where the client is not installed, InvalidArgumentError for an address that it does not understand.
+    Options are `?ttl=SECONDS` and those of redis-py. ConfigError if the client is not installed, InvalidArgumentError
+    for an address that it does not accept.
     """
     try:
         from redis import Redis
@@ -73,9 +74,9 @@ def open_redis_store(address: StoreAddress) -> RedisStore:
             url,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1),  # a connection that was closed meanwhile; longer waits are the caller's
+            retry=Retry(NoBackoff(), 1),  # for a connection closed by the server; the caller handles longer outages
         )
-        client.connection_pool.make_connection()  # connects nowhere, but checks the options
+        client.connection_pool.make_connection()  # does not connect, but checks the options
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             f"{address} is no address of a Redis server ({error}); write redis://host:6379/0."

@@ -58,7 +58,7 @@ def kv_reuse(
     from aethermind.cli.progress import open_llm
     from aethermind.engine.kv_reuse import distillation
     from aethermind.engine.kv_reuse.sharing import KVReuse, kv_similarity
-    from aethermind.engine.text_passes.text_logits import text_logits
+    from aethermind.engine.text_passes.text_pass import text_logits
 
     window, settings = dense_settings(device, load_format, num_threads, tokens)
     with open_llm(options.chosen_model(model), dtype="float32", **settings) as llm:

@@ -178,8 +178,8 @@ def _run(
 ) -> BatchTiming:
     import time
 
+    from aethermind.engine.observation.profiler import sample_prompt
     from aethermind.engine.observation.roofline import StepRecorder
-    from aethermind.engine.observation.sample_prompt import sample_prompt
     from aethermind.sampling.params import SamplingParams
 
     vocab_size = llm.engine.planned.model.config.vocab_size

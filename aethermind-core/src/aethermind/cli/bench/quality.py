@@ -179,7 +179,7 @@ def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -
 def _logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    from aethermind.engine.text_passes.text_logits import text_logits
+    from aethermind.engine.text_passes.text_pass import text_logits
 
     return np.concatenate([text_logits(llm.engine, ids) for ids in windows])
 

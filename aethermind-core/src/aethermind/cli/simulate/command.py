@@ -162,15 +162,15 @@ def _run(
 
 def _record(run: Simulation, costs: StepCosts, budget: StepBudget) -> dict[str, Any]:
     """A run's metrics, for JSON; unknown values are null."""
-    from aethermind.engine.simulation import Report
+    from aethermind.engine.simulation import SimulationReport
 
-    record: dict[str, Any] = console.without_nan(asdict(Report.of(run, costs, budget.max_num_batched_tokens)))
+    record: dict[str, Any] = console.without_nan(asdict(SimulationReport.of(run, costs, budget.max_num_batched_tokens)))
     return record
 
 
 def _measured(runtime: Runtime, model: str, device: str, load_format: str, budget: StepBudget) -> StepCosts:
     from aethermind.cli.progress import open_llm
-    from aethermind.engine.simulation.calibration import measure_costs
+    from aethermind.engine.simulation.cost_model import measure_costs
 
     llm = open_llm(
         model,

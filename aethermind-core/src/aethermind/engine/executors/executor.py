@@ -1,31 +1,34 @@
-"""What the engine asks of the place where a model's steps run."""
+"""The contract of an executor, which runs a model's steps, and the executor of one device in the engine's process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.loading.model_weights import open_constants
+from aethermind.engine.steps.model_runner import ModelRunner
+from aethermind.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.kv_memory.memory import KVMemory
     from aethermind.engine.loading.planned_model import PlannedModel
-    from aethermind.engine.steps.model_runner import ModelRunner
 
-__all__ = ["Executor", "ExecutorFactory"]
+__all__ = ["Executor", "ExecutorFactory", "InlineExecutor"]
 
 
 class Executor(Protocol):
-    """Holds the device memory of one model and runs its steps. Requests, scheduling and blocks are the engine's.
+    """Holds the device memory of one model and runs its steps; the engine manages requests, scheduling and blocks.
 
-    The engine opens one, takes its `kv_memory`, and then loads the model. Every error is an AetherMindError; one that
-    ends the executor for good is an EngineDeadError.
+    The engine opens an executor, uses its `kv_memory`, and then loads the model. Every error is an AetherMindError; an
+    error after which the executor cannot continue is an EngineDeadError.
     """
 
     kv_memory: KVMemory
-    """What is behind the blocks of the KV cache; the engine copies and swaps blocks with it, between steps."""
+    """The memory of the KV cache's blocks, with which the engine copies and swaps blocks between steps."""
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Read the weights; returns what runs the steps whose blocks `cache` hands out.
+        """Read the weights; returns the runner of steps, whose blocks `cache` allocates.
 
         `on_progress(done, total)` counts constants.
         """
@@ -35,4 +38,31 @@ class Executor(Protocol):
 
 
 ExecutorFactory = Callable[["PlannedModel"], Executor]
-"""Opens an executor for a model that is planned; InvalidArgumentError for one that it cannot run."""
+"""Opens an executor for a planned model; InvalidArgumentError for a model that it cannot run."""
+
+
+class InlineExecutor:
+    """Runs steps in the engine's process, by a `ModelRunner` that the engine calls directly."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        """InvalidArgumentError for one rank of several."""
+        if planned.parallel is not None:
+            raise InvalidArgumentError(
+                f"The executor {planned.config.executor} runs one rank, and tensor_parallel_size is "
+                f"{planned.config.tensor_parallel_size}. Leave the executor out, or pass multiproc."
+            )
+        self.planned = planned
+        self.kv_memory = KVMemory.of(planned)
+        self._constants = open_constants(planned)
+        self._constants.set_aside(planned.compiled.plan)
+
+    def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
+        """Read the weights."""
+        return ModelRunner(self.planned, cache, self.kv_memory, on_progress, self._constants)
+
+    def close(self) -> None:
+        """Finish the device's work and give everything back."""
+        try:
+            self._constants.finish()
+        finally:
+            self.planned.open_device.backend.close()

@@ -1,122 +1,287 @@
 """The executor of several ranks on one machine: tensor parallelism over processes (Shoeybi et al. 2019).
 
-Rank 0 is the engine's own process. The others are told of every run of a graph, with the inputs that their part of it
-reads, before rank 0 begins its own; between runs they are told of what moves blocks (see `led_memory`). So whatever the
-engine computes, steps, scores, embeddings or shifted keys, is computed by all ranks, and neither the engine nor the
-`ModelRunner` knows.
+Rank 0, the driver, is the engine's own process. Before it runs a graph it sends the run to the workers, with the inputs
+of their parts; between runs it sends the copies of blocks. So all ranks compute steps, prompt log probabilities,
+embeddings and K-shifts, and neither the engine nor the `ModelRunner` is aware of them.
+
+The heads of a KV cache are divided among the ranks, so each block is sharded. A change of the driver's shard of a block
+is repeated by the workers. The content of whole blocks, for a KV store or a file, is gathered in the driver: stored
+blocks hold the heads of all ranks, independent of their number.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.executors.led_memory import LedMemory
-from aethermind.engine.executors.ranks import Ranks
+from aethermind.engine.executors.worker_group import WorkerGroup
+from aethermind.engine.kv_memory.memory import KVMemory, StagingBlocks
 from aethermind.engine.loading.model_graph import GraphKey, Part
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.executor import CaptureHook, Executor
-from aethermind.graph.tensor_parallel import without_results
+from aethermind.graph.tensor_parallel import Share, without_results
+from aethermind.graph.tensor_parallel.share import along
 from aethermind.hal.layout import num_elements
 from aethermind.ops.dims import resolve
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.cache.swap_store import BlockMover
     from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.hal.tensor import Tensor
 
-__all__ = ["MultiprocExecutor"]
+__all__ = ["DriverKVMemory", "MultiprocExecutor"]
+
+_PIECE_BYTES = 4 * 2**20
+"""Bytes of one rank's shards that are sent between processes at a time."""
+
+
+class DriverKVMemory(KVMemory):
+    """The driver's shard of the memory of KV blocks, which keeps the workers' shards in step."""
+
+    def __init__(self, planned: PlannedModel, workers: WorkerGroup) -> None:
+        super().__init__({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
+        assert planned.parallel is not None, "one of several ranks"
+        axes, num_heads = planned.parallel.state_axes, planned.cache_spec.num_key_value_heads
+        self._shardings = {
+            name: _HeadSharding(tensor, axes.get(name), num_heads, workers.size)
+            for name, tensor in self.tensors.items()
+        }
+        self._workers = workers
+        self._num_swap_areas = 0
+        self._num_at_once = 0
+
+    @property
+    def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """By tensor, its dtype and the shape of one block, with the heads of all ranks."""
+        return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.tensors.items()}
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks, (source, destination) each, on all ranks."""
+        pairs = list(copies)
+        if pairs:
+            self._workers.broadcast_move("copy_blocks", [list(pair) for pair in pairs])
+            super().copy_blocks(pairs)
+
+    def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> None:
+        """Return None: with several ranks blocks are swapped between steps."""
+
+    def alloc_swap_blocks(self, num_blocks: int) -> BlockMover:
+        """Allocate host memory to swap `num_blocks` blocks to, on each rank for its shard."""
+        self._workers.broadcast("alloc_swap_blocks", num_blocks)
+        number, self._num_swap_areas = self._num_swap_areas, self._num_swap_areas + 1
+        return _DriverSwapBlocks(super().alloc_staging_blocks(num_blocks), self._workers, number)
+
+    def alloc_staging_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> StagingBlocks:
+        """Allocate staging memory in this process for `num_blocks` whole blocks."""
+        if not self._num_at_once:
+            block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in self.tensors.values())
+            self._num_at_once = max(1, _PIECE_BYTES // max(1, block_bytes))
+            self._workers.broadcast_move("alloc_staging_blocks", self._num_at_once)
+        own = super().alloc_staging_blocks(num_blocks, has_own_stream=has_own_stream)
+        return _GatheredBlocks(own, num_blocks, self._shardings, self._workers, self._num_at_once)
+
+
+class _HeadSharding:
+    """The sharding of a tensor [num_blocks, …]: each rank has some of the heads along an axis, or all of them."""
+
+    def __init__(self, part: Tensor, axis: int | None, num_heads: int, num_ranks: int) -> None:
+        """`part` is rank 0's shard; `axis` is counted from the last, None if every rank has all heads."""
+        of_block = part.shape[1:]
+        self._axis = -len(of_block) if axis is None else axis
+        self._heads = [
+            (0, of_block[0]) if axis is None else Share(rank, num_ranks).heads(num_heads) for rank in range(num_ranks)
+        ]
+        shape = list(of_block)
+        shape[self._axis] = self._heads[-1][1]
+        self.shape = tuple(shape)
+        """The shape of one block with the heads of all ranks."""
+        self.bytes_shape = (*shape[:-1], shape[-1] * part.dtype.itemsize)
+        """The same in bytes."""
+
+    @property
+    def owner_ranks(self) -> list[int]:
+        """The ranks that together hold all heads: the first of those with the same heads."""
+        return [rank for rank, heads in enumerate(self._heads) if not rank or heads != self._heads[rank - 1]]
+
+    def part(self, whole: Any, rank: int) -> Any:
+        """Return a rank's shard of whole blocks, as a view."""
+        return along(whole, self._axis, *self._heads[rank])
+
+
+class _DriverSwapBlocks:
+    """Swapped blocks of all ranks; a `BlockMover`."""
+
+    def __init__(self, own: BlockMover, workers: WorkerGroup, number: int) -> None:
+        self._own = own
+        self._workers = workers
+        self._number = number
+
+    def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy device `blocks` to `host_blocks`, one by one; done on rank 0 on return."""
+        self._workers.broadcast_move("move_out", self._number, list(blocks), list(host_blocks))
+        self._own.move_out(blocks, host_blocks)
+
+    def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `host_blocks` to device `blocks`, one by one; done on rank 0 on return."""
+        self._workers.broadcast_move("move_in", self._number, list(host_blocks), list(blocks))
+        self._own.move_in(host_blocks, blocks)
+
+
+class _GatheredBlocks:
+    """Staging blocks with the heads of all ranks; implements `StagingBlocks`."""
+
+    def __init__(
+        self,
+        own: StagingBlocks,
+        num_blocks: int,
+        shardings: dict[str, _HeadSharding],
+        workers: WorkerGroup,
+        num_at_once: int,
+    ) -> None:
+        """`own` is staging memory of rank 0's shard; `num_at_once` blocks are requested from the workers at a time."""
+        import numpy as np
+
+        self._own = own
+        self._shardings = shardings
+        self._workers = workers
+        self._num_at_once = num_at_once
+        self._joined = {
+            name: np.zeros((num_blocks, *sharding.bytes_shape), np.uint8) for name, sharding in shardings.items()
+        }
+        self._contributing_ranks = {rank for sharding in shardings.values() for rank in sharding.owner_ranks if rank}
+
+    def rows(self) -> dict[str, Any]:
+        """Return the bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
+        return {name: array.reshape(len(array), -1) for name, array in self._joined.items()}
+
+    def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy device `blocks` to `host_blocks`, one by one; done on return."""
+        import numpy as np
+
+        self._own.move_out(blocks, host_blocks)
+        for name, rows in self._own.rows().items():
+            self._put(name, 0, list(host_blocks), rows[list(host_blocks)])
+        for some, on_host in self._pieces(blocks, host_blocks):
+            for rank, parts in self._workers.read_blocks(some, self._contributing_ranks).items():
+                for name, data in parts.items():
+                    self._put(name, rank, on_host, np.frombuffer(data, np.uint8))
+
+    def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `host_blocks` to device `blocks`, one by one; done on rank 0 on return."""
+        for some, on_host in self._pieces(blocks, host_blocks):
+            parts = [
+                {name: self._part(name, rank, on_host).tobytes() for name in self._shardings}
+                for rank in range(1, self._workers.size)
+            ]
+            self._workers.write_blocks(some, parts)
+        for name, rows in self._own.rows().items():
+            rows[list(host_blocks)] = self._part(name, 0, list(host_blocks)).reshape(len(host_blocks), -1)
+        self._own.move_in(host_blocks, blocks)
+
+    def _part(self, name: str, rank: int, host_blocks: list[int]) -> Any:
+        return self._shardings[name].part(self._joined[name], rank)[host_blocks]
+
+    def _put(self, name: str, rank: int, host_blocks: list[int], data: Any) -> None:
+        part = self._shardings[name].part(self._joined[name], rank)
+        part[host_blocks] = data.reshape(len(host_blocks), *part.shape[1:])
+
+    def _pieces(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        for begin in range(0, len(blocks), self._num_at_once):
+            end = begin + self._num_at_once
+            yield list(blocks[begin:end]), list(host_blocks[begin:end])
 
 
 class MultiprocExecutor:
-    """`tensor_parallel_size` ranks. One of them that ends is an EngineDeadError of the next call."""
+    """Runs a model on `tensor_parallel_size` ranks. If one of them ends, the next call is an EngineDeadError."""
 
     def __init__(self, planned: PlannedModel) -> None:
-        """Start the other ranks. InvalidArgumentError where there is only one."""
+        """Start the workers. InvalidArgumentError for one rank."""
         if planned.parallel is None:
             raise InvalidArgumentError("The executor multiproc is for tensor_parallel_size 2 or more; leave it out.")
         self._planned = planned
-        self._ranks = Ranks(planned)
+        self._workers = WorkerGroup(planned)
         self._is_on_host = planned.open_device.backend.capabilities.is_host_accessible
         if self._is_on_host:
-            planned.parallel.kernels.connect(self._ranks.communicator)
-        self.kv_memory = LedMemory(planned, self._ranks)
+            planned.parallel.kernels.connect(self._workers.communicator)
+        self.kv_memory = DriverKVMemory(planned, self._workers)
 
     @property
     def pids(self) -> list[int]:
-        """The processes of ranks 1 and up."""
-        return self._ranks.pids
+        """The process ids of ranks 1 and up."""
+        return self._workers.pids
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Read the weights, each rank its own."""
+        """Read the weights, each rank its part."""
         try:
-            runner = _LedRunner(self._ranks, self._planned, cache, self.kv_memory, on_progress)
-            self._ranks.meet()
+            runner = _DriverRunner(self._workers, self._planned, cache, self.kv_memory, on_progress)
+            self._workers.barrier()
             if not self._is_on_host:
                 self._join()
         except BaseException:
-            self._ranks.close()
+            self._workers.close()
             raise
         return runner
 
     def _join(self) -> None:
-        """Bring the ranks together on devices with memory of their own, all of which have loaded."""
+        """Join the ranks by the device's collectives, after all have loaded."""
         backend, size = self._planned.open_device.backend, self._planned.config.tensor_parallel_size
         address = _free_address()
-        self._ranks.tell("join", address)
+        self._workers.broadcast("join", address)
         if backend.communicator(0, size, address) is None:
             raise DeviceError(f"Devices {backend.name} have no collectives. Leave tensor_parallel_size out.")
-        self._ranks.meet()
+        self._workers.barrier()
 
     def close(self) -> None:
-        """End the other ranks and give the device back."""
-        self._ranks.close()
+        """End the workers and release the device."""
+        self._workers.close()
         self._planned.open_device.backend.close()
 
 
-class _LedRunner(ModelRunner):
-    """Rank 0's runner: the graphs that other ranks have a part in run on all of them."""
+class _DriverRunner(ModelRunner):
+    """The driver's runner, whose executors run on all ranks."""
 
-    def __init__(self, ranks: Ranks, *arguments: Any) -> None:
-        self._ranks = ranks
+    def __init__(self, workers: WorkerGroup, *arguments: Any) -> None:
+        self._workers = workers
         super().__init__(*arguments)
 
     def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
-        """What runs a plan; the sampler alone needs no other rank."""
+        """Create the executor of a plan; the sampler runs on the driver alone."""
         if key.part is Part.SAMPLER:
             return super().open_executor(compiled, key)
-        return _LedExecutor(
-            self._ranks, compiled, key, self._backend, self._device, self.constants, self.kv_memory.tensors
+        return _DriverExecutor(
+            self._workers, compiled, key, self._backend, self._device, self.constants, self.kv_memory.tensors
         )
 
 
-class _LedExecutor(Executor):
-    """A plan that the other ranks run as well."""
+class _DriverExecutor(Executor):
+    """Runs a plan on all ranks."""
 
-    def __init__(self, ranks: Ranks, compiled: Compiled, key: GraphKey, *rest: Any) -> None:
-        """Have the other ranks prepare their part; `rest` is what there is to an `Executor` besides its plan."""
+    def __init__(self, workers: WorkerGroup, compiled: Compiled, key: GraphKey, *rest: Any) -> None:
+        """Have the workers prepare their part; `rest` are the arguments of `Executor` besides the plan."""
         super().__init__(compiled.plan, *rest)
-        self._ranks = ranks
+        self._workers = workers
         self._key = (key.has_embeddings, key.part.value, key.has_adapters)
         self._shared = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
-        ranks.tell("open", *self._key)
+        workers.broadcast("open", *self._key)
 
     def run(self, symbols: tuple[int, ...], *more: Any) -> None:
-        """Enqueue one run, on all ranks, over what the host has written."""
-        assert not any(more), "other ranks have not what is fed from this one's memory"
+        """Enqueue one run on all ranks over the current `host_inputs`."""
+        assert not any(more), "workers do not have inputs from this rank's device memory"
         self._announce(symbols)
-        with self._ranks.together():
+        with self._workers.collective_run():
             super().run(symbols, *more)
 
-    def run_filling(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], *more: Any) -> None:
-        """Run after `fill`: the other ranks are told of runs, not of parts of them."""
+    def run_with_late_input(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], *more: Any) -> None:
+        """Call `fill`, then run: the workers get whole runs with all inputs."""
         fill()
         self.run(symbols, *more)
 
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
-        """Run and hand rank 0's values over. What a hook raises is raised when the run is over."""
+        """Run and pass rank 0's values to the hook. An error of the hook is raised after the run."""
         raised: list[BaseException] = []
 
         def call(name: str, array: Any) -> None:
@@ -127,7 +292,7 @@ class _LedExecutor(Executor):
                 raised.append(error)
 
         self._announce(symbols)
-        with self._ranks.together():
+        with self._workers.collective_run():
             super().run_capturing(symbols, call, names)
         if raised:
             raise raised[0]
@@ -135,7 +300,7 @@ class _LedExecutor(Executor):
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
         """Run on all ranks; the times are rank 0's."""
         self._announce(symbols)
-        with self._ranks.together():
+        with self._workers.collective_run():
             return super().run_timed(symbols)
 
     def _announce(self, symbols: tuple[int, ...]) -> None:
@@ -144,7 +309,7 @@ class _LedExecutor(Executor):
             name: self.host_inputs[name][: num_elements(resolve(shape, sizes))].tobytes()
             for name, shape in self._shared.items()
         }
-        self._ranks.tell("run", *self._key, list(symbols), inputs)
+        self._workers.broadcast("run", *self._key, list(symbols), inputs)
 
 
 def _free_address() -> str:

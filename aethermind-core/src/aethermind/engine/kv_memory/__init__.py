@@ -1,3 +1,3 @@
-"""The bytes behind a KV cache's blocks, and how they move: within a device, to host memory and back, to files."""
+"""The memory of a KV cache's blocks, and copies of blocks: within a device, to host memory and back, to files."""
 
 __all__: list[str] = []

@@ -1,14 +1,28 @@
-"""Copies of whole blocks between tensors of one layout."""
+"""Copies of whole KV blocks between tensors of one layout, merged into as few copies as possible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer
 
-__all__ = ["copy_blocks"]
+__all__ = ["contiguous_runs", "copy_blocks"]
+
+
+def contiguous_runs(sources: Sequence[int], destinations: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (source, destination, count) of maximal runs in which both numbers ascend by one, for one copy each."""
+    start = 0
+    for end in range(1, len(sources) + 1):
+        is_going_on = (
+            end < len(sources)
+            and sources[end] == sources[end - 1] + 1
+            and destinations[end] == destinations[end - 1] + 1
+        )
+        if not is_going_on:
+            yield sources[start], destinations[start], end - start
+            start = end
 
 
 def copy_blocks(
@@ -18,9 +32,9 @@ def copy_blocks(
     runs: Iterable[tuple[int, int, int]],
     stream: Stream,
 ) -> None:
-    """Copy runs of blocks, (source, destination, count) each and one after another, in the order of `stream`.
+    """Enqueue copies of runs of blocks, (source, destination, count) each, on `stream`.
 
-    Tensors are [num_blocks, …] each, and paired by name; those of the host may have another number of blocks.
+    Tensors are [num_blocks, …] and paired by name; those in host memory may have another number of blocks.
     """
     for first, first_destination, count in runs:
         for name, source in sources.items():

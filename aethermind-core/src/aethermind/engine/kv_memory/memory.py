@@ -1,4 +1,4 @@
-"""The memory behind a KV cache's blocks, and copies of whole blocks: within it, and to host memory and back."""
+"""The memory of a KV cache's blocks, and copies of whole blocks: within it, and to host memory and back."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aethermind.cache.host_swap_store import BlockMover
-from aethermind.engine.kv_memory.block_copies import copy_blocks
-from aethermind.engine.kv_memory.stretches import stretches
+import numpy as np
+
+from aethermind.cache.serialization import BlockTensor
+from aethermind.cache.swap_store import BlockMover
+from aethermind.engine.kv_memory.block_copies import contiguous_runs, copy_blocks
 from aethermind.engine.kv_memory.swap_stream import SwapStream
+from aethermind.errors import CacheContentError
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.layout import align_up
@@ -23,21 +26,21 @@ from aethermind.runtime import OpenDevice
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
 
-__all__ = ["KVMemory", "WholeBlocks"]
+__all__ = ["KVMemory", "MemoryContents", "StagingBlocks"]
 
 
-class WholeBlocks(BlockMover, Protocol):
-    """Blocks of host memory whose bytes can be read and written, between a move out and a move in."""
+class StagingBlocks(BlockMover, Protocol):
+    """Staging blocks in host memory, whose bytes can be read and written between a move out and a move in."""
 
     def rows(self) -> dict[str, Any]:
-        """The bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
+        """Return the bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
         ...
 
 
 class KVMemory:
-    """Keys and values of all layers, and the scales of coded ones, on one device.
+    """Keys and values of all layers on one device, with the scales of a quantised cache.
 
-    Each tensor is [num_blocks, …]: block *b* of the cache is row *b* of all of them.
+    Each tensor is [num_blocks, …]: block *b* of the cache is row *b* of all tensors.
     """
 
     def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice) -> None:
@@ -46,7 +49,7 @@ class KVMemory:
             name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
             for name, type in types.items()
         }
-        # What comes first is written first, by a step that somebody waits for.
+        # The first block is written first, by a step that a user waits for, so its memory is committed first.
         first_block = max((tensor.nbytes // max(1, tensor.shape[0]) for tensor in self.tensors.values()), default=0)
         allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
         self._opened = opened
@@ -54,7 +57,7 @@ class KVMemory:
 
     @classmethod
     def of(cls, planned: PlannedModel) -> Self:
-        """Memory for the blocks of a model that is planned."""
+        """Allocate memory for the blocks of a planned model."""
         return cls({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
 
     @property
@@ -63,33 +66,33 @@ class KVMemory:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy blocks, (source, destination) each, in the order of the device's default stream."""
+        """Enqueue copies of blocks, (source, destination) each, on the device's default stream."""
         runs = ((source, destination, 1) for source, destination in copies)
         copy_blocks(self._opened.backend.transfer, self.tensors, self.tensors, runs, self._default_stream)
 
     @property
     def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The dtype of each tensor, and the shape of a block of it, with the heads of all ranks."""
+        """By tensor, its dtype and the shape of one block, with the heads of all ranks."""
         return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.tensors.items()}
 
-    def host_blocks(self, num_blocks: int) -> BlockMover:
-        """Room to swap `num_blocks` blocks to host memory; OutOfMemoryError where there is none."""
-        return self.whole_blocks(num_blocks)
+    def alloc_swap_blocks(self, num_blocks: int) -> BlockMover:
+        """Allocate host memory to swap `num_blocks` blocks to; OutOfMemoryError if there is too little."""
+        return self.alloc_staging_blocks(num_blocks)
 
-    def whole_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> WholeBlocks:
-        """Room in this process for the bytes of `num_blocks` blocks; OutOfMemoryError where there is none.
+    def alloc_staging_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> StagingBlocks:
+        """Allocate staging memory for `num_blocks` blocks in this process; OutOfMemoryError if there is too little.
 
-        Moves wait for the steps before them, unless `has_own_stream`: then they run beside steps, in whatever thread
-        asks, and are for blocks that no step writes.
+        Moves wait for the steps before them. With `has_own_stream` they run concurrently with steps, in the calling
+        thread, and are for blocks that no step writes.
         """
         backend, index = self._opened.backend, self._opened.device.index
         stream = backend.streams.create(index) if has_own_stream else self._default_stream
         return _HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._hold)
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
-        """What moves blocks to as much host memory and back beside steps (see `SwapStream`): once, for those that swap.
+        """Create the mover that swaps blocks concurrently with steps, with as much host memory (see `SwapStream`).
 
-        None where the device's memory is the host's: there a copy and a step want the same cores and the same bus.
+        None on a device in host memory, where copies and steps would compete for the same cores and memory bus.
         """
         if self._opened.backend.capabilities.is_host_accessible:
             return None
@@ -102,7 +105,7 @@ class KVMemory:
         return self._swaps is not None
 
     def wait_for_swaps(self, blocks: Callable[[], Set[int]] | None = None) -> None:
-        """Let what is put on the default stream next wait for blocks that are on their way: those named, or any."""
+        """Make the default stream wait for swaps in flight: those of `blocks()`, or all."""
         if self._swaps is None or not self._swaps.is_busy:
             return
         self._swaps.settle()
@@ -113,9 +116,9 @@ class KVMemory:
             self._swaps.hold(stream)
 
     def _on_host(self, num_blocks: int) -> dict[str, Tensor]:
-        """Host memory laid out like the device's, in one buffer.
+        """Allocate host memory laid out like the device's, in one buffer.
 
-        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others.
+        It is touched at once, so that the budget is known to fit and the first move is as fast as later ones.
         """
         sizes = [tensor.nbytes // tensor.shape[0] * num_blocks for tensor in self.tensors.values()]
         starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
@@ -135,7 +138,7 @@ class KVMemory:
 
 
 class _HostBlocks:
-    """Blocks of host memory laid out like the device's; implements `WholeBlocks`."""
+    """Blocks in host memory laid out like the device's; implements `StagingBlocks`."""
 
     def __init__(
         self,
@@ -146,14 +149,14 @@ class _HostBlocks:
         before_move: Callable[[Stream], None],
     ) -> None:
         self.tensors = on_host
-        """By the names of the device's, [num_blocks, …] each."""
+        """The host tensors, [num_blocks, …], by the names of the device's."""
         self._transfer = transfer
         self._on_device = on_device
         self._stream = stream
         self._before_move = before_move
 
     def rows(self) -> dict[str, Any]:
-        """The bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
+        """Return the bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
         import numpy as np
 
         return {
@@ -162,11 +165,11 @@ class _HostBlocks:
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""
-        self._move(self._on_device, self.tensors, stretches(blocks, host_blocks))
+        self._move(self._on_device, self.tensors, contiguous_runs(blocks, host_blocks))
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `host_blocks` to device `blocks`, one by one; done on return."""
-        self._move(self.tensors, self._on_device, stretches(host_blocks, blocks))
+        self._move(self.tensors, self._on_device, contiguous_runs(host_blocks, blocks))
 
     def _move(
         self,
@@ -177,3 +180,44 @@ class _HostBlocks:
         self._before_move(self._stream)
         copy_blocks(self._transfer, sources, destinations, runs, self._stream)
         self._stream.synchronize()
+
+
+class MemoryContents:
+    """Reads and writes the blocks of one engine's memory; implements `cache.serialization.BlockContents`.
+
+    It is used between two steps only.
+    """
+
+    def __init__(self, memory: KVMemory, fingerprint: str) -> None:
+        """`fingerprint` stands for all that keys and values depend on besides tokens (see `kv_offload.fingerprint`)."""
+        self._memory = memory
+        self._fingerprint = fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the model that computes the blocks."""
+        return self._fingerprint
+
+    def read(self, blocks: Sequence[int]) -> Mapping[str, BlockTensor]:
+        """Return copies of the content of `blocks`: every tensor's rows, in their order."""
+        kinds = self._memory.block_kinds
+        if not blocks:
+            return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in kinds.items()}
+        host = self._memory.alloc_staging_blocks(len(blocks))
+        host.move_out(blocks, range(len(blocks)))
+        return {
+            name: BlockTensor(kinds[name][0], (len(blocks), *kinds[name][1]), rows.tobytes())
+            for name, rows in host.rows().items()
+        }
+
+    def write(self, tensors: Mapping[str, BlockTensor], blocks: Sequence[int]) -> None:
+        """Write `tensors` to `blocks`; CacheContentError, and no write, if shapes or dtypes are not the memory's."""
+        wanted = {name: (dtype, (len(blocks), *shape)) for name, (dtype, shape) in self._memory.block_kinds.items()}
+        if {name: (tensor.dtype_name, tensor.shape) for name, tensor in tensors.items()} != wanted:
+            raise CacheContentError("Stored keys and values have other tensors than this model. Compute them again.")
+        if not blocks:
+            return
+        host = self._memory.alloc_staging_blocks(len(blocks))
+        for name, rows in host.rows().items():
+            rows[:] = np.frombuffer(tensors[name].data, np.uint8).reshape(rows.shape)
+        host.move_in(range(len(blocks)), blocks)

@@ -1,8 +1,8 @@
-"""Blocks moved out of device memory and back while steps run: on a stream of their own, ordered by events.
+"""Asynchronous swapping: blocks move out of device memory and back on a stream of their own, ordered by events.
 
-A move begins when the steps before it have run, because they write what it reads or read what it writes. Whoever uses
-a block that is still on its way waits for that block alone, on the device: a step that has none of them runs beside the
-move, and the host waits for nothing.
+A move begins when the steps before it have run, because they write the blocks that it reads, or read those that it
+writes. A step waits, on the device, only for moves of its own blocks; other steps run concurrently with the move. The
+host does not wait.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import NamedTuple
 
-from aethermind.engine.kv_memory.block_copies import copy_blocks
-from aethermind.engine.kv_memory.stretches import stretches
+from aethermind.engine.kv_memory.block_copies import contiguous_runs, copy_blocks
 from aethermind.errors import DeviceError
 from aethermind.hal.event import Event
 from aethermind.hal.stream import Stream
@@ -24,11 +23,11 @@ from aethermind.runtime import OpenDevice
 __all__ = ["SwapStream"]
 
 _BLOCKS_AT_ONCE = 8
-"""Blocks that have a mark of their own: the first of a sequence that gave way are used again while others are moved."""
+"""Blocks with an event of their own: the first blocks of a preempted sequence are reused while others still move."""
 
 
 class _Move(NamedTuple):
-    """Device blocks on their way, and the marks before and behind."""
+    """Device blocks in flight, with the events before and behind the copy."""
 
     blocks: frozenset[int]
     begun: Event
@@ -36,9 +35,9 @@ class _Move(NamedTuple):
 
 
 class SwapStream:
-    """A `BlockMover` whose calls return at once. `on_moved(num_bytes, seconds)` is told what moves took on the device.
+    """A `BlockMover` whose calls return at once; `on_moved(num_bytes, seconds)` reports the device time of each move.
 
-    One thread moves and settles; `hold` may be called by any.
+    One thread moves and calls `settle`; any thread may call `hold`.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class SwapStream:
         self._stream = opened.backend.streams.create(opened.device.index)
         self._steps = opened.backend.streams.default(opened.device.index)
         self._moves: deque[_Move] = deque()
-        # An engine may be dropped while blocks are on their way, and nobody says `close`: what they are copied from and
-        # to stays until they have arrived. At the end of the program it stays anyway.
+        # An engine may be dropped without `close` while blocks are in flight, so the source and destination memory is
+        # held until the copies have finished. At exit the memory is not freed anyway.
         weakref.finalize(self, _await_moves, self._stream, on_device, on_host).atexit = False
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
@@ -70,17 +69,17 @@ class SwapStream:
 
     @property
     def is_busy(self) -> bool:
-        """Whether blocks may be on their way."""
+        """Whether moves may be in flight."""
         return bool(self._moves)
 
     def settle(self) -> None:
-        """Forget the moves that are done."""
+        """Remove finished moves, and report their times."""
         while self._moves and self._moves[0].done.query():
             blocks, begun, done = self._moves.popleft()
             self._on_moved(len(blocks) * self._block_bytes, begun.elapsed_ms(done) / 1e3)
 
     def hold(self, stream: Stream, blocks: Set[int] | None = None) -> None:
-        """Let what is put on `stream` from now on wait for the moves of `blocks`, or for all of them."""
+        """Make `stream` wait for the moves of `blocks`, or for all moves."""
         for move in tuple(self._moves):
             if blocks is None or not move.blocks.isdisjoint(blocks):
                 stream.wait_event(move.done)
@@ -99,7 +98,7 @@ class SwapStream:
         stream.wait_event(reached)
         for begin in range(0, len(blocks), _BLOCKS_AT_ONCE):
             end = begin + _BLOCKS_AT_ONCE
-            runs = stretches(source_blocks[begin:end], destination_blocks[begin:end])
+            runs = contiguous_runs(source_blocks[begin:end], destination_blocks[begin:end])
             begun, done = events.create(timing=True), events.create(timing=True)
             begun.record(stream)
             copy_blocks(self._backend.transfer, sources, destinations, runs, stream)
@@ -108,7 +107,7 @@ class SwapStream:
 
 
 def _await_moves(stream: Stream, *memory: Mapping[str, Tensor]) -> None:
-    """Wait for what is on its way, before its `memory` is given back."""
+    """Wait for the moves in flight before their `memory` is freed."""
     with suppress(DeviceError):
         stream.synchronize()
     del memory

@@ -1,13 +1,13 @@
-"""Keys and values beyond one engine's memory: what it computes is offered to a store, what a store has is fetched.
+"""KV offload: an engine writes computed KV blocks to a store, and fetches blocks that the store has.
 
-`KVOffload` is all that the engine sees. Underneath, a writer and a reader work in threads of their own, `health`
-decides when a store is left alone, `block_bytes` moves blocks between device memory and containers.
+`KVOffload` is the engine's interface. A writer and a reader have threads of their own, `health` has the circuit breaker
+of a failing store, and `block_bytes` copies blocks between device memory and containers.
 """
 
 from __future__ import annotations
 
-from aethermind.engine.kv_offload.fingerprint import fingerprint
+from aethermind.engine.kv_offload.block_bytes import fingerprint
+from aethermind.engine.kv_offload.health import KVStoreStats
 from aethermind.engine.kv_offload.offload import KVOffload
-from aethermind.engine.kv_offload.stats import KVStoreStats
 
 __all__ = ["KVOffload", "KVStoreStats", "fingerprint"]

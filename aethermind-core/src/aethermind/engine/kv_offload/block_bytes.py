@@ -1,46 +1,102 @@
-"""Blocks of all layers between device memory and containers of bytes, a few at a time through host memory."""
+"""KV blocks as containers of bytes: their fingerprint, and staged copies between device memory and containers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aethermind.cache.container import BlockTensor, StoredBlocks, read_blocks, write_blocks
+import aethermind
+from aethermind.cache.serialization import BlockTensor, StoredBlocks, read_blocks, write_blocks
+from aethermind.checkpoint.file_digest import digest_files
 from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.errors import CacheContentError
 
-__all__ = ["BlockBytes"]
+if TYPE_CHECKING:
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.ops.schema import TensorType
+
+__all__ = ["BlockStager", "fingerprint"]
+
+
+def fingerprint(planned: PlannedModel) -> str:
+    """Return a hash of all that keys and values depend on besides tokens, as 32 hexadecimal digits.
+
+    Engines with equal fingerprints can use each other's blocks. The hash covers weights by every byte of their files
+    (dummy ones by their seed and shapes), configuration, dtypes, quantisation, device and version, because devices and
+    versions may round differently. Limits such as the number of blocks are not covered, and the context length only as
+    far as rotary frequencies depend on it. The number of ranks changes the order of sums, as another batch does, so it
+    is covered only for deterministic engines.
+    """
+    config, spec = planned.config, planned.cache_spec
+    if config.load_format == "dummy":
+        shapes = {name: str(type) for name, type in sorted(_whole_types(planned).items())}
+        weights = json.dumps(["dummy", config.seed, shapes])
+    else:
+        weights = digest_files(planned.source.weights().paths)
+    described = {
+        "version": aethermind.__version__,
+        "weights": weights,
+        "architecture": planned.architecture,
+        "config": planned.source.config(),
+        "computed": {name: _digest(value) for name, value in sorted(planned.computed.items())},
+        "dtype": planned.dtype.label,
+        "quantization": config.quantization,
+        "device": planned.open_device.backend.name,
+        "deterministic": config.deterministic,
+        "ranks": config.tensor_parallel_size if config.deterministic else None,
+        "kv": [spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.dtype_name, spec.block_size],
+    }
+    return sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _whole_types(planned: PlannedModel) -> dict[str, TensorType]:
+    """Return the types of the whole model's parameters, also if a rank has only parts of them."""
+    parts = {} if planned.parallel is None else planned.parallel.parts
+    return {
+        part.parameter if (part := parts.get(name)) else name: part.whole if part else type
+        for name, type in planned.parameter_types.items()
+    }
+
+
+def _digest(value: object) -> str:
+    array = np.ascontiguousarray(value)
+    return sha256(repr((array.shape, str(array.dtype))).encode() + array.tobytes()).hexdigest()
+
 
 _STAGING_BYTES = 4 * 2**20
 
 
-class BlockBytes:
-    """Moves up to `max_blocks` blocks at a time. One thread at a time."""
+class BlockStager:
+    """Copies up to `max_blocks` blocks at a time, through staging memory. Used by one thread at a time."""
 
     def __init__(self, memory: KVMemory, bytes_per_block: int, fingerprint: str, *, is_beside_steps: bool) -> None:
-        """Make room in host memory. `fingerprint` says what computed the blocks.
+        """Allocate staging memory. `fingerprint` is that of the model that computes the blocks.
 
-        `is_beside_steps` copies while steps run, in any thread, what they do not write; else copies wait for them.
+        With `is_beside_steps` copies run concurrently with steps, in any thread, for blocks that no step writes;
+        otherwise they wait for the steps before them.
         """
         self.max_blocks = max(1, _STAGING_BYTES // bytes_per_block)
-        """Blocks that fit the room in host memory."""
+        """Blocks that fit into the staging memory."""
         self._fingerprint = fingerprint
-        self._host = memory.whole_blocks(self.max_blocks, has_own_stream=is_beside_steps)
+        self._host = memory.alloc_staging_blocks(self.max_blocks, has_own_stream=is_beside_steps)
         self._rows = self._host.rows()
         self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in memory.block_kinds.items()}
 
     def take(self, blocks: Sequence[int]) -> None:
-        """Copy device `blocks` to host memory; done on return."""
+        """Copy device `blocks` to staging memory; done on return."""
         self._host.move_out(blocks, range(len(blocks)))
 
     def pack(self, index: int, key: bytes, block_size: int) -> bytes:
-        """The container of the block that was taken as number `index`."""
+        """Return the container of the block at `index` of the last `take`."""
         tensors = {name: BlockTensor(*self._shapes[name], memoryview(rows[index])) for name, rows in self._rows.items()}
         return write_blocks(StoredBlocks(self._fingerprint, key.hex(), block_size, tensors))
 
     def unpack(self, key: bytes, data: bytes) -> StoredBlocks:
-        """What a container holds. CacheContentError unless it is a block of this model for this key, unchanged."""
+        """Read a container. CacheContentError unless it is an unchanged block of this model for this key."""
         stored = read_blocks(data, self._fingerprint)
         if stored.token_hash != key.hex():
             raise CacheContentError(f"Stored keys and values are of {stored.token_hash}, not of {key.hex()}.")
@@ -50,7 +106,7 @@ class BlockBytes:
         return stored
 
     def put(self, contents: Sequence[StoredBlocks], blocks: Sequence[int]) -> None:
-        """Copy contents, one each, to device `blocks`; done on return."""
+        """Copy contents to device `blocks`, one each; done on return."""
         for begin in range(0, len(blocks), self.max_blocks):
             some = contents[begin : begin + self.max_blocks]
             for index, content in enumerate(some):

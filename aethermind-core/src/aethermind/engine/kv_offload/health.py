@@ -1,15 +1,32 @@
-"""Whether a store is worth asking: one that fails is left alone, twice as long each time, and complained of once."""
+"""Health of a KV store as an engine sees it: counters, a circuit breaker, and warnings that are logged once."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from aethermind.log import get_logger
 
-__all__ = ["Complaints", "StoreHealth", "StoreUnavailableError"]
+__all__ = ["CircuitBreaker", "KVStoreStats", "StoreUnavailableError", "WarnOnce"]
+
+
+@dataclass(slots=True)
+class KVStoreStats:
+    """Counts of blocks since the engine started; `num_errors` counts failed calls and bad entries.
+
+    `num_hits` were fetched; `num_misses` were absent, late or invalid, and were computed. `num_stored` were written;
+    `num_dropped` were not, because they were evicted before the writer reached them or the store failed.
+    """
+
+    num_hits: int = 0
+    num_misses: int = 0
+    num_stored: int = 0
+    num_dropped: int = 0
+    num_errors: int = 0
+
 
 _log = get_logger(__name__)
 _Result = TypeVar("_Result")
@@ -18,22 +35,22 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 
 
-class Complaints:
-    """Says once what is wrong with a store, however often it is: a warning each for failing and for bad content."""
+class WarnOnce:
+    """Logs one warning for a failing store and one for bad content; repetitions are logged at level INFO."""
 
     def __init__(self, store: str) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._said: set[str] = set()
         self.num_errors = 0
-        """Errors so far, said or not."""
+        """Errors so far."""
 
     def failed(self, error: BaseException) -> None:
-        """A call failed or took too long."""
+        """Record a call that failed or took too long."""
         self._say("failing", f"cannot be used ({_in_words(error)}); prompts are computed, and it is asked again later")
 
     def refused(self, error: BaseException) -> None:
-        """It returned what is not what was stored."""
+        """Record an entry that is not what was stored."""
         self._say("bad", f"returned an entry that is not used ({_in_words(error)}); it is deleted and computed again")
 
     def _say(self, kind: str, text: str) -> None:
@@ -45,15 +62,19 @@ class Complaints:
 
 
 class StoreUnavailableError(Exception):
-    """A store failed just now; what was wrong has been said."""
+    """A call on a store failed; the error has been logged."""
 
 
-class StoreHealth:
-    """Guards one kind of call on a store (reading, writing). Calls come from one thread, others may look."""
+class CircuitBreaker:
+    """A circuit breaker for one kind of call on a store (reading, writing).
 
-    def __init__(self, complaints: Complaints, slow_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Calls that take longer than `slow_s` seconds are as bad as those that fail."""
-        self._complaints = complaints
+    After a failure it stays open for a pause, which doubles with each further failure. Calls come from one thread;
+    other threads may read the properties.
+    """
+
+    def __init__(self, warnings: WarnOnce, slow_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """A call that takes longer than `slow_s` seconds counts as failed."""
+        self._warnings = warnings
         self._slow_s = slow_s
         self._clock = clock
         self._pause_s = _FIRST_PAUSE_S
@@ -61,22 +82,22 @@ class StoreHealth:
         self._called_at: float | None = None
 
     @property
-    def seconds_to_wait(self) -> float:
-        """Until the next call is worth making; 0 if it is now."""
+    def retry_after_s(self) -> float:
+        """Seconds until the next call is allowed; 0 if it is allowed now."""
         return max(0.0, self._retry_at - self._clock())
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call takes too long already."""
+        """Whether a call in progress has taken too long."""
         called_at = self._called_at
         return called_at is not None and self._clock() - called_at > self._slow_s
 
     def call(self, function: Callable[[], _Result]) -> _Result:
-        """What `function` returns. StoreUnavailableError if it fails, for which the store is left alone for a while."""
+        """Return the result of `function`. StoreUnavailableError if it fails, which opens the breaker."""
         self._called_at = started = self._clock()
         try:
             result = function()
-        except Exception as error:  # a store is anybody's code, and none of it may end an engine
+        except Exception as error:  # a store may be third-party code, whose errors must not end an engine
             self._fail(error)
             raise StoreUnavailableError from error
         finally:
@@ -89,7 +110,7 @@ class StoreHealth:
         return result
 
     def _fail(self, error: Exception) -> None:
-        self._complaints.failed(error)
+        self._warnings.failed(error)
         self._retry_at = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

@@ -1,46 +1,81 @@
-"""One engine and one store: prompts wait a moment for what others have computed, and results go where others look."""
+"""Offload between one engine and one KV store: prompts wait briefly for stored blocks, and new blocks are stored."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aethermind.cache.outcome import Outcome
-from aethermind.engine.kv_offload.block_bytes import BlockBytes
-from aethermind.engine.kv_offload.costs import FetchCosts
-from aethermind.engine.kv_offload.health import Complaints, StoreHealth
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.engine.kv_offload.block_bytes import BlockStager
+from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, WarnOnce
 from aethermind.engine.kv_offload.reader import Fetch, StoreReader
-from aethermind.engine.kv_offload.stats import KVStoreStats
 from aethermind.engine.kv_offload.writer import StoreWriter
+from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
-    from aethermind.cache.container import StoredBlocks
-    from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.cache.prefix_cache import HashedPrefixCache
+    from aethermind.cache.serialization import StoredBlocks
     from aethermind.cache.stores.kv_store import KVStore
     from aethermind.engine.kv_memory.memory import KVMemory
     from aethermind.engine.requests.request import Request
-    from aethermind.engine.scheduling.preemption import MeasuredCosts
 
-__all__ = ["KVOffload"]
+__all__ = ["FetchCosts", "KVOffload"]
 
-_PATIENCE_S = 2.0
-"""How long a request waits for a store, at least."""
+_WEIGHT = 0.3
+_HALF_LIFE_S = 30.0
+_MARGIN = 2.0
+"""How many times faster computing must be before it is preferred: fetching leaves the device to other requests."""
+
+
+class FetchCosts:
+    """Compares measured seconds per fetched byte with the engine's seconds per computed token. Mutable.
+
+    Without fetches there are no measurements, so the estimate decays with a half-life of `_HALF_LIFE_S`.
+    """
+
+    def __init__(self, engine: SwapVsRecomputeCosts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._seconds_per_byte = 0.0
+        self._measured_at = clock()
+
+    def compute_seconds(self, num_tokens: int) -> float:
+        """Estimate the seconds of computing that many prompt tokens."""
+        return num_tokens * self._engine.seconds_per_token
+
+    def is_worth_fetching(self, num_bytes: int, num_tokens: int) -> bool:
+        """Whether fetching `num_bytes` is expected to be not much slower than computing their `num_tokens`."""
+        age_s = self._clock() - self._measured_at
+        fetch_seconds = num_bytes * self._seconds_per_byte * 0.5 ** (age_s / _HALF_LIFE_S)
+        return bool(fetch_seconds <= _MARGIN * self.compute_seconds(num_tokens))
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Record a fetch; `seconds` include waiting."""
+        measured = seconds / num_bytes
+        weight = _WEIGHT if self._seconds_per_byte else 1.0
+        self._seconds_per_byte += weight * (measured - self._seconds_per_byte)
+        self._measured_at = self._clock()
+
+
+_FETCH_TIMEOUT_S = 2.0
+"""The least time that a request waits for a store."""
 _SLOW_READ_S = 1.0
 _SLOW_WRITE_S = 10.0
 """Calls that take longer count as failed."""
 _FLUSH_S = 4.0
 _POLL_S = 0.02
 _LOAD_BYTES = 16 * 2**20
-"""What is copied to the device between two steps, about: few enough that running requests hardly notice."""
+"""About how much is copied to the device between two steps, so that running requests are hardly delayed."""
 _SEQUENCE = "blocks from a store"
 
 
-class _Prompt:
-    """A prompt whose blocks from `num_blocks` on are being fetched, and the requests that wait for it."""
+class _PendingPrompt:
+    """A prompt whose blocks from `num_blocks` on are being fetched, with the requests that wait for it."""
 
     __slots__ = ("deadline", "extra_key", "fetch", "num_blocks", "num_loaded", "requests", "started_at", "token_ids")
 
@@ -56,10 +91,10 @@ class _Prompt:
 
 
 class KVOffload:
-    """Between the prefix cache of an engine and a store. All calls come from the engine's thread.
+    """Connects the prefix cache of an engine to a KV store. All calls come from the engine's thread.
 
-    Whatever happens to the store, requests get the same answers: from what is fetched, which is checked, or from what
-    is computed. Trouble costs time (a request waits `_PATIENCE_S`, or as long as computing should take, if that is
+    Answers do not depend on the store: blocks that cannot be fetched, or whose check fails, are computed. A failing
+    store costs time (a request waits `_FETCH_TIMEOUT_S`, or as long as computing is expected to take, if that is
     longer) and one warning.
     """
 
@@ -70,10 +105,10 @@ class KVOffload:
         cache: KVCache,
         prefix_cache: HashedPrefixCache,
         memory: KVMemory,
-        costs: MeasuredCosts,
+        costs: SwapVsRecomputeCosts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take part in `store`, called `name` in messages; the salt of `prefix_cache` is the model's fingerprint."""
+        """Use `store`, called `name` in messages; the salt of `prefix_cache` is the model's fingerprint."""
         spec, fingerprint = cache.spec, prefix_cache.salt.decode()
         self._store = store
         self._cache = cache
@@ -83,23 +118,23 @@ class KVOffload:
         self._load_blocks = max(1, _LOAD_BYTES // spec.bytes_per_block)
         self._costs = FetchCosts(costs, clock)
         self._clock = clock
-        self._complaints = Complaints(name)
+        self._warnings = WarnOnce(name)
         self._stats = KVStoreStats()
-        self._incoming = BlockBytes(memory, spec.bytes_per_block, fingerprint, is_beside_steps=False)
-        outgoing = BlockBytes(memory, spec.bytes_per_block, fingerprint, is_beside_steps=True)
-        writing = StoreHealth(self._complaints, _SLOW_WRITE_S, clock)
+        self._incoming = BlockStager(memory, spec.bytes_per_block, fingerprint, is_beside_steps=False)
+        outgoing = BlockStager(memory, spec.bytes_per_block, fingerprint, is_beside_steps=True)
+        writing = CircuitBreaker(self._warnings, _SLOW_WRITE_S, clock)
         self._writer = StoreWriter(store, outgoing, spec.block_size, writing, self._stats)
         self._reader = StoreReader(
             store,
             self._incoming.unpack,
-            StoreHealth(self._complaints, _SLOW_READ_S, clock),
-            self._complaints,
+            CircuitBreaker(self._warnings, _SLOW_READ_S, clock),
+            self._warnings,
             batch_blocks=self._incoming.max_blocks,
-            most_arrived=2 * self._load_blocks,
-            on_missing=self._writer.unlearn,
+            max_arrived=2 * self._load_blocks,
+            on_missing=self._writer.mark_missing,
         )
-        self._prompts: dict[bytes, _Prompt] = {}
-        self._prompt_of: dict[Request, _Prompt] = {}
+        self._prompts: dict[bytes, _PendingPrompt] = {}
+        self._prompt_of: dict[Request, _PendingPrompt] = {}
         prefix_cache.listener = self._writer
 
     @property
@@ -109,13 +144,13 @@ class KVOffload:
 
     @property
     def stats(self) -> KVStoreStats:
-        """What became of blocks so far."""
-        return replace(self._stats, num_errors=self._complaints.num_errors)
+        """Counters of blocks so far."""
+        return replace(self._stats, num_errors=self._warnings.num_errors)
 
     def fetch(self, request: Request, lacking: Collection[bytes] = ()) -> bool:
-        """Look for what the device does not have of a prompt; whether `request` is to wait, until `arrived` has it.
+        """Start to fetch the blocks of a prompt that are not in the prefix cache.
 
-        The store is known not to have the `lacking` keys.
+        Returns whether `request` has to wait until `arrived` returns it. The store is known not to have `lacking` keys.
         """
         token_ids, extra_key, block_size = request.prompt_token_ids, request.extra_key, self._block_size
         num_known = self._cache.query(token_ids, extra_key) // block_size
@@ -132,19 +167,21 @@ class KVOffload:
             self._stats.num_misses += num_wanted
             return False
         prompt = self._prompts.get(keys[0])
-        if prompt is not None:  # begins like one that is being fetched: looks again when that one is there
+        if prompt is not None:  # shares its first missing block with a prompt in flight, and is checked again after it
             prompt.requests.append(request)
         else:
             now = self._clock()
-            deadline = now + max(_PATIENCE_S, self._costs.compute_seconds(num_tokens))
-            prompt = self._prompts[keys[0]] = _Prompt(request, self._reader.start(keys), num_known, now, deadline)
+            deadline = now + max(_FETCH_TIMEOUT_S, self._costs.compute_seconds(num_tokens))
+            prompt = self._prompts[keys[0]] = _PendingPrompt(
+                request, self._reader.start(keys), num_known, now, deadline
+            )
         self._prompt_of[request] = prompt
         return True
 
     def arrived(self, *, may_wait: bool) -> list[Request]:
-        """Load what has come since the last call; the requests that need not wait any longer.
+        """Load the blocks that arrived since the last call; returns the requests that need not wait any longer.
 
-        With `may_wait` it waits for a moment where nothing has come.
+        With `may_wait` it waits briefly if no block has arrived.
         """
         if may_wait:
             self._reader.wait(_POLL_S)
@@ -153,14 +190,14 @@ class KVOffload:
             contents, is_done = self._reader.take(prompt.fetch, self._load_blocks)
             is_late = not is_done and self._clock() >= prompt.deadline
             if is_late:
-                contents = self._reader.give_up(prompt.fetch)
+                contents = self._reader.cancel(prompt.fetch)
             is_loaded = self._load(prompt, contents)
             if is_done or is_late or not is_loaded:
                 ready += self._end(prompt)
         return ready
 
     def cancel(self, request: Request) -> bool:
-        """Let a request wait no longer; False if it does not wait."""
+        """Stop waiting for a request's blocks; False if it does not wait."""
         prompt = self._prompt_of.pop(request, None)
         if prompt is None:
             return False
@@ -170,22 +207,22 @@ class KVOffload:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until what is computed so far is in the store; False if that takes longer or the store is failing."""
+        """Wait until all blocks so far are in the store; False on timeout or if the store is failing."""
         return self._writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Write what waits to be written, as far as the store lets us, and give everything back."""
+        """Write pending blocks, as far as the store accepts them in time, and release all resources."""
         self._reader.close()
         self._writer.flush(_FLUSH_S)
         self._writer.close()
         self._prefix_cache.listener = None
         try:
             self._store.close()
-        except Exception as error:  # a store is anybody's code
-            self._complaints.failed(error)
+        except Exception as error:  # a store may be third-party code
+            self._warnings.failed(error)
 
-    def _load(self, prompt: _Prompt, contents: Sequence[StoredBlocks]) -> bool:
-        """Copy blocks to the device and let the prefix cache remember them; False if that is no use any more."""
+    def _load(self, prompt: _PendingPrompt, contents: Sequence[StoredBlocks]) -> bool:
+        """Copy blocks to the device and publish them to the prefix cache; False if they are no longer useful."""
         if not contents:
             return True
         cache, block_size, token_ids = self._cache, self._block_size, prompt.token_ids
@@ -195,17 +232,17 @@ class KVOffload:
         num_there = opened.num_cached_tokens // block_size
         missing = contents[max(num_there - begin, 0) :]
         num_tokens = len(missing) * block_size
-        is_useful = num_there >= begin and cache.reserve(_SEQUENCE, num_tokens).outcome is Outcome.OK
+        is_useful = num_there >= begin and cache.reserve(_SEQUENCE, num_tokens).outcome is CacheOutcome.OK
         if is_useful:
             self._incoming.put(missing, cache.block_table(_SEQUENCE)[end - len(missing) : end].tolist())
             cache.commit(_SEQUENCE, num_tokens)
-            self._writer.learn(prompt.fetch.keys[prompt.num_loaded : prompt.num_loaded + len(contents)])
+            self._writer.mark_stored(prompt.fetch.keys[prompt.num_loaded : prompt.num_loaded + len(contents)])
             prompt.num_loaded += len(contents)
         cache.release(_SEQUENCE, token_ids[: end * block_size])
         return is_useful
 
-    def _end(self, prompt: _Prompt) -> list[Request]:
-        """Take leave of a prompt; whoever waited for it and needs no more of the store."""
+    def _end(self, prompt: _PendingPrompt) -> list[Request]:
+        """End the fetch of a prompt; returns its requests that need no further fetch."""
         seconds = self._clock() - prompt.started_at
         self._forget(prompt)
         self._stats.num_hits += prompt.num_loaded
@@ -221,6 +258,6 @@ class KVOffload:
             if request.prompt_token_ids is prompt.token_ids or not self.fetch(request, lacking)
         ]
 
-    def _forget(self, prompt: _Prompt) -> None:
-        self._reader.give_up(prompt.fetch)
+    def _forget(self, prompt: _PendingPrompt) -> None:
+        self._reader.cancel(prompt.fetch)
         del self._prompts[prompt.fetch.keys[0]]

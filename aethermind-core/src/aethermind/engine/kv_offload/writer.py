@@ -1,8 +1,8 @@
-"""Offers what an engine computes to a store, in a thread of its own that no step waits for.
+"""The writer of a KV store: a thread that stores computed blocks, for which no step waits.
 
-A full block is remembered by the prefix cache, and nobody writes to it until it is forgotten; so long its content can
-be copied at leisure. What waits to be written is therefore at most what the cache holds, and takes no memory. A block
-that is wanted for something else before its turn came is dropped: the store lacks it, and somebody computes it again.
+A full block in the prefix cache is not written until it is evicted, so its content can be copied at any time before.
+The queue of pending blocks is therefore bounded by the cache and takes no memory of its own. A block that is evicted
+before its turn is dropped from the queue, and has to be computed again when it is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from aethermind.cache.stores.kv_store import KVStore
-from aethermind.engine.kv_offload.block_bytes import BlockBytes
-from aethermind.engine.kv_offload.health import StoreHealth, StoreUnavailableError
-from aethermind.engine.kv_offload.stats import KVStoreStats
+from aethermind.engine.kv_offload.block_bytes import BlockStager
+from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, StoreUnavailableError
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
 
@@ -30,15 +29,15 @@ _LAST_CALL_S = 2.0
 
 
 class StoreWriter:
-    """Listens to a prefix cache (`KeptBlocks`) and writes what it keeps."""
+    """A `PrefixCacheListener` that writes cached blocks to a store."""
 
     def __init__(
-        self, store: KVStore, source: BlockBytes, block_size: int, health: StoreHealth, stats: KVStoreStats
+        self, store: KVStore, source: BlockStager, block_size: int, breaker: CircuitBreaker, stats: KVStoreStats
     ) -> None:
         self._store = store
         self._source = source
         self._block_size = block_size
-        self._health = health
+        self._breaker = breaker
         self._stats = stats
         self._changed = threading.Condition()
         self._pending: OrderedDict[int, bytes] = OrderedDict()  # by block, guarded by `_changed` like all that follows
@@ -50,8 +49,8 @@ class StoreWriter:
 
     # -- by the engine's thread ------------------------------------------------------------------------------
 
-    def kept(self, key: bytes, block: int) -> None:
-        """A block is remembered: write it some time, unless the store has it."""
+    def block_cached(self, key: bytes, block: int) -> None:
+        """Queue a cached block, unless the store has it."""
         with self._changed:
             if key in self._known:
                 self._known.move_to_end(key)
@@ -61,36 +60,36 @@ class StoreWriter:
                 self._pending[block] = key
                 self._changed.notify_all()
 
-    def dropped(self, block: int) -> None:
-        """A block is about to be used for something else. Waits while it is being copied."""
+    def block_evicted(self, block: int) -> None:
+        """Drop a block from the queue before it is reused. Waits while it is being copied."""
         with self._changed:
             if self._pending.pop(block, None) is not None:
                 self._stats.num_dropped += 1
 
-    def learn(self, keys: Iterable[bytes]) -> None:
-        """The store has these."""
+    def mark_stored(self, keys: Iterable[bytes]) -> None:
+        """Record that the store has these keys."""
         with self._changed:
             self._remember(keys)
 
-    def unlearn(self, keys: Iterable[bytes]) -> None:
-        """The store does not have these any more, so they are written when they come up again."""
+    def mark_missing(self, keys: Iterable[bytes]) -> None:
+        """Record that the store no longer has these keys, so that their blocks are written again."""
         with self._changed:
             for key in keys:
                 self._known.pop(key, None)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that is kept now is written; False if that takes longer or the store is failing."""
+        """Wait until all pending blocks are written; False on timeout or if the store is failing."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._pending or self._is_busy:
                 left = deadline - time.monotonic()
-                if left <= 0 or self._health.seconds_to_wait or not self._thread.is_alive():
+                if left <= 0 or self._breaker.retry_after_s or not self._thread.is_alive():
                     return False
                 self._changed.wait(left)
         return True
 
     def close(self) -> None:
-        """Stop after the batch under way; device memory is not read any more."""
+        """Stop after the batch in progress; device memory is not read after that."""
         with self._changed:
             self._stop()
         self._thread.join(_LAST_CALL_S)
@@ -111,15 +110,15 @@ class StoreWriter:
                 self._changed.notify_all()
 
     def _take(self) -> list[bytes] | None:
-        """Copy the next blocks to host memory and return their keys; None when it is time to stop."""
+        """Copy the next blocks to host memory and return their keys; None when closing."""
         with self._changed:
             while not self._is_closing:
-                pause_s = self._health.seconds_to_wait
+                pause_s = self._breaker.retry_after_s
                 if self._pending and not pause_s:
                     batch = list(islice(self._pending.items(), self._source.max_blocks))
                     try:
                         self._source.take([block for block, _ in batch])
-                    except AetherMindError as error:  # of the device or a rank, which the engine's next step meets too
+                    except AetherMindError as error:  # of the device or a rank; the engine's next step reports it too
                         _log.info("Blocks are not written to a KV store any more: %s", error)
                         self._stop()
                         return None
@@ -131,7 +130,7 @@ class StoreWriter:
             return None
 
     def _stop(self) -> None:
-        """Write nothing from now on; under the lock."""
+        """Drop pending blocks and write no more; called under the lock."""
         self._is_closing = True
         self._stats.num_dropped += len(self._pending)
         self._pending.clear()
@@ -139,7 +138,7 @@ class StoreWriter:
 
     def _put(self, entries: list[tuple[bytes, bytes]]) -> bool:
         try:
-            self._health.call(lambda: self._store.put(entries))
+            self._breaker.call(lambda: self._store.put(entries))
         except StoreUnavailableError:
             return False
         return True

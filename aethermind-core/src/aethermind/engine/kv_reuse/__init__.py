@@ -1,3 +1,3 @@
-"""Layers that share keys and values, tried on a model as it is: what that saves, and what it costs."""
+"""Analysis of cross-layer KV sharing on an existing model: the memory it saves, and the quality it costs."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Keys and values across layers: how alike they are on a text, and what a model loses when layers share them.
+"""Cross-layer KV sharing: the similarity of layers' keys and values on a text, and a model whose layers share them.
 
 Opt-in analysis after SwiftKV (Qiao et al. 2024, arXiv:2410.03960), whose models let later layers read what an earlier
-one computed. `kv_distillation` mends what that costs.
+one computed. `distillation` reduces the loss.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.loading.model_weights import open_constants
-from aethermind.engine.text_passes.text_logits import run_whole_text, text_logits
+from aethermind.engine.text_passes.text_pass import run_whole_text, text_logits
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.executor import Executor
 from aethermind.graph.ir import Graph, Node, Value
@@ -30,10 +30,10 @@ _CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
 
 
 def reuse_layers(graph: Graph, operators: OperatorRegistry, sources: Mapping[int, int]) -> Graph:
-    """The graph in which layer `reader` attends to the keys and values of `sources[reader]`, an earlier layer.
+    """Rewrite a graph so that layer `reader` attends to the keys and values of `sources[reader]`, an earlier layer.
 
-    Whatever else a layer computes stays, its own keys and values among it. InvalidArgumentError for layers that are not
-    there or not in this order.
+    The layers still compute their own keys and values. InvalidArgumentError for layers that do not exist or are not in
+    this order.
     """
     written: dict[str, Value] = {}
     for node in graph.nodes:
@@ -61,7 +61,7 @@ def reuse_layers(graph: Graph, operators: OperatorRegistry, sources: Mapping[int
 
 
 def inputs_of(node: Node, operators: OperatorRegistry) -> dict[str, Value | None]:
-    """A node's inputs by the names that its operator gives them."""
+    """Return a node's inputs by the names of its operator."""
     schema = operators[node.operator].schema
     return {spec.name: value for spec, value in zip(schema.inputs, node.inputs, strict=True)}
 
@@ -69,7 +69,9 @@ def inputs_of(node: Node, operators: OperatorRegistry) -> dict[str, Value | None
 def open_rewritten(
     engine: Engine, rewrite: Callable[[Graph], Graph], constants: ConstantStore | None = None
 ) -> Executor:
-    """A step whose graph `rewrite` has changed, over the engine's cache, and its weights where no others are given."""
+    """Create an executor of a step whose graph `rewrite` has changed, over the engine's cache, by default with its
+    weights.
+    """
     planned, runner = engine.planned, engine.runner
     constants = constants or runner.constants
     plan = planned.compile(rewrite=rewrite).plan
@@ -79,10 +81,10 @@ def open_rewritten(
 
 
 class KVReuse:
-    """A model whose layers share keys and values, beside the engine whose weights and cache it uses.
+    """A model whose layers share keys and values, next to the engine whose weights and cache it uses.
 
-    `sources` says for a layer which earlier one's it reads, `distilled` which parameters it has instead of the
-    checkpoint's; then the model has weights of its own.
+    `sources` maps a layer to the earlier one that it reads. `distilled` are parameters that replace the checkpoint's;
+    then the model has weights of its own.
     """
 
     def __init__(
@@ -94,15 +96,15 @@ class KVReuse:
         self._executor = open_rewritten(engine, rewrite, constants)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Logits behind every token, float32 [len(token_ids), V]; see `text_logits`."""
+        """Return the logits behind every token, float32 [len(token_ids), V]; see `text_logits`."""
         return text_logits(self._engine, token_ids, self._executor)
 
 
 def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Mean cosines between the keys of any two layers on a text, and between their values: float64 [L, L] each.
+    """Return mean cosines between the keys of any two layers on a text, and between their values: float64 [L, L] each.
 
-    Of every token and head; keys are compared as they are cached, which their common rotation does not change.
-    InvalidArgumentError as by `cached_rows`.
+    The means are over all tokens and heads. Keys are compared as cached; their common rotation does not change cosines.
+    InvalidArgumentError as in `cached_rows`.
     """
     import numpy as np
 
@@ -120,9 +122,10 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
 
 
 def cached_rows(engine: Engine, executor: Executor, count: int, name: str) -> np.ndarray[Any, Any]:
-    """What the text of `count` tokens that was just run left in a layer's cache (`k_cache.0`): float64 [count, K, C].
+    """Return a layer's cached rows (`k_cache.0`) of the text of `count` tokens that was run last: float64 [count, K,
+    C].
 
-    The cache holds values as they are computed, in memory that the host can reach, else an InvalidArgumentError.
+    InvalidArgumentError if the host cannot access the cache, or if it is quantised.
     """
     import numpy as np
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aethermind.cache.shift import BlockShift
+from aethermind.cache.positions import BlockShift
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.executor import Executor
 from aethermind.hal.dtype import DType
@@ -21,7 +21,7 @@ from aethermind.ops.schema import CODE_DTYPES
 if TYPE_CHECKING:
     from aethermind.cache.spec import KVCacheSpec
 
-__all__ = ["turn_keys", "write_key_shift"]
+__all__ = ["apply_rope_shift", "write_key_shift"]
 
 
 def write_key_shift(
@@ -45,7 +45,7 @@ def write_key_shift(
             builder.op("shift_keys", keys, blocks, num_tokens, table)
 
 
-def turn_keys(executor: Executor, shifts: Sequence[BlockShift]) -> None:
+def apply_rope_shift(executor: Executor, shifts: Sequence[BlockShift]) -> None:
     """Run that graph over `shifts`, as many at a time as its inputs hold: enqueued like a step."""
     inputs = executor.host_inputs
     blocks, num_tokens, deltas = (inputs[name] for name in ("shifted_blocks", "shifted_tokens", "shift_deltas"))

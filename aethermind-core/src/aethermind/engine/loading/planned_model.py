@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aethermind.engine.speculative.proposer import ProposerFactory
     from aethermind.model.input_processor import InputProcessor
     from aethermind.model.source import ModelSource
-    from aethermind.sampling.registry import LogitsProcessorRegistry
+    from aethermind.sampling.logits_constraints import LogitsProcessorRegistry
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["PlannedModel", "compile_for"]

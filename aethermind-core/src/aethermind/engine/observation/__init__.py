@@ -1,3 +1,3 @@
-"""What an engine is doing, for those who look at it: its state, the time and memory of its steps, and their limits."""
+"""Observation of an engine: its state, the time and memory of its steps, and their hardware limits."""
 
 __all__: list[str] = []

@@ -1,12 +1,11 @@
-"""A profile in the format that Chrome's tracing and Perfetto open."""
+"""Export of a profile in the format of Chrome's tracing and Perfetto."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from aethermind.engine.observation.memory_use import MemoryUse
-from aethermind.engine.observation.profiler import CallProfile, StepProfile
+from aethermind.engine.observation.profiler import CallProfile, MemoryUse, StepProfile
 
 __all__ = ["chrome_trace"]
 
@@ -15,9 +14,9 @@ _STEPS, _KERNELS = 1, 2
 
 
 def chrome_trace(steps: Sequence[StepProfile], memory: Sequence[tuple[int, MemoryUse]], device: str) -> dict[str, Any]:
-    """Steps and their calls one after the other, without the host's time between them.
+    """Return steps and their calls one after the other, without the host's time between them.
 
-    `memory` holds (number of steps before it, memory at that moment).
+    `memory` holds pairs (number of steps before it, memory use at that time).
     """
     names = (("process_name", 0, device), ("thread_name", _STEPS, "steps"), ("thread_name", _KERNELS, "kernels"))
     events: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""The same request on two devices, value by value: where do they part?"""
+"""Comparison of one request on two devices, value by value, to find the first divergence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aethermind.graph.hooks import ValueInfo
 from aethermind.hal.dtype import DType
 from aethermind.sampling.params import SamplingParams
 
-__all__ = ["Comparison", "Difference", "Tolerance", "compare", "compare_arrays"]
+__all__ = ["Comparison", "ComparisonTolerance", "Difference", "compare", "compare_arrays"]
 
 _REQUEST_ID = "compare"
 _DEFAULT_RTOL = {DType.FLOAT32: 1e-4, DType.FLOAT16: 2e-2, DType.BFLOAT16: 8e-2}
@@ -21,10 +21,11 @@ _DEFAULT_ATOL = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
-    """An element may be off by `atol` + `rtol` · the largest magnitude in its row (its last dim).
+class ComparisonTolerance:
+    """The allowed error of an element: `atol` + `rtol` · the largest magnitude in its row (its last dim).
 
-    Integers must be equal. Values carry the rounding of everything before them, so this is wider than one operator's.
+    Integers must be equal. Values carry the rounding of all steps before them, so this is wider than an operator's
+    tolerance.
     """
 
     rtol: float
@@ -37,17 +38,17 @@ class Tolerance:
                 raise InvalidArgumentError(f"{name} should be a number from 0, got {value}.")
 
     @classmethod
-    def of(cls, dtype: DType, rtol: float | None = None, atol: float | None = None) -> Tolerance:
-        """What rounding explains when a model computes in `dtype`, where the caller does not say."""
+    def of(cls, dtype: DType, rtol: float | None = None, atol: float | None = None) -> ComparisonTolerance:
+        """Return a tolerance with the given bounds; the defaults fit the rounding of a model computed in `dtype`."""
         return cls(_DEFAULT_RTOL[dtype] if rtol is None else rtol, _DEFAULT_ATOL if atol is None else atol)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one value of one step is off, at its worst element: where it is, what the two devices hold there.
+    """The error of one value of one step at its worst element: its index, and the values on both devices.
 
-    Steps are counted from 0. `excess` is the error as a multiple of what is allowed; more than 1 diverges. Operator,
-    kernel and layer are the tested device's.
+    Steps are counted from 0. `excess` is the error as a multiple of the allowed one; above 1 it diverges. Operator,
+    kernel and layer are those of the tested device.
     """
 
     name: str
@@ -66,13 +67,13 @@ class Difference:
 
     @property
     def is_diverging(self) -> bool:
-        """Whether the error is beyond the tolerance."""
+        """Whether the error exceeds the tolerance."""
         return self.excess > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every value of every step that both devices computed, in order, and the names that only one of them has."""
+    """All values of all steps that both devices computed, in order, and the names that only one of them has."""
 
     differences: tuple[Difference, ...]
     only_in_reference: tuple[str, ...]
@@ -85,7 +86,7 @@ class Comparison:
         return next((difference for difference in self.differences if difference.is_diverging), None)
 
     def worst_by_layer(self) -> dict[int | None, Difference]:
-        """The value of each layer that is off most, by its tolerance."""
+        """Return the value with the largest excess in each layer."""
         worst: dict[int | None, Difference] = {}
         for difference in self.differences:
             layer = difference.layer
@@ -99,13 +100,13 @@ def compare(
     tested: Engine,
     prompt_token_ids: Sequence[int],
     num_tokens: int,
-    tolerance: Tolerance,
+    tolerance: ComparisonTolerance,
     *,
     fuse: bool = True,
 ) -> Comparison:
-    """Answer a prompt greedily on two idle engines in step, and compare the values that have the same name in both.
+    """Answer a prompt greedily on two idle engines in lockstep, and compare the values with equal names.
 
-    It ends after `num_tokens` tokens, or before when the two chose different ones. `fuse=False` runs both without fused
+    It ends after `num_tokens` tokens, or earlier if the two chose different ones. `fuse=False` runs both without fused
     operators.
     """
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -143,11 +144,12 @@ def compare(
 
 
 def compare_arrays(
-    expected: Any, actual: Any, tolerance: Tolerance
+    expected: Any, actual: Any, tolerance: ComparisonTolerance
 ) -> tuple[float, float, tuple[int, ...], float, float]:
-    """The largest error, the largest error as a multiple of the allowed one, the index of the latter, both values.
+    """Return the largest error, the largest excess over the allowed error, the index of the latter, and both values
+    there.
 
-    Where only one is NaN, or they are infinities apart, the error is infinite.
+    If only one value is NaN, or the values are different infinities, the error is infinite.
     """
     import numpy as np
 
@@ -173,7 +175,7 @@ def compare_arrays(
 
 
 class _Recorder:
-    """A hook that keeps copies of a step's values, and every name that came up."""
+    """A hook that keeps copies of a step's values, and all names that occurred."""
 
     def __init__(self, engine: Engine) -> None:
         self.values: dict[str, Any] = {}
@@ -186,7 +188,7 @@ class _Recorder:
 
 
 def _own_part(engine: Engine, array: Any, info: ValueInfo) -> Any:
-    """What the step computed: of a cache, the slots [tokens, kv heads, head dim] that it has written."""
+    """Return what the step computed: of a cache, the slots [tokens, kv heads, head dim] that it has written."""
     if not info.is_state:
         return array
     (request,) = engine.running

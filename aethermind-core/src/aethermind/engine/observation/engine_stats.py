@@ -1,11 +1,11 @@
-"""What an engine is busy with, in numbers that cost nothing to read."""
+"""Statistics of an engine that are cheap to read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aethermind.engine.kv_offload.stats import KVStoreStats
+from aethermind.engine.kv_offload.health import KVStoreStats
 
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
@@ -15,12 +15,14 @@ __all__ = ["EngineStats"]
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
-    past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
-    bytes are those moved, and preemptions those that happened, since the engine was made. `memory_pressure` is the
-    cache's: at 1 there is no room left in it or outside, and whoever gives way is computed again. `kv_store` says what
-    became of a store's blocks, where there is one; who waits for it is among `num_waiting`. Of `num_draft_tokens` that
-    were checked, `num_accepted_tokens` were right (see `engine.speculative`).
+    """A snapshot of an engine's state.
+
+    Blocks are those of the KV cache. `num_free_blocks` includes those that can be evicted from the prefix cache.
+    `num_swapped_blocks` of `num_swap_blocks` in host memory hold swapped-out sequences; bytes swapped and preemptions
+    are counted since the engine started. `memory_pressure` is the cache's: at 1 all blocks and the swap store are full,
+    and preempted requests are recomputed. `kv_store` has the counters of a KV store, if there is one; requests that
+    wait for it are among `num_waiting`. Of `num_draft_tokens` that were verified, `num_accepted_tokens` were accepted
+    (see `engine.speculative`).
     """
 
     num_waiting: int
@@ -40,7 +42,7 @@ class EngineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Fraction of the checked drafts that were right, from 0 to 1; 0 where none were checked."""
+        """The acceptance rate of drafts, from 0 to 1; 0 if none were verified."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
@@ -50,7 +52,7 @@ class EngineStats:
 
     @classmethod
     def of(cls, engine: Engine) -> EngineStats:
-        """Read them; from another thread than the engine's they may be of two neighbouring moments."""
+        """Read the statistics; in another thread than the engine's, values may be from two consecutive steps."""
         speculator = engine.speculator
         store = engine.swap_store
         bytes_per_block = engine.planned.cache_spec.bytes_per_block if store else 0

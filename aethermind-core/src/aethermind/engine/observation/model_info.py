@@ -1,4 +1,4 @@
-"""What was loaded, as numbers and names to show."""
+"""A description of a loaded model for display."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
-    are those of the weights that are not dense, `ignored_options` what the scheduling policy does not look at,
-    `adapters` the names that requests can give.
+    """What was loaded, on which device, and its sizes.
+
+    `placement` is one line on kernels and fallbacks, `weight_formats` are those of weights that are not dense,
+    `ignored_options` are request options that the scheduling policy does not use, `adapters` the names for requests.
     """
 
     model: str
@@ -44,7 +45,7 @@ class ModelInfo:
 
 
 def log_loaded(info: ModelInfo) -> None:
-    """Log what was loaded, where and how long it took."""
+    """Log the model, the device and the time of loading."""
     _log.info(
         "loaded %s on %s in %.2f s: %s, weights %.2f GB, KV cache %.2f GB, contexts of %d tokens",
         info.model,
@@ -58,7 +59,7 @@ def log_loaded(info: ModelInfo) -> None:
 
 
 def describe_model(engine: Engine, load_s: float) -> ModelInfo:
-    """The model that an engine runs; `load_s` is what loading it took."""
+    """Describe the model that an engine runs; `load_s` is the time of loading in seconds."""
     planned = engine.planned
     opened = planned.open_device
     executor = engine.runner.executor

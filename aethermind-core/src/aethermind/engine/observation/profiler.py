@@ -1,4 +1,4 @@
-"""Where the time of a step goes: every kernel call timed on the device's own clock, beside what it had to do.
+"""A profiler of steps: the time of every kernel call by the device's clock, with its bytes and operations; memory use.
 
 profiler = Profiler(planned.operators, repeat=3)
 engine.runner.observer = profiler
@@ -14,27 +14,30 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
+from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.observation.roofline import StepShape, Work, add_up, calls_of, work_of
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.graph.executor import Executor
 from aethermind.graph.plan import Step
+from aethermind.hal.host_memory import resident_bytes
 from aethermind.ops.cost import Call, Cost, cost_of
 from aethermind.ops.operator import OperatorRegistry
 
 if TYPE_CHECKING:
+    from aethermind.engine.steps.model_runner import ModelRunner
     from aethermind.hal.backend import MeasuredLimits
 
-__all__ = ["CallProfile", "Profiler", "StepProfile", "Total", "total"]
+__all__ = ["CallProfile", "MemoryUse", "Profiler", "StepProfile", "Total", "measure_memory", "sample_prompt", "total"]
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class CallProfile:
-    """One kernel call: `name` is that of its first value, `layer` None outside the layers, `seconds` a median.
+    """One kernel call: `name` is that of its first value, `layer` None outside of layers, `seconds` a median.
 
-    `inputs` are their types as text, absent ones left out. `cost` counts everything that is read and written, `work`
-    what bounds the call.
+    `inputs` are their types as text, without absent ones. `cost` counts all that is read and written, `work` what
+    bounds the call.
     """
 
     name: str
@@ -49,9 +52,9 @@ class CallProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One step of the engine: its calls in order, and the median times of all of it with marks and without.
+    """One step of the engine: its calls in order, and the median times of the whole step with and without timing marks.
 
-    `num_tokens` are those that it computes, `num_context_tokens` those that its sequences then hold.
+    `num_tokens` are computed in the step, `num_context_tokens` are the lengths of its sequences afterwards.
     """
 
     phase: str
@@ -63,15 +66,15 @@ class StepProfile:
 
     @property
     def seconds(self) -> float:
-        """The calls' own medians added up; where the machine is shared this is less than `marked_s`."""
+        """The sum of the calls' medians; on a machine under load it is less than `marked_s`."""
         return sum(call.seconds for call in self.calls)
 
 
 class Profiler:
-    """A step observer of `ModelRunner` that keeps a profile of every step.
+    """A step observer of `ModelRunner` that records a profile of every step.
 
-    Each step is run `repeat` times plainly and `repeat` times with a mark behind every call, in turns; a run of a plan
-    leaves the same values behind however often it is repeated.
+    Each step runs `repeat` times plainly and `repeat` times with a mark behind every call, alternately. Repeated runs
+    of a plan leave the same values.
     """
 
     def __init__(self, operators: OperatorRegistry, repeat: int = 3) -> None:
@@ -130,31 +133,78 @@ class Total:
 
     @property
     def seconds(self) -> float:
-        """Their times added up."""
+        """The sum of their times."""
         return sum(call.seconds for call in self.calls)
 
     @property
     def cost(self) -> Cost:
-        """Everything that they read, write and compute."""
+        """The sum of what they read, write and compute."""
         return sum((call.cost for call in self.calls), Cost())
 
     def memory_s(self, limits: MeasuredLimits) -> float:
-        """Seconds at the full bandwidth."""
+        """Return the seconds at full memory bandwidth."""
         return sum(call.work.memory_s(limits) for call in self.calls)
 
     def arithmetic_s(self, limits: MeasuredLimits) -> float | None:
-        """Seconds at the peak rates of the arithmetic they use; None where one is not known."""
+        """Return the seconds at the peak rates of their arithmetic; None if one is unknown."""
         return add_up(call.work.arithmetic_s(limits) for call in self.calls)
 
     def least_s(self, limits: MeasuredLimits) -> float | None:
-        """Seconds that they take at least, one after the other."""
+        """Return a lower bound of their seconds, run one after the other."""
         return add_up(call.work.least_s(limits) for call in self.calls)
 
 
 def total(steps: Iterable[StepProfile], key: Callable[[CallProfile], K]) -> dict[K, Total]:
-    """The calls of several steps added up by a key, in the order in which the keys come up."""
+    """Group the calls of several steps by a key, in the order in which keys occur."""
     found: dict[K, list[CallProfile]] = {}
     for step in steps:
         for call in step.calls:
             found.setdefault(key(call), []).append(call)
     return {one: Total(tuple(calls)) for one, calls in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of memory at a time.
+
+    `weights` are in the checkpoint's layout (mapped, if the device reads them in place), `packed_weights` in that of
+    kernels. `activations` is the arena of intermediate values, `inputs` are the inputs of steps, `other` everything
+    else from the device's allocator. `resident_bytes` is the process's resident memory, None if the system does not
+    report it.
+    """
+
+    moment: str
+    weights: int
+    packed_weights: int
+    kv_cache: int
+    activations: int
+    inputs: int
+    other: int
+    resident_bytes: int | None
+
+    def categories(self) -> dict[str, int]:
+        """Return bytes by category, without the process's."""
+        names = ("weights", "packed_weights", "kv_cache", "activations", "inputs", "other")
+        return {name: getattr(self, name) for name in names}
+
+
+def measure_memory(moment: str, planned: PlannedModel, runner: ModelRunner | None = None) -> MemoryUse:
+    """Measure the memory of a planned model, or of one loaded by a runner."""
+    backend = planned.open_device.backend
+    allocated = backend.allocator.stats().allocated_bytes
+    if runner is None:
+        return MemoryUse(moment, 0, 0, 0, 0, 0, allocated, resident_bytes())
+    packed = runner.constants.packed_bytes
+    plain = runner.constants.nbytes - packed
+    arena = sum(executor.arena_bytes for executor in runner.executors)
+    inputs = sum(executor.input_bytes for executor in runner.executors)
+    from_allocator = packed - runner.constants.found_bytes + runner.kv_cache_bytes + arena + inputs
+    if not backend.capabilities.is_host_accessible:
+        from_allocator += plain
+    other = max(allocated - from_allocator, 0)
+    return MemoryUse(moment, plain, packed, runner.kv_cache_bytes, arena, inputs, other, resident_bytes())
+
+
+def sample_prompt(num_tokens: int, vocab_size: int, index: int) -> list[int]:
+    """Return tokens from the whole vocabulary; prompts with another `index` begin differently and share no prefix."""
+    return [(7919 * (index + position) + 13) % vocab_size for position in range(num_tokens)]

@@ -2,7 +2,7 @@
 
 A kernel call takes at least as long as its weights, keys and values take to come from memory, and as its operations
 take at the peak of the arithmetic that does them. Calls follow each other, so a step takes at least their sum, and a
-run that of its steps. Values that one call passes to the next are not counted: they may stay in caches.
+run that of its steps. Values that one call passes to the next are not counted, because they may be in caches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["StepRecorder", "StepShape", "Work", "add_up", "calls_of", "least_sec
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How large a step was: what the plan's symbols stood for, in their order, and its sequences.
+    """The size of a step: the values of the plan's symbols, in their order, and its sequences.
 
-    `sequences` are (new tokens, tokens with those before them). `is_decode` says that all of them decoded.
+    `sequences` are pairs (new tokens, tokens including those before). `is_decode` means that all sequences decode.
     """
 
     symbols: tuple[int, ...]
@@ -39,13 +39,13 @@ class StepShape:
 
     @classmethod
     def of(cls, symbols: tuple[int, ...], decision: ScheduleDecision) -> StepShape:
-        """That of a step which is about to run."""
+        """Return the shape of a step that is about to run."""
         sequences = tuple((count, request.num_computed_tokens + count) for request, count, _ in decision.scheduled)
         return cls(symbols, sequences, decision.phase == "decode")
 
 
 class StepRecorder:
-    """A step observer of `ModelRunner` that runs plain steps and keeps their shapes."""
+    """A step observer of `ModelRunner` that runs steps plainly and records their shapes."""
 
     def __init__(self) -> None:
         self.shapes: list[StepShape] = []
@@ -58,29 +58,29 @@ class StepRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call cannot avoid: bytes of weights, keys and values, and operations of the peak of `arithmetic`."""
+    """What bounds a call: bytes of weights, keys and values, and operations at the peak rate of `arithmetic`."""
 
     memory_bytes: int
     flops: int
     arithmetic: DType
 
     def memory_s(self, limits: MeasuredLimits) -> float:
-        """Seconds at the full bandwidth."""
+        """Return the seconds at full memory bandwidth."""
         return self.memory_bytes / limits.memory_bytes_per_s
 
     def arithmetic_s(self, limits: MeasuredLimits) -> float | None:
-        """Seconds at the peak rate; None where that is not known."""
+        """Return the seconds at the peak rate; None if it is unknown."""
         peak = limits.flops_per_s.get(str(self.arithmetic))
         return self.flops / peak if peak else None
 
     def least_s(self, limits: MeasuredLimits) -> float | None:
-        """Seconds that the call takes at least."""
+        """Return a lower bound of the call's seconds."""
         arithmetic_s = self.arithmetic_s(limits)
         return None if arithmetic_s is None else max(self.memory_s(limits), arithmetic_s)
 
 
 def calls_of(plan: Plan, operators: OperatorRegistry, shape: StepShape) -> list[Call]:
-    """The plan's calls in a step of this shape, in order; constants count with the bytes that they are stored in."""
+    """Return the plan's calls in a step of this shape, in order; constants count with their stored bytes."""
     sizes = dict(zip(plan.symbols, shape.symbols, strict=True))
     calls = []
     for step in plan.steps:
@@ -100,7 +100,7 @@ def calls_of(plan: Plan, operators: OperatorRegistry, shape: StepShape) -> list[
 
 
 def work_of(operator: Operator, step: Step, call: Call) -> Work:
-    """What the call of a step cannot avoid."""
+    """Return what bounds the call of a step."""
     given = _given(operator, step)
     cached = dict.fromkeys((name for name, operand in given.items() if not _is_constant(operand)), 0)
     cost = cost_of(operator, replace(call, stored_bytes={**call.stored_bytes, **cached}))
@@ -112,7 +112,7 @@ def work_of(operator: Operator, step: Step, call: Call) -> Work:
 def least_seconds(
     plan: Plan, operators: OperatorRegistry, shapes: Iterable[StepShape], limits: MeasuredLimits | None
 ) -> float | None:
-    """What steps of these shapes take at least; None where the device does not know a limit."""
+    """Return a lower bound of the seconds of steps of these shapes; None if the device does not report a limit."""
     if limits is None:
         return None
     return add_up(
@@ -123,7 +123,7 @@ def least_seconds(
 
 
 def add_up(seconds: Iterable[float | None]) -> float | None:
-    """Their sum; None where one of them is not known."""
+    """Return the sum; None if one of the terms is unknown."""
     total = 0.0
     for one in seconds:
         if one is None:

@@ -1,4 +1,4 @@
-"""Scheduling policies: who goes first, who gives way, who is let in."""
+"""Scheduling policies: the order of admission, the choice of requests to preempt, and admission control."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from aethermind.engine.policies.base import (
     fits_now,
     ignored_options,
 )
-from aethermind.engine.policies.deadline import EarliestDeadline
 from aethermind.engine.policies.fair import FairShare
-from aethermind.engine.policies.fcfs import FirstComeFirstServed
-from aethermind.engine.policies.priority import PriorityWithAging
-from aethermind.engine.policies.shortest import ShortestFirst
+from aethermind.engine.policies.ordered import EarliestDeadline, FirstComeFirstServed, PriorityWithAging, ShortestFirst
 from aethermind.engine.requests.request import Request
 
 __all__ = [

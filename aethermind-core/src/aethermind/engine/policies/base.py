@@ -1,38 +1,41 @@
-"""What a scheduling policy decides, and the promises it must keep."""
+"""The contract of a scheduling policy: its decisions, and the properties that they must have."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from aethermind.engine.requests.request import Request
+from aethermind.plugins.deprecation import deprecated
 
 __all__ = [
-    "ByOrder",
     "OrderKey",
+    "OrderedPolicy",
     "SchedulingPolicy",
     "SharingPolicy",
     "estimated_work_s",
     "fits_now",
     "ignored_options",
+    "sharing_policy",
 ]
 
-_WISHES = ("priority", "deadline_ms")
+_SCHEDULING_FIELDS = ("priority", "deadline_ms")
 
 OrderKey: TypeAlias = tuple[float, float, str]
-"""Compared like any tuple; ends with the request id, so that no two requests are equal."""
+"""A sort key, compared as a tuple. It ends with the request id, so the keys of two requests are never equal."""
 
 
 class SchedulingPolicy(Protocol):
-    """Small judgements over requests. `now` is in seconds of the engine's clock.
+    """Orders requests for admission and preemption. `now` is in seconds of the engine's clock.
 
-    Two promises. A request's order key may grow while it waits, never shrink: the queue looks again only at who comes
-    to the front. And only finitely many others can ever come before a request, which is why nobody starves: in the
-    policies here a key is an instant of the clock, and who arrives after it stands behind it.
+    Two properties are required. A request's order key may grow while it waits but never shrink, because the queue
+    compares again only the request at its front. And only finitely many requests may ever precede a given one, so that
+    none starves: in the policies of this package a key is a point in time, and requests that arrive later follow it.
 
-    A policy may say in `heeds`, a frozenset, which of a request's `priority` and `deadline_ms` it looks at: a server
-    then refuses those that would change nothing. One that does not say is taken to look at both.
+    A policy may have an attribute `used_options`, a frozenset: which of a request's `priority` and `deadline_ms` it
+    uses. A server then refuses options without effect. Without the attribute both count as used. Its name was `heeds`
+    before, which still works.
     """
 
     def order_key(self, request: Request, now: float) -> OrderKey:
@@ -40,35 +43,64 @@ class SchedulingPolicy(Protocol):
         ...
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """Where room is short, the running request with the greatest key gives way; None is never asked to.
+        """When blocks run out, the running request with the greatest key is preempted; one with None never is.
 
-        Between two requests the order is the same whenever it is asked for. A request without a key is let in only
-        next to others of its kind that leave it all the room it may ever need.
+        The order of two requests must not depend on `now`. A request without a key is admitted only if the cache has
+        enough blocks for it and all running requests without a key at their greatest lengths.
         """
         ...
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Whether the first waiting request may start next to the running ones, whose room it could take."""
+        """Whether the first waiting request may start beside the running ones, which may need the same blocks."""
         ...
 
 
 @runtime_checkable
 class SharingPolicy(SchedulingPolicy, Protocol):
-    """A policy that knows tenants. Under it prompts are computed in the policy's order, newcomers among those that
-    run, and a newcomer may take another's seat.
+    """A policy that shares the engine between tenants.
+
+    Prompts are computed in the policy's order, new requests among running ones, and a new request may preempt a running
+    one.
     """
 
     def place(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
-        """`Request.place` of one that comes to these."""
+        """Return `Request.place` of a request that arrives when these wait and run."""
         ...
 
-    def giver(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
-        """Who of `movable`, some of `running`, gives way to the first that waits; None where nobody has to."""
+    def choose_victim(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
+        """Return the request of `movable`, some of `running`, to preempt for the first waiting one; None for none.
+
+        Its name was `giver` before, which still works (see `sharing_policy`).
+        """
         ...
 
 
-class ByOrder(ABC):
-    """Who goes first gives way last, and is let in where all its tokens fit: what the policies here have in common."""
+def sharing_policy(policy: SchedulingPolicy) -> SharingPolicy | None:
+    """Return `policy` as a `SharingPolicy`, or None if it does not share.
+
+    A policy whose `choose_victim` has its former name `giver` is adapted.
+    """
+    if isinstance(policy, SharingPolicy):
+        return policy
+    if callable(getattr(policy, "place", None)) and callable(getattr(policy, "giver", None)):
+        deprecated("the method `giver` of a scheduling policy", instead="`choose_victim`", until="0.3")
+        return _GiverPolicy(policy)
+    return None
+
+
+class _GiverPolicy:
+    """Adapts a policy with the deprecated method `giver` to `SharingPolicy`."""
+
+    def __init__(self, policy: Any) -> None:
+        self.place = policy.place
+        self.choose_victim = policy.giver
+        self.order_key = policy.order_key
+        self.victim_key = policy.victim_key
+        self.admit = policy.admit
+
+
+class OrderedPolicy(ABC):
+    """The base of this package's policies: preemption in reverse order of admission, and only when all tokens fit."""
 
     __slots__ = ()
 
@@ -77,29 +109,34 @@ class ByOrder(ABC):
         """Waiting requests are admitted by ascending key."""
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """The last in order gives way."""
+        """The last request in order is preempted first."""
         return self.order_key(request, now)
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now."""
+        """Admit a request only if all its tokens fit now."""
         return fits_now(num_blocks_needed, num_available_blocks)
 
 
 def ignored_options(policy: SchedulingPolicy) -> tuple[str, ...]:
-    """Which fields of `RequestOptions` change nothing under a policy, by its own word."""
-    heeds = getattr(policy, "heeds", _WISHES)
-    return tuple(name for name in _WISHES if name not in heeds)
+    """Return the fields of `RequestOptions` that have no effect under a policy, by its `used_options`."""
+    used_options = getattr(policy, "used_options", None)
+    if used_options is None:
+        used_options = getattr(policy, "heeds", None)
+        if used_options is None:
+            return ()
+        deprecated("the attribute `heeds` of a scheduling policy", instead="`used_options`", until="0.3")
+    return tuple(name for name in _SCHEDULING_FIELDS if name not in used_options)
 
 
 def fits_now(num_blocks_needed: int, num_available_blocks: int) -> bool:
-    """Admission that wants room for all tokens: starting what will soon be preempted is work for nothing."""
+    """Whether all tokens of a request fit now. A request that starts without that is likely to be preempted soon."""
     return num_blocks_needed <= num_available_blocks
 
 
 def estimated_work_s(request: Request, seconds_per_prompt_token: float, seconds_per_new_token: float) -> float:
-    """Seconds that a request takes alone, if its answer gets as long as it may.
+    """Estimate the seconds that a request takes alone, for the longest answer that it allows.
 
-    That is what is known before: true where `max_tokens` is true to the answer, else an upper bound.
+    It is exact if the answer has `max_tokens` tokens, else an upper bound.
     """
     num_new_tokens = request.max_total_tokens - request.num_prompt_tokens
     return request.num_prompt_tokens * seconds_per_prompt_token + num_new_tokens * seconds_per_new_token

@@ -1,4 +1,4 @@
-"""Fair shares: whose tenant has little under way goes before those whose tenant has much, whoever came first."""
+"""Fair sharing between tenants: requests of tenants with few open requests precede those of tenants with many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from aethermind.engine.policies.base import ByOrder, OrderKey
+from aethermind.engine.policies.base import OrderedPolicy, OrderKey
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -16,19 +16,18 @@ __all__ = ["FairShare"]
 
 
 @dataclass(frozen=True, slots=True)
-class FairShare(ByOrder):
-    """Orders by a place in time: arrival, and `spacing_s` for each request that the tenant had open when this came.
+class FairShare(OrderedPolicy):
+    """Orders by a virtual time: arrival plus `spacing_s` for each request that the tenant had open at that time.
 
-    So one that comes to a tenant's first request stands before the many of another, and nobody waits for ever: who
-    comes later by more than a place was moved stands behind it. Within a tenant it is first come, first served.
+    So the first request of one tenant precedes the queued requests of another, and none starves: a request that arrives
+    later by more than the offset follows. Within a tenant the order is first come, first served. A request without a
+    tenant has no offset.
 
-    A request without a tenant stands where it came: nobody's crowd is behind it, and none is looked for.
-
-    It also shares steps: prompts are computed in this order, and where all seats or blocks are taken, a tenant that
-    runs more than one request more than another gives one up to a request before it.
+    Steps are shared as well: prompts are computed in this order, and if all sequences or blocks are taken, a tenant
+    with at least two running requests more than another has one of them preempted for a request that precedes it.
     """
 
-    heeds: ClassVar[frozenset[str]] = frozenset()
+    used_options: ClassVar[frozenset[str]] = frozenset()
     spacing_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class FairShare(ByOrder):
             raise InvalidArgumentError(f"spacing_s is {self.spacing_s!r} but must be a finite number above 0.")
 
     def place(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
-        """Where in time a request stands that comes to these, in seconds of the engine's clock."""
+        """Return a request's virtual time, in seconds of the engine's clock, if it arrives when these wait and run."""
         if not request.tenant:
             return request.arrival
         ahead = [other.place for other in waiting if other.tenant == request.tenant]
@@ -44,11 +43,11 @@ class FairShare(ByOrder):
         return max(chain(ahead, [request.arrival + self.spacing_s * num_open]))
 
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """Earlier places first, then earlier arrivals."""
+        """Order by virtual time, then by arrival."""
         return (request.place, request.arrival, request.request_id)
 
-    def giver(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
-        """Who of `movable`, standing behind a request that waits, gives way: the last of the tenant that runs most."""
+    def choose_victim(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
+        """Return the last request of the tenant that runs most, of those in `movable` that follow the waiting one."""
         counts = Counter(other.tenant for other in running)
         fair, own = counts[request.tenant] + 1, self.order_key(request, 0.0)
         return max(

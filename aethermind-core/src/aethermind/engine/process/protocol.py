@@ -17,15 +17,14 @@ import numpy as np
 
 from aethermind import errors
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.kv_offload.stats import KVStoreStats
+from aethermind.engine.kv_offload.health import KVStoreStats
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import ModelInfo
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
-from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import SamplingParams, StructuredOutputs
 
 __all__ = [
     "Abort",

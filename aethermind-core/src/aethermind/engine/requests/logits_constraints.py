@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.controls import TokenControls, pack_mask
 from aethermind.sampling.guidance import Grammars
+from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from aethermind.sampling.controls import LogitsProcessor
     from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.logits_constraints import LogitsProcessor
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class ConstraintsBuilder:
         """Compile the grammar of structured outputs in a thread; None if there is none. Any thread may call this."""
         return None if params.structured_outputs is None else self._grammars.prepare(params.structured_outputs)
 
-    def build(self, params: SamplingParams, guide: TokenGuide | None = None) -> TokenControls | None:
+    def build(self, params: SamplingParams, guide: TokenGuide | None = None) -> LogitsConstraints | None:
         """The constraints of one request, None if it has none. Without a prepared `guide` the grammar is compiled here.
 
         InvalidArgumentError for token ids outside the vocabulary and grammars that cannot be compiled.
@@ -53,7 +53,7 @@ class ConstraintsBuilder:
             return None
         self._check(params.allowed_token_ids or ())
         self._check(token_id for token_id, _ in params.logit_bias)
-        controls = TokenControls(self._bad_words(params.bad_words), processors=self.processors(params))
+        controls = LogitsConstraints(self._bad_words(params.bad_words), processors=self.processors(params))
         if params.allowed_token_ids is not None:
             # Like vLLM: the caller has to allow the tokens that end an answer.
             controls.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)

@@ -13,11 +13,11 @@ from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
 from aethermind.errors import InvalidArgumentError
 from aethermind.python_api import document_fields
 from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.tally import TokenTally
+from aethermind.sampling.rows import PenaltyState
 
 if TYPE_CHECKING:
     from aethermind.model.input_processor import EmbeddingSpan
-    from aethermind.sampling.controls import TokenControls
+    from aethermind.sampling.logits_constraints import LogitsConstraints
 
 __all__ = ["FinishReason", "Request", "RequestOptions", "RequestState"]
 
@@ -113,12 +113,12 @@ class Request:
     """
 
     __slots__ = (
-        "_tally",
+        "_penalties",
         "adapter",
         "admitted",
         "all_token_ids",
         "arrival",
-        "controls",
+        "constraints",
         "deadline",
         "draft_token_ids",
         "embeddings",
@@ -127,7 +127,7 @@ class Request:
         "extra_key",
         "finish_reason",
         "max_total_tokens",
-        "needs_scores",
+        "needs_prompt_logprobs",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -160,7 +160,7 @@ class Request:
         seed: int = 0,
         eos_token_ids: Iterable[int] = (),
         embeddings: Sequence[EmbeddingSpan] = (),
-        controls: TokenControls | None = None,
+        constraints: LogitsConstraints | None = None,
         adapter: AdapterChoice = NO_ADAPTER,
     ) -> None:
         """Create a waiting request.
@@ -190,7 +190,7 @@ class Request:
         if not params.ignore_eos:
             self.stop_token_ids |= self.eos_token_ids
         """The ids that end this request: its own, and the model's unless `ignore_eos`."""
-        self.controls = controls
+        self.constraints = constraints
         """Constraints and processors of its logits; None for most requests."""
         self.embeddings = tuple(embeddings)
         """Input embeddings that replace those of the token ids at some positions of the prompt."""
@@ -205,7 +205,7 @@ class Request:
         self.all_token_ids = list(self.prompt_token_ids)
         """Prompt and output tokens in one list."""
         self.output_token_ids: list[int] = []
-        self._tally: TokenTally | None = None
+        self._penalties: PenaltyState | None = None
         self.draft_token_ids: list[int] = []
         """Draft tokens of a proposer; the next step may verify them (see `engine.speculative`)."""
         self.num_draft_tokens = 0
@@ -217,7 +217,7 @@ class Request:
         self.num_preemptions = 0
         self.num_tokens_at_resume = 0
         """Prompt and output tokens when it was last admitted again after a preemption."""
-        self.needs_scores = False
+        self.needs_prompt_logprobs = False
         """Whether log probabilities of its prompt are to be computed before it is admitted (`prompt_logprobs`)."""
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
@@ -233,11 +233,11 @@ class Request:
         return len(self.output_token_ids)
 
     @property
-    def tally(self) -> TokenTally:
+    def penalties(self) -> PenaltyState:
         """Token counts for penalties, brought up to date."""
-        if self._tally is None:
-            self._tally = TokenTally(self.params)
-        return self._tally.follow(self.all_token_ids, self.output_token_ids)
+        if self._penalties is None:
+            self._penalties = PenaltyState(self.params)
+        return self._penalties.update(self.all_token_ids, self.output_token_ids)
 
     @property
     def num_missing_tokens(self) -> int:

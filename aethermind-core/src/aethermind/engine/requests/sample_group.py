@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.request import Request
-    from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+    from aethermind.engine.scheduling.scheduler import WaitingQueue
 
 __all__ = ["SampleGroup", "SampleGroups", "answer_ids"]
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from aethermind.cache.hashed_prefix_cache import HashedPrefixCache, RememberedBlock
+    from aethermind.cache.prefix_cache import CachedBlock, HashedPrefixCache
 
 __all__ = ["Sessions"]
 
 
 class _Session(NamedTuple):
     used_s: float
-    blocks: list[RememberedBlock]
+    blocks: list[CachedBlock]
 
 
 class Sessions:

@@ -1,3 +1,6 @@
-"""Who takes part in the next step, who gives way for it, and who waits. Pure Python: no device, no clock of its own."""
+"""The scheduler: which requests the next step computes, which are preempted, and which wait.
+
+It is pure Python, with no device and no clock of its own.
+"""
 
 __all__: list[str] = []

@@ -1,15 +1,14 @@
-"""Who comes in: waiting requests by the policy's order, as far as seats, tokens and blocks of the step go."""
+"""Admission of waiting requests in the policy's order, within the step's limits of sequences, tokens and blocks."""
 
 from __future__ import annotations
 
 from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.outcome import Outcome
-from aethermind.cache.states import CacheState
-from aethermind.engine.policies import SchedulingPolicy, SharingPolicy
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.sequence import CacheState
+from aethermind.engine.policies.base import SchedulingPolicy, sharing_policy
 from aethermind.engine.requests.request import Request, RequestState
-from aethermind.engine.scheduling.decision import ScheduledRequest, StepBudget
-from aethermind.engine.scheduling.giving_way import GivingWay
-from aethermind.engine.scheduling.scheduling_step import SchedulingStep
+from aethermind.engine.scheduling.decision import ScheduledRequest, SchedulingStep, StepBudget
+from aethermind.engine.scheduling.preemption import Preemptor
 
 __all__ = ["Admission"]
 
@@ -17,24 +16,24 @@ __all__ = ["Admission"]
 class Admission:
     """Moves requests from `waiting` to `running`.
 
-    Where `swaps_beside_steps`, who is brought back from the swap space leaves that step to others.
+    With `swaps_beside_steps` a request that is swapped in takes part from the next step on, if this one has others.
     """
 
-    __slots__ = ("_cache", "_giving_way", "_policy", "_sharing", "_swaps_beside_steps")
+    __slots__ = ("_cache", "_policy", "_preemptor", "_sharing", "_swaps_beside_steps")
 
     def __init__(
-        self, cache: KVCache, policy: SchedulingPolicy, giving_way: GivingWay, *, swaps_beside_steps: bool
+        self, cache: KVCache, policy: SchedulingPolicy, preemptor: Preemptor, *, swaps_beside_steps: bool
     ) -> None:
         self._cache = cache
         self._policy = policy
-        self._sharing = policy if isinstance(policy, SharingPolicy) else None
-        self._giving_way = giving_way
+        self._sharing = sharing_policy(policy)
+        self._preemptor = preemptor
         self._swaps_beside_steps = swaps_beside_steps
 
     def admit(self, step: SchedulingStep, before: Request | None = None) -> None:
-        """Let waiting requests in by the policy's order, and stop at the first that has to wait.
+        """Admit waiting requests in the policy's order, up to the first that has to wait.
 
-        With `before` only those that stand before it.
+        With `before`, only requests that precede it in that order are admitted.
         """
         now, waiting, running, budget, decision = step
         cache = self._cache
@@ -45,16 +44,16 @@ class Admission:
             num_tokens = request.num_tokens
             if num_tokens > cache.capacity_tokens:
                 waiting.remove(request)
-                self._giving_way.reject(step, request, num_tokens)
+                self._preemptor.reject(step, request, num_tokens)
                 continue
-            cache.make_room(cache.spec.num_blocks_for(num_tokens))
-            givers = self.givers(request, running, budget, now)
-            if givers is None:
+            cache.swap_out_parked(cache.spec.num_blocks_for(num_tokens))
+            victims = self.victims(request, running, budget, now)
+            if victims is None:
                 break
-            for giver in givers:
-                self._giving_way.preempt(step, giver)
-            if request.needs_scores:
-                decision.unscored = request
+            for victim in victims:
+                self._preemptor.preempt(step, victim)
+            if request.needs_prompt_logprobs:
+                decision.pending_prompt_logprobs = request
                 break
             is_brought_back = cache.state(request.request_id) is CacheState.SWAPPED
             chunk = self._open(step, request)
@@ -62,73 +61,74 @@ class Admission:
                 break
             waiting.remove(request)
             if chunk == 0:
-                self._giving_way.reject(step, request, num_tokens)
+                self._preemptor.reject(step, request, num_tokens)
                 continue
             request.state = RequestState.RUNNING
             if request.admitted is None:
                 request.admitted = now
             request.num_tokens_at_resume = num_tokens
             running.append(request)
-            if not (is_brought_back and self._swaps_beside_steps and decision.can_leave_out):
+            if not (is_brought_back and self._swaps_beside_steps and decision.can_defer):
                 is_last = request.num_computed_tokens + chunk == num_tokens
                 decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
                 decision.num_batched_tokens += chunk
-            if decision.preempted:  # who gave way comes back in a later step at the earliest
+            if decision.preempted:  # a preempted request is not admitted again in the same step
                 break
 
-    def givers(self, request: Request, running: list[Request], budget: StepBudget, now: float) -> list[Request] | None:
-        """Who has to give way so that a request that waits can come in: mostly nobody, under a policy that shares maybe
-        some. None where it has to wait, because even that would not do.
+    def victims(self, request: Request, running: list[Request], budget: StepBudget, now: float) -> list[Request] | None:
+        """Return the running requests to preempt so that a waiting one can be admitted; None if it has to wait.
+
+        Only a `SharingPolicy` preempts for a waiting request; under others the list is empty.
         """
         if running and not self._can_promise(request, running, now):
             return None
         most = max(budget.max_num_seqs, len(running))
-        need = _Need(self._cache, request)
-        remaining, givers = list(running), list[Request]()
+        need = _BlockNeed(self._cache, request)
+        remaining, victims = list(running), list[Request]()
         movable: list[Request] | None = None
         while remaining and not (len(remaining) < most and self._policy.admit(request, *need.blocks)):
             if self._sharing is None or not budget.may_preempt:
                 return None
             if movable is None:
-                movable = [one for one in running if self._giving_way.rank(one, now)[0] and not one.is_just_resumed]
+                movable = [one for one in running if self._preemptor.rank(one, now)[0] and not one.is_just_resumed]
                 if not self._policy.admit(request, *need.at_best(movable)):
                     return None
-            giver = self._sharing.giver(request, remaining, movable)
-            if giver is None:
+            victim = self._sharing.choose_victim(request, remaining, movable)
+            if victim is None:
                 return None
             for group in (remaining, movable):
-                group.remove(giver)
-            need.release(giver)
-            givers.append(giver)
-        return givers
+                group.remove(victim)
+            need.release(victim)
+            victims.append(victim)
+        return victims
 
     def _can_promise(self, request: Request, running: list[Request], now: float) -> bool:
-        """Whether one that will never give way has room for all it may need, next to the others of its kind."""
-        if self._giving_way.rank(request, now)[0]:
+        """Whether a request that is never preempted has enough blocks at its greatest length, beside others like it."""
+        if self._preemptor.rank(request, now)[0]:
             return True
         num_blocks_for = self._cache.spec.num_blocks_for
-        promised = [other for other in running if not self._giving_way.rank(other, now)[0]]
+        promised = [other for other in running if not self._preemptor.rank(other, now)[0]]
         num_blocks = sum(num_blocks_for(other.max_total_tokens) for other in [*promised, request])
         return not promised or num_blocks <= self._cache.pool.num_blocks
 
     def _open(self, step: SchedulingStep, request: Request) -> int:
-        """Open or bring back a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
+        """Open or swap in a sequence, reserve its first chunk, and return the chunk's tokens; 0 if blocks are short."""
         cache, request_id = self._cache, request.request_id
         if cache.state(request_id) is CacheState.SWAPPED:
-            if step.decision.copies:  # what comes back is written at once, maybe over what is still to be copied
+            if step.decision.copies:  # swapping in writes at once, perhaps to blocks that are still to be copied
                 return 0
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
             chunk = step.chunk(request.num_missing_tokens)
             result = cache.reserve(request_id, chunk)
-            assert result.outcome is Outcome.OK, f"request {request_id} has no room for what it was let in with"
+            assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted and finds no free blocks"
             step.decision.prepare(result)
             return chunk
         opened = cache.open(request_id, request.all_token_ids, request.extra_key)
-        assert opened.outcome is Outcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
+        assert opened.outcome is CacheOutcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
         chunk = step.chunk(request.num_tokens - opened.num_cached_tokens)
-        if cache.reserve(request_id, chunk).outcome is not Outcome.OK:
+        if cache.reserve(request_id, chunk).outcome is not CacheOutcome.OK:
             cache.release(request_id)
             return 0
         request.num_computed_tokens = opened.num_cached_tokens
@@ -137,8 +137,8 @@ class Admission:
         return chunk
 
 
-class _Need:
-    """The blocks that a request takes when it is let in, and those available to it as others give way."""
+class _BlockNeed:
+    """The blocks that a request needs for admission, and those available to it as others are preempted."""
 
     __slots__ = ("_cache", "_num_available", "_num_users", "_num_wanted", "_shared")
 
@@ -148,7 +148,7 @@ class _Need:
         self._num_wanted = cache.spec.num_blocks_for(request.num_tokens)
         self._num_users: dict[int, int] = {}
         self._shared: frozenset[int] = frozenset()
-        # What others hold of its prompt costs nothing. To find that out takes a hash of the prompt.
+        # Blocks of its prompt that others hold are free of cost. Finding them takes a hash of the prompt.
         if self._num_wanted > self._num_available and cache.state(request.request_id) is CacheState.FREE:
             known = cache.match(request.all_token_ids, request.extra_key)
             self._shared = frozenset(block for block in known if not cache.pool.is_idle(block))
@@ -156,17 +156,17 @@ class _Need:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """How many it takes, and how many there are."""
+        """The blocks needed, and the blocks available."""
         return self._num_wanted, self._num_available
 
-    def at_best(self, givers: list[Request]) -> tuple[int, int]:
-        """The same if all of these gave way and shared nothing: quick to say, and mostly enough to know better."""
-        num_blocks = sum(len(self._cache.block_table(giver.request_id)) for giver in givers)
+    def at_best(self, victims: list[Request]) -> tuple[int, int]:
+        """Return the same as if all of these were preempted and shared no block: a cheap bound, mostly sufficient."""
+        num_blocks = sum(len(self._cache.block_table(victim.request_id)) for victim in victims)
         return self._num_wanted, self._num_available + num_blocks
 
-    def release(self, giver: Request) -> None:
-        """As if one had given way: what nobody else holds becomes available."""
-        for block in self._cache.block_table(giver.request_id):
+    def release(self, victim: Request) -> None:
+        """Count a request as preempted: its blocks that no other request holds become available."""
+        for block in self._cache.block_table(victim.request_id):
             num_users = self._num_users.get(block, self._cache.pool.num_users(block)) - 1
             self._num_users[block] = num_users
             if num_users == 0:

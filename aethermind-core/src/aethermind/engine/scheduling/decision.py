@@ -1,36 +1,40 @@
-"""What a step may do, and what the scheduler decided that it does."""
+"""The limits of a step, and the scheduler's decision about it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.cache.outcome import ReserveResult
-from aethermind.cache.shift import BlockShift
+from aethermind.cache.positions import BlockShift
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
+from aethermind.plugins.deprecation import deprecated
 
-__all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "StepBudget"]
+if TYPE_CHECKING:
+    from aethermind.engine.scheduling.scheduler import WaitingQueue
+
+__all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "SchedulingStep", "StepBudget"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Limits of one step; every step may be given others.
+    """Limits of one step, which may differ from step to step.
 
-    Raises `InvalidArgumentError` where they leave a running request without a token.
+    Raises `InvalidArgumentError` if they do not allow one token for each running request.
     """
 
     max_num_seqs: int = 64
-    """The most requests running at once. Where more run already, nobody is let in and nobody is sent away."""
+    """The most requests running at once. If more run already, none is admitted and none is preempted."""
     max_num_batched_tokens: int = 512
     """The most tokens computed in a step."""
     max_prefill_chunk: int | None = None
-    """The most tokens of one prompt in a step; None lets one prompt have the step."""
+    """The most tokens of one prompt in a step (chunked prefill); None for no limit besides the step's."""
     max_draft_tokens: int = 0
     """The most drafts that a step checks, of all requests together."""
     may_preempt: bool = True
-    """Whether a request may give way; else who finds no room sits the step out."""
+    """Whether requests may be preempted; otherwise a request without free blocks skips the step."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk"):
@@ -51,8 +55,9 @@ class StepBudget:
         max_num_batched_tokens: int | None,
         max_prefill_chunk: int | None,
     ) -> StepBudget:
-        """A budget with these limits, None for one that stays; InvalidArgumentError beyond `most`, for which memory was
-        planned.
+        """Return a budget with these limits, None for an unchanged one.
+
+        InvalidArgumentError for limits above those of `most`, for which memory was planned.
         """
         budget = replace(
             self,
@@ -72,9 +77,9 @@ class StepBudget:
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step: its next `num_tokens` tokens, and whether one is sampled from them.
+    """One request's part of a step: its next `num_tokens` tokens, and whether a token is sampled behind them.
 
-    Those beyond what the request has are the first of its drafts; then one is sampled behind each of them, too.
+    Tokens beyond those of the request are its first draft tokens; then a token is sampled behind each of these, too.
     """
 
     request: Request
@@ -83,19 +88,19 @@ class ScheduledRequest(NamedTuple):
 
 
 class RejectedRequest(NamedTuple):
-    """A request that cannot be served even alone, with the numbers that say so."""
+    """A request that cannot be served even alone, with the reason in numbers."""
 
     request: Request
     num_tokens: int
-    """Tokens whose KV would have to be in the cache."""
+    """Tokens that the cache would have to hold."""
     capacity_tokens: int
-    """Tokens that fit when a sequence has the whole cache."""
+    """Tokens that one sequence can have with the whole cache to itself."""
     num_available_blocks: int
-    """Blocks there were when it was refused."""
+    """Blocks available at that time."""
 
     @property
     def reason(self) -> str:
-        """Why, and what to do."""
+        """The reason, and the remedy."""
         return (
             f"Request {self.request.request_id} needs {self.num_tokens} tokens of KV cache, and the whole cache holds "
             f"{self.capacity_tokens}. Raise num_kv_blocks or shorten the prompt."
@@ -104,39 +109,46 @@ class RejectedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class ScheduleDecision:
-    """What the next step computes. The scheduler fills it in; everybody else reads."""
+    """What the next step computes. The scheduler fills it in, others only read it."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
-    """Decodes first, then decodes of several tokens, then prefill chunks, newcomers last."""
+    """Decodes first, then decodes of several tokens, then prefill chunks, new requests last."""
     preempted: list[Request] = field(default_factory=list)
     """Moved back to `waiting`, their blocks released or swapped out."""
     rejected: list[RejectedRequest] = field(default_factory=list)
-    """Taken from both queues, their blocks released; the caller finishes them with an error."""
-    unscored: Request | None = None
-    """Whose turn to be let in has come, and whose prompt is to be scored before; nobody is let in past it."""
+    """Removed from both queues, their blocks released; the caller finishes them with an error."""
+    pending_prompt_logprobs: Request | None = None
+    """The next request to admit, if its prompt log probabilities are to be computed first. No other is admitted before.
+    """
     copies: list[tuple[int, int]] = field(default_factory=list)
     """`(source, destination)` blocks to copy, in order, before the step runs."""
     shifts: list[BlockShift] = field(default_factory=list)
-    """Blocks whose keys are to be turned after that, before the step runs."""
+    """Blocks whose keys are to be rotated after that, before the step runs."""
     num_batched_tokens: int = 0
     """Tokens of the step."""
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
     num_extensions: int = 0
-    """How many entries behind those go on by several tokens: drafts to be checked, or tokens that a grammar forced."""
+    """How many entries behind those decode several tokens: drafts to verify, or tokens that a grammar forced."""
 
     @property
-    def can_leave_out(self) -> bool:
-        """Whether one that was to take part may come a step later: others do, nothing is prepared for it."""
+    def unscored(self) -> Request | None:
+        """Deprecated name of `pending_prompt_logprobs`."""
+        deprecated("ScheduleDecision.unscored", instead="pending_prompt_logprobs", until="0.3")
+        return self.pending_prompt_logprobs
+
+    @property
+    def can_defer(self) -> bool:
+        """Whether another request may be deferred to the next step: this one has others, and no block is prepared."""
         return bool(self.scheduled) and not (self.copies or self.shifts)
 
     def prepare(self, reserved: ReserveResult) -> None:
-        """Have done before the step what a reservation asks for."""
+        """Add the copies and shifts of a reservation, to be done before the step."""
         self.copies.extend(reserved.copies)
         self.shifts.extend(reserved.shifts)
 
     def unprepare(self, blocks: Collection[int]) -> bool:
-        """Drop what would be done to `blocks`; returns whether anything would have been."""
+        """Remove the copies and shifts of `blocks`; returns whether there were any."""
         num_tasks = len(self.copies) + len(self.shifts)
         self.copies[:] = [copy for copy in self.copies if copy[1] not in blocks]
         self.shifts[:] = [shift for shift in self.shifts if shift.block not in blocks]
@@ -149,3 +161,18 @@ class ScheduleDecision:
         if num_decodes == 0:
             return "prefill"
         return "decode" if num_decodes == len(self.scheduled) else "mixed"
+
+
+class SchedulingStep(NamedTuple):
+    """The state of scheduling one step: its queues and limits, and the decision so far."""
+
+    now: float
+    waiting: WaitingQueue
+    running: list[Request]
+    budget: StepBudget
+    decision: ScheduleDecision
+
+    def chunk(self, remaining: int) -> int:
+        """Return how many of a prompt's `remaining` tokens still fit into the step."""
+        num_left = self.budget.max_num_batched_tokens - self.decision.num_batched_tokens
+        return min(remaining, num_left, self.budget.max_prefill_chunk or remaining)

@@ -1,117 +1,116 @@
-"""What giving way costs: computing a sequence again against carrying its keys and values out and back.
-
-Both rates are measured while the engine runs, each as a mean that forgets: of the last observations the newest counts
-`_WEIGHT`. Until there is one, a default stands in that only has to be right about which of the two is larger.
-
-Prompts are computed whatever is decided here, so that rate stays fresh. That of moves does not: who believes moves to
-be slow makes none, and would believe it for ever. So the belief behind a refusal halves every `_HALF_LIFE_S`, until a
-move is tried again; what that one shows counts the more, the older the belief was.
-"""
+"""Preemption when the cache is full: of the request last in rank, by swapping or by recomputation."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.engine.policies import SchedulingPolicy
+from aethermind.engine.requests.request import Request, RequestState
+from aethermind.engine.scheduling.decision import RejectedRequest, SchedulingStep
+from aethermind.engine.scheduling.preemption_cost import PreemptionCosts
 
-from aethermind.cache.swap import SwapStore
+__all__ = ["MAX_PREEMPTIONS", "Preemptor"]
 
-__all__ = ["MeasuredCosts", "PreemptionCosts", "TimedSwapStore"]
-
-_WEIGHT = 0.1
-_HALF_LIFE_S = 30.0
-
-
-class PreemptionCosts(Protocol):
-    """Judges how a victim should give way."""
-
-    def prefers_swap(self, num_tokens: int, num_bytes: int) -> bool:
-        """Whether moving `num_bytes` out and back is cheaper than computing `num_tokens` again."""
-        ...
+MAX_PREEMPTIONS = 4
+"""How often a request is preempted. After that it is admitted only where no other request will need its blocks."""
 
 
-class MeasuredCosts:
-    """Seconds per recomputed token and per byte moved one way, measured. Mutable."""
+class Preemptor:
+    """Frees blocks for one request by preempting those behind it in rank.
 
-    __slots__ = ("_clock", "_refusing_since", "seconds_per_byte", "seconds_per_token")
+    A victim is swapped out if `costs` prefers that and the swap store has enough blocks, else it is recomputed later.
+    Without `costs` it is always recomputed.
+    """
 
-    def __init__(
-        self,
-        seconds_per_token: float = 1e-4,
-        seconds_per_byte: float = 2.5e-10,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.seconds_per_token = seconds_per_token
-        self.seconds_per_byte = seconds_per_byte
-        self._clock = clock
-        self._refusing_since: float | None = None
+    __slots__ = ("_cache", "_costs", "_policy")
 
-    def prefers_swap(self, num_tokens: int, num_bytes: int) -> bool:
-        """Compare a recomputation with two moves."""
-        seconds_per_byte = self.seconds_per_byte * self._trust()
-        is_preferred = 2 * num_bytes * seconds_per_byte < num_tokens * self.seconds_per_token
-        if not is_preferred and self._refusing_since is None:
-            self._refusing_since = self._clock()
-        return is_preferred
-
-    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a step without decodes."""
-        self.seconds_per_token += _WEIGHT * (seconds / num_tokens - self.seconds_per_token)
-
-    def observe_move(self, num_bytes: int, seconds: float) -> None:
-        """Learn from a move, in whichever direction."""
-        weight = 1.0 - (1.0 - _WEIGHT) * self._trust()
-        self.seconds_per_byte += weight * (seconds / num_bytes - self.seconds_per_byte)
-        self._refusing_since = None
-
-    def _trust(self) -> float:
-        """What is left of the belief in `seconds_per_byte`: 1.0 unless moves have been refused since the last one."""
-        if self._refusing_since is None:
-            return 1.0
-        return float(0.5 ** ((self._clock() - self._refusing_since) / _HALF_LIFE_S))
-
-
-class TimedSwapStore:
-    """A swap store whose moves are measured: give it to the cache in place of `store`."""
-
-    __slots__ = ("_bytes_per_block", "_clock", "_costs", "_store")
-
-    def __init__(
-        self, store: SwapStore, bytes_per_block: int, costs: MeasuredCosts, clock: Callable[[], float]
-    ) -> None:
-        self._store = store
-        self._bytes_per_block = bytes_per_block
+    def __init__(self, cache: KVCache, policy: SchedulingPolicy, costs: PreemptionCosts | None) -> None:
+        self._cache = cache
+        self._policy = policy
         self._costs = costs
-        self._clock = clock
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that the store can keep."""
-        return self._store.num_blocks
+    def reserve_or_preempt(
+        self, step: SchedulingStep, request: Request, num_tokens: int, *, is_last_resort: bool = False
+    ) -> bool:
+        """Reserve slots for `request`, preempting requests behind it in rank, the last first; False if there are none.
 
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that it keeps."""
-        return self._store.num_used_blocks
+        Without a request to preempt it keeps its blocks and skips the step: requests before it go on, and preempt it if
+        they need its blocks. A request that runs alone, or has more tokens than the whole cache holds, can never go on
+        and is rejected. It skips the step as well if the budget does not allow preemption.
+        """
+        while True:
+            result = self._cache.reserve(request.request_id, num_tokens)
+            if result.outcome is CacheOutcome.OK:
+                step.decision.prepare(result)
+                return True
+            if not step.budget.may_preempt:
+                return False
+            needed = request.num_computed_tokens + num_tokens
+            can_never_fit = result.outcome is not CacheOutcome.NO_FREE_BLOCKS or needed > self._cache.capacity_tokens
+            if can_never_fit or len(step.running) == 1:
+                step.running.remove(request)
+                self.reject(step, request, needed)
+                return False
+            victim = self._victim(step, request, is_last_resort)
+            if victim is None:
+                return False
+            self.preempt(step, victim)
 
-    def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
-        """Save, and learn how long it took unless there was no room."""
-        started = self._clock()
-        is_saved = self._store.save(seq_id, blocks)
-        if is_saved:
-            self._observe(blocks, started)
-        return is_saved
+    def rank(self, request: Request, now: float) -> tuple[bool, tuple[float, float, str]]:
+        """Return the order of preemption: requests that are never preempted first, otherwise by the policy's key."""
+        key = self._policy.victim_key(request, now)
+        if key is None or request.num_preemptions >= MAX_PREEMPTIONS:
+            return False, self._policy.order_key(request, now) if key is None else key
+        return True, key
 
-    def load(self, seq_id: str, blocks: Sequence[int]) -> None:
-        """Load, and learn how long it took."""
-        started = self._clock()
-        self._store.load(seq_id, blocks)
-        self._observe(blocks, started)
+    def preempt(self, step: SchedulingStep, victim: Request) -> None:
+        """Move a running request back to `waiting`, and take it out of the decision."""
+        decision, cache = step.decision, self._cache
+        for index, entry in enumerate(decision.scheduled):
+            if entry.request is victim:
+                del decision.scheduled[index]
+                decision.num_batched_tokens -= entry.num_tokens
+                if index < decision.num_decodes:
+                    decision.num_decodes -= 1
+                elif index < decision.num_decodes + decision.num_extensions:
+                    decision.num_extensions -= 1
+                break
+        had_block_ops = False
+        if decision.copies or decision.shifts:
+            had_block_ops = decision.unprepare(frozenset(cache.block_table(victim.request_id)))
+        if had_block_ops or not self._swap_out(victim):
+            cache.release(victim.request_id, victim.all_token_ids)
+            victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.state = RequestState.PREEMPTED
+        step.running.remove(victim)
+        step.waiting.add(victim, step.now)
+        decision.preempted.append(victim)
 
-    def drop(self, seq_id: str) -> None:
-        """Forget what was saved."""
-        self._store.drop(seq_id)
+    def reject(self, step: SchedulingStep, request: Request, num_tokens: int) -> None:
+        """End a request that needs `num_tokens` tokens of cache and can never have them."""
+        available = self._cache.num_available_blocks
+        self._cache.release(request.request_id)
+        request.state = RequestState.FINISHED
+        step.decision.rejected.append(RejectedRequest(request, num_tokens, self._cache.capacity_tokens, available))
 
-    def _observe(self, blocks: Sequence[int], started: float) -> None:
-        if blocks:
-            self._costs.observe_move(len(blocks) * self._bytes_per_block, self._clock() - started)
+    def _victim(self, step: SchedulingStep, request: Request, is_last_resort: bool) -> Request | None:
+        """Return the next request to preempt, behind `request` in rank; as a last resort also one that is exempt."""
+        ranked = [(self.rank(other, step.now), other.is_just_resumed, other) for other in step.running]
+        own = self.rank(request, step.now)
+        behind = [entry for entry in ranked if entry[0] > own and (is_last_resort or (entry[0][0] and not entry[1]))]
+        return max(behind, key=lambda entry: entry[0])[2] if behind else None
+
+    def _swap_out(self, victim: Request) -> bool:
+        if self._costs is None or victim.num_computed_tokens == 0:
+            return False
+        cache = self._cache
+        spec, own = cache.spec, frozenset(cache.block_table(victim.request_id))
+        # Blocks that others hold too are found in the prefix cache again. Blocks that are swapped in are not shared.
+        known = cache.match(victim.all_token_ids, victim.extra_key)
+        num_shared = sum(cache.pool.num_users(block) > (block in own) for block in known)
+        num_tokens = victim.num_computed_tokens - num_shared * spec.block_size
+        num_bytes = spec.num_blocks_for(victim.num_computed_tokens) * spec.bytes_per_block
+        if num_tokens <= 0 or not self._costs.prefers_swap(num_tokens, num_bytes):
+            return False
+        return cache.swap_out(victim.request_id) is CacheOutcome.OK

@@ -1,36 +1,40 @@
-"""Who computes what in the next step: decodes first, then prefill chunks, then newcomers.
+"""Continuous batching: a step computes decodes first, then prefill chunks, then newly admitted requests.
 
-The scheduler knows requests and the cache's bookkeeping, no device and no clock: `now` is given, and so are the limits
-of the step. It keeps no list of its own; it moves requests between the caller's `waiting` and `running`, and the
-cache's reservations with them. The same calls lead to the same decisions.
+The scheduler works on requests and the cache's bookkeeping, without a device or a clock: the caller passes `now` and
+the limits of the step. It has no lists of its own; it moves requests between the caller's `waiting` and `running`,
+together with their reservations in the cache. It is deterministic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+
 from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.outcome import Outcome
-from aethermind.engine.policies import FirstComeFirstServed, SchedulingPolicy, SharingPolicy
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.engine.policies import FirstComeFirstServed
+from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, sharing_policy
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
 from aethermind.engine.scheduling.admission import Admission
-from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest, StepBudget
-from aethermind.engine.scheduling.giving_way import GivingWay
-from aethermind.engine.scheduling.preemption import PreemptionCosts
-from aethermind.engine.scheduling.scheduling_step import SchedulingStep
-from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest, SchedulingStep, StepBudget
+from aethermind.engine.scheduling.preemption import Preemptor
+from aethermind.engine.scheduling.preemption_cost import PreemptionCosts
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "WaitingQueue", "publish_prefix"]
 
-_MOST_EXTENDED = 64
-"""Who has more tokens of its answer to compute, after a preemption or by force, is computed as prompts are."""
+
+_MAX_EXTENSION_TOKENS = 64
+"""A request with more output tokens to compute, after a preemption or as they were forced, counts as a prefill."""
 
 
 class Scheduler:
     """Continuous batching with chunked prefill over one KV cache.
 
-    `GivingWay` says who makes room for whom, `Admission` who comes in; `costs` and `swaps_beside_steps` are theirs.
+    `Preemptor` chooses requests to preempt, by `costs`; `Admission` admits waiting ones (see `swaps_beside_steps`).
     """
 
-    __slots__ = ("_admission", "_cache", "_giving_way", "is_sharing", "policy")
+    __slots__ = ("_admission", "_cache", "_preemptor", "is_sharing", "policy")
 
     def __init__(
         self,
@@ -42,19 +46,19 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
-        self.is_sharing = isinstance(self.policy, SharingPolicy)
-        """Whether the policy is a `SharingPolicy`, found out once: to ask takes as long as to queue a request."""
-        self._giving_way = GivingWay(cache, self.policy, costs)
-        self._admission = Admission(cache, self.policy, self._giving_way, swaps_beside_steps=swaps_beside_steps)
+        self.is_sharing = sharing_policy(self.policy) is not None
+        """Whether the policy is a `SharingPolicy`; checked once, because the check is slow."""
+        self._preemptor = Preemptor(cache, self.policy, costs)
+        self._admission = Admission(cache, self.policy, self._preemptor, swaps_beside_steps=swaps_beside_steps)
 
     def schedule(
         self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
     ) -> ScheduleDecision:
         """Decide the next step and reserve its KV slots.
 
-        Both queues are changed in place: who is admitted moves from `waiting` to `running`, who is preempted goes back
-        to `waiting`, who is rejected leaves. After the step has run, call `advance`. A step comes out empty only if
-        nothing can run, or if a request was rejected or is to be scored first.
+        Both queues are changed in place: admitted requests move from `waiting` to `running`, preempted ones back to
+        `waiting`, rejected ones leave. Call `advance` after the step has run. A step is empty only if no request can
+        run, if one was rejected, or if one waits for its prompt log probabilities.
         """
         decision = ScheduleDecision()
         scheduled = decision.scheduled
@@ -64,15 +68,17 @@ class Scheduler:
         extended: list[Request] = []
         starved: list[Request] = []
         for request in running:
-            num_missing = len(request.all_token_ids) - request.num_computed_tokens  # a call for each would tell
+            num_missing = len(request.all_token_ids) - request.num_computed_tokens  # inlined: this loop is hot
             if num_missing > 1:
-                is_decode = request.num_computed_tokens >= request.num_prompt_tokens and num_missing <= _MOST_EXTENDED
+                is_decode = (
+                    request.num_computed_tokens >= request.num_prompt_tokens and num_missing <= _MAX_EXTENSION_TOKENS
+                )
                 (extended if is_decode else prefills).append(request)
                 continue
-            if len(scheduled) == most:  # more run than fit since the budget was lowered: the last in sit it out
+            if len(scheduled) == most:  # the budget was lowered: the requests admitted last skip the step
                 break
             result = reserve(request.request_id, 1)
-            if result.outcome is Outcome.OK:
+            if result.outcome is CacheOutcome.OK:
                 scheduled.append(ScheduledRequest(request, 1, True))
                 if result.copies or result.shifts:
                     decision.prepare(result)
@@ -80,24 +86,26 @@ class Scheduler:
                 starved.append(request)
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
         if budget.max_draft_tokens and not starved:
-            self._verify(decision, budget, [*extended, *prefills])
+            self._schedule_drafts(decision, budget, [*extended, *prefills])
         if extended:
-            prefills[:0] = extended if starved else self._extend(decision, budget, extended)
+            prefills[:0] = extended if starved else self._schedule_extensions(decision, budget, extended)
         if starved or prefills or waiting:
             step = SchedulingStep(now, waiting, running, budget, decision)
             if self.is_sharing and not starved:
                 prefills.sort(key=lambda request: self.policy.order_key(request, now))
                 if prefills:
                     self._admission.admit(step, prefills[0])
-            is_short = self._continue(step, starved, prefills)
+            is_short = self._schedule_prefills(step, starved, prefills)
             if is_short and not scheduled and running and not decision.rejected:
-                self._let_one_on(step)
+                self._run_first_in_rank(step)
             if waiting and not is_short:
                 self._admission.admit(step)
         return decision
 
-    def needs_no_victim(self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget) -> bool:
-        """Whether nobody has to give way in the next step, at a pessimistic guess of the room that it takes."""
+    def runs_without_preemption(
+        self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
+    ) -> bool:
+        """Whether the next step needs no preemption, by an upper bound of the blocks that it takes."""
         most, block_size = budget.max_num_batched_tokens, self._cache.spec.block_size
         num_blocks = 0
         for request in running:
@@ -106,82 +114,88 @@ class Scheduler:
         if num_blocks > self._cache.num_available_blocks:
             return False
         first = waiting.first(now) if self.is_sharing and waiting else None
-        return first is None or not self._admission.givers(first, running, budget, now)
+        return first is None or not self._admission.victims(first, running, budget, now)
 
     def advance(self, decision: ScheduleDecision) -> None:
-        """Record that a step has run and its KV is in the cache. Call it before appending sampled tokens."""
+        """Record that a step has run and its KV is in the cache. Call this before appending sampled tokens."""
         commit = self._cache.commit
         for request, num_tokens, _ in decision.scheduled:
             request.num_computed_tokens += num_tokens
             commit(request.request_id, num_tokens)
 
-    def take_back(self, decision: ScheduleDecision) -> None:
-        """Undo `advance`, for a step that went wrong: its tokens are to be computed again."""
+    def rollback(self, decision: ScheduleDecision) -> None:
+        """Undo `advance` for a step that failed, whose tokens are to be computed again."""
         for request, num_tokens, _ in decision.scheduled:
             request.num_computed_tokens -= num_tokens
             self._cache.truncate(request.request_id, request.num_computed_tokens)
 
     def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
-        """End a request wherever it is, between steps, and release its blocks."""
+        """End a request in any state, between steps, and release its blocks."""
         if request.state is RequestState.RUNNING:
             running.remove(request)
             self._cache.release(request.request_id, request.all_token_ids)
         elif request.state is not RequestState.FINISHED:
-            if request in waiting:  # others wait elsewhere: for a store, or for a sibling
+            if request in waiting:  # others wait outside the queue, for a KV store or for another answer's prompt
                 waiting.remove(request)
-            self._cache.release(request.request_id)  # holds something only if it was swapped out
+            self._cache.release(request.request_id)  # it holds blocks only if it was swapped out
         request.state = RequestState.FINISHED
         request.finish_reason = reason
 
-    def _verify(self, decision: ScheduleDecision, budget: StepBudget, prefills: list[Request]) -> None:
-        """Let decodes check their drafts, as far as rows, free blocks and tokens that no prompt wants go.
+    def _schedule_drafts(self, decision: ScheduleDecision, budget: StepBudget, prefills: list[Request]) -> None:
+        """Add draft tokens to decodes, within the limits of rows, free blocks, and tokens that no prefill takes.
 
-        Nobody gives way for a draft.
+        No request is preempted for a draft.
         """
         if not any(entry.request.draft_token_ids for entry in decision.scheduled):
             return
         num_wanted = sum(request.num_missing_tokens for request in prefills)
-        room = budget.max_num_batched_tokens - decision.num_batched_tokens - num_wanted
-        room = min(room, budget.max_draft_tokens)
+        num_left = budget.max_num_batched_tokens - decision.num_batched_tokens - num_wanted
+        num_left = min(num_left, budget.max_draft_tokens)
         decodes, verifications = [], []
         for entry in decision.scheduled:
-            request, count = entry.request, min(len(entry.request.draft_token_ids), max(room, 0))
-            if count and self._cache.reserve(request.request_id, 1 + count).outcome is Outcome.OK:
+            request, count = entry.request, min(len(entry.request.draft_token_ids), max(num_left, 0))
+            if count and self._cache.reserve(request.request_id, 1 + count).outcome is CacheOutcome.OK:
                 verifications.append(ScheduledRequest(request, 1 + count, True))
-                room -= count
+                num_left -= count
             else:
                 decodes.append(entry)
         decision.scheduled[:] = decodes + verifications
         decision.num_decodes, decision.num_extensions = len(decodes), len(verifications)
         decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
 
-    def _extend(self, decision: ScheduleDecision, budget: StepBudget, extended: list[Request]) -> list[Request]:
-        """Let those go on who have a few tokens to compute before their next, each with its part of the room.
+    def _schedule_extensions(
+        self, decision: ScheduleDecision, budget: StepBudget, extended: list[Request]
+    ) -> list[Request]:
+        """Schedule requests with a few tokens to compute before their next one, each with a share of what is left.
 
-        Returns those for whom there is none: they are continued as prompts are.
+        Returns the requests for which nothing is left; they are scheduled as prefills.
         """
-        left = []
-        room = budget.max_num_batched_tokens - decision.num_batched_tokens
+        remaining = []
+        num_left = budget.max_num_batched_tokens - decision.num_batched_tokens
         for index, request in enumerate(extended):
             num_missing = request.num_missing_tokens
-            count = min(num_missing, room // (len(extended) - index), budget.max_prefill_chunk or num_missing)
+            count = min(num_missing, num_left // (len(extended) - index), budget.max_prefill_chunk or num_missing)
             result = self._cache.reserve(request.request_id, count) if count > 0 else None
-            if result is None or result.outcome is not Outcome.OK:
-                left.append(request)
+            if result is None or result.outcome is not CacheOutcome.OK:
+                remaining.append(request)
                 continue
             decision.scheduled.append(ScheduledRequest(request, count, count == num_missing))
             decision.prepare(result)
             decision.num_extensions += 1
             decision.num_batched_tokens += count
-            room -= count
-        return left
+            num_left -= count
+        return remaining
 
-    def _continue(self, step: SchedulingStep, starved: list[Request], prefills: list[Request]) -> bool:
-        """Schedule starved decodes, then prefill chunks. Return whether room was short for anybody."""
+    def _schedule_prefills(self, step: SchedulingStep, starved: list[Request], prefills: list[Request]) -> bool:
+        """Schedule starved decodes, then prefill chunks. Return whether blocks were short for any request."""
         decision = step.decision
         is_short = bool(starved)
         for request in starved:
-            if request.state is RequestState.RUNNING and step.chunk(1) and self._giving_way.make_room(step, request, 1):
+            if (
+                request.state is RequestState.RUNNING
+                and step.chunk(1)
+                and self._preemptor.reserve_or_preempt(step, request, 1)
+            ):
                 decision.scheduled.insert(decision.num_decodes, ScheduledRequest(request, 1, True))
                 decision.num_decodes += 1
                 decision.num_batched_tokens += 1
@@ -190,19 +204,87 @@ class Scheduler:
             chunk = step.chunk(num_missing)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
-            if self._giving_way.make_room(step, request, chunk):
+            if self._preemptor.reserve_or_preempt(step, request, chunk):
                 decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_missing))
                 decision.num_batched_tokens += chunk
             else:
                 is_short = True
         return is_short or bool(decision.preempted)
 
-    def _let_one_on(self, step: SchedulingStep) -> None:
-        """Where everybody waits for room, the first in rank takes it, also from those who were just resumed."""
-        request = min(step.running, key=lambda candidate: self._giving_way.rank(candidate, step.now))
+    def _run_first_in_rank(self, step: SchedulingStep) -> None:
+        """Run the first request in rank if all wait for blocks, and preempt even requests that were just resumed."""
+        request = min(step.running, key=lambda candidate: self._preemptor.rank(candidate, step.now))
         num_missing = request.num_missing_tokens
         chunk = step.chunk(num_missing)
-        if self._giving_way.make_room(step, request, chunk, is_last_resort=True):
+        if self._preemptor.reserve_or_preempt(step, request, chunk, is_last_resort=True):
             step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_missing))
             step.decision.num_batched_tokens = chunk
             step.decision.num_decodes = int(num_missing == 1)
+
+
+class WaitingQueue:
+    """A heap of requests in the policy's order. Adding and taking cost O(log n), removing O(1). Not thread-safe.
+
+    A key is computed when its request is added, and again when the request comes to the front. So keys may grow with
+    time, and constant keys cost nothing more. A key that shrinks while its request waits is not noticed.
+    """
+
+    __slots__ = ("_alive", "_heap", "_num_added", "_policy")
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        self._heap: list[tuple[OrderKey, int, Request]] = []  # removed requests are dropped when they come up
+        self._alive: dict[Request, int] = {}
+        self._num_added = count()
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Iterate over all requests, in no particular order."""
+        return iter(self._alive)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._alive
+
+    def add(self, request: Request, now: float) -> None:
+        """Add a request; `now` is in seconds of the engine's clock."""
+        assert request not in self._alive, f"request {request.request_id} waits already"
+        number = self._alive[request] = next(self._num_added)
+        heappush(self._heap, (self._policy.order_key(request, now), number, request))
+
+    def remove(self, request: Request) -> None:
+        """Remove a request. Raises `KeyError` if it does not wait."""
+        del self._alive[request]
+        if len(self._heap) > 2 * len(self._alive) + 16:
+            self._heap = [entry for entry in self._heap if self._alive.get(entry[2]) == entry[1]]
+            heapify(self._heap)
+
+    def first(self, now: float) -> Request | None:
+        """Return the request with the smallest key without removing it; None if the queue is empty."""
+        heap = self._heap
+        while heap:
+            key, number, request = heap[0]
+            if self._alive.get(request) != number:
+                heappop(heap)
+                continue
+            current = self._policy.order_key(request, now)
+            if current == key:
+                return request
+            heapreplace(heap, (current, number, request))
+        return None
+
+
+def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:
+    """Publish the prompts that a step has computed to the prefix cache while their requests still run.
+
+    A prompt that takes several steps is published when it is complete, and each time its computed length has doubled,
+    because publishing hashes it from its beginning. Answers are published when they end.
+    """
+    for request, num_tokens, _ in decision.scheduled:
+        after = request.num_computed_tokens
+        before = after - num_tokens
+        is_whole = before < request.num_prompt_tokens <= after
+        has_doubled = after < request.num_prompt_tokens and after.bit_length() > before.bit_length()
+        if is_whole or has_doubled:
+            cache.publish(request.request_id, request.all_token_ids)

@@ -172,13 +172,13 @@ class AsyncEngine(EngineClient):
         failure = None
         try:
             while self._serve():
-                engine.turns.give_way()
+                engine.lock.yield_lock()
         except EngineDeadError as error:
             failure = error
         except Exception as error:
             _log.exception("the engine failed")
             failure = EngineDeadError(f"The engine failed: {in_words(error)}")
-        with engine.turns:
+        with engine.lock:
             engine.unlisten(self)
             for name in list(self._news.names):
                 engine.abort(name)
@@ -192,7 +192,7 @@ class AsyncEngine(EngineClient):
             while not (self._commands or self._is_stopping or engine.is_closed or news.names):
                 self._wake.wait()
             commands, self._commands = self._commands, []
-        with engine.turns:
+        with engine.lock:
             for command in commands:
                 command()
             if self._is_stopping:

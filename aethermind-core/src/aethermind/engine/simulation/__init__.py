@@ -1,18 +1,17 @@
-"""Real traces through the real scheduler on a virtual clock: what a policy would have done to whom."""
+"""Simulation of request traces: the real scheduler and cache bookkeeping on a virtual clock, to compare policies."""
 
 from __future__ import annotations
 
 from aethermind.engine.simulation.cost_model import StepCosts, read_costs
-from aethermind.engine.simulation.metrics import Report, jain_index, percentile
+from aethermind.engine.simulation.metrics import SimulationReport, jain_index, percentile
 from aethermind.engine.simulation.simulator import RequestRecord, Simulation, simulate
-from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS, TraceRequest, read_trace
-from aethermind.engine.simulation.workload import complete
+from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS, TraceRequest, complete, read_trace
 
 __all__ = [
     "HASH_BLOCK_TOKENS",
-    "Report",
     "RequestRecord",
     "Simulation",
+    "SimulationReport",
     "StepCosts",
     "TraceRequest",
     "complete",

@@ -1,27 +1,35 @@
-"""How long a step takes: a line through four numbers, stated or measured."""
+"""The time of a step as a linear function of four quantities, stated or measured on a model."""
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
+from aethermind.engine.observation.profiler import sample_prompt
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.errors import ConfigError, InvalidArgumentError
+from aethermind.sampling.params import SamplingParams
 
-__all__ = ["StepCosts", "read_costs"]
+if TYPE_CHECKING:
+    from aethermind.engine.engine import Engine
+
+__all__ = ["StepCosts", "fit_costs", "measure_costs", "read_costs"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds of a step as a sum of what it contains.
+    """The seconds of a step as a sum over its contents.
 
-    The defaults stand for a decoder of 7 billion parameters with grouped-query attention in bfloat16 on an accelerator
+    The defaults are for a decoder of 7 billion parameters with grouped-query attention in bfloat16 on an accelerator
     with 80 GB: estimated from its data sheet (1.7 TB/s read, 170 TFLOP/s done), not measured.
     """
 
     fixed_s: float = 9e-3
-    """Whatever the step holds: the weights are read once."""
+    """For each step: the weights are read once."""
     prefill_token_s: float = 9e-5
     """For each prompt token computed."""
     decode_sequence_s: float = 2e-5
@@ -38,7 +46,7 @@ class StepCosts:
             raise InvalidArgumentError("A step that takes no time has no speed: make fixed_s greater than 0.")
 
     def step_s(self, decision: ScheduleDecision) -> float:
-        """Seconds of one step, before its tokens are counted as computed."""
+        """Return the seconds of a step, before its tokens count as computed."""
         num_decodes = decision.num_decodes
         context = sum([entry.request.num_computed_tokens for entry in decision.scheduled])
         return (
@@ -49,7 +57,7 @@ class StepCosts:
         )
 
     def alone_s(self, num_prompt_tokens: int, num_output_tokens: int, chunk: int) -> float:
-        """Seconds of a request that has the engine to itself, its prompt in pieces of `chunk` tokens."""
+        """Return the seconds of a request alone on the engine, with its prompt in chunks of `chunk` tokens."""
         num_chunks = -(-num_prompt_tokens // chunk)
         num_decodes = num_output_tokens - 1
         context = num_chunks * num_prompt_tokens // 2 + num_prompt_tokens // 2
@@ -63,7 +71,7 @@ class StepCosts:
 
 
 def read_costs(path: Path) -> StepCosts:
-    """Costs from a JSON object with the fields of StepCosts; those it leaves out are the defaults."""
+    """Read costs from a JSON object with the fields of StepCosts; missing fields have their defaults."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -75,3 +83,68 @@ def read_costs(path: Path) -> StepCosts:
         return StepCosts(**values)
     except InvalidArgumentError as error:
         raise ConfigError(f"Cost model {path}: {error}") from None
+
+
+_NUM_REPEATS = 5
+
+
+def measure_costs(engine: Engine) -> StepCosts:
+    """Time prefill and decode steps of an idle engine whose prefix cache is off, and fit them.
+
+    Prompts fill a quarter, a half and the whole of a step; decodes run for 1, 4 and 16 sequences at short and long
+    contexts, within the engine's limits.
+    """
+    most = min(engine.budget.max_num_batched_tokens, engine.planned.max_model_len - _NUM_REPEATS - 2)
+    rows = [_prefill(engine, num_tokens) for num_tokens in sorted({max(most // part, 1) for part in (4, 2, 1)}) * 3]
+    for num_sequences in (1, 4, 16):
+        if num_sequences <= engine.budget.max_num_seqs:
+            rows += [_decode(engine, num_sequences, context) for context in (max(most // 16, 1), most)]
+    return fit_costs(rows)
+
+
+def fit_costs(rows: list[tuple[float, float, float, float]]) -> StepCosts:
+    """Fit by least squares of relative errors over `(prefill tokens, decodes, context tokens, seconds)`, without
+    negative costs.
+    """
+    import numpy as np
+
+    table = np.array([(1.0, *row[:3]) for row in rows]) / np.array([row[3] for row in rows])[:, None]
+    kept = list(range(table.shape[1]))
+    while True:
+        found = np.linalg.lstsq(table[:, kept], np.ones(len(rows)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        del kept[int(found.argmin())]  # a quantity with a negative cost is dropped
+    values = dict(zip(kept, found.tolist(), strict=True))
+    return StepCosts(*(values.get(column, 0.0) for column in range(len(fields(StepCosts)))))
+
+
+def _prefill(engine: Engine, num_tokens: int) -> tuple[float, float, float, float]:
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    engine.add_request("prefill", _prompt(engine, num_tokens, 0), params)
+    return num_tokens, 0.0, num_tokens, _timed_step(engine)
+
+
+def _decode(engine: Engine, num_sequences: int, context: int) -> tuple[float, float, float, float]:
+    params = SamplingParams(temperature=0.0, max_tokens=_NUM_REPEATS + 1, ignore_eos=True)
+    fitting = max(1, min(context, engine.cache.pool.num_blocks * engine.cache.spec.block_size // num_sequences - 8))
+    for index in range(num_sequences):
+        engine.add_request(f"decode {index}", _prompt(engine, fitting, index), params)
+    while engine.waiting or any(request.is_prefilling for request in engine.running):
+        engine.step()
+    lengths = [request.num_tokens for request in engine.running]
+    seconds = []
+    while engine.has_unfinished:
+        seconds.append(_timed_step(engine))
+    return 0.0, len(lengths), sum(lengths), median(seconds)
+
+
+def _prompt(engine: Engine, num_tokens: int, index: int) -> list[int]:
+    vocab_size = engine.planned.model.config.vocab_size
+    return sample_prompt(num_tokens, vocab_size, index)
+
+
+def _timed_step(engine: Engine) -> float:
+    started = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - started

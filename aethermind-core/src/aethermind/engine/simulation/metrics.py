@@ -1,4 +1,4 @@
-"""A run in figures: how long requests took, how busy the engine was, how evenly it served."""
+"""Metrics of a simulated run: latencies of requests, utilisation of the engine, fairness."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from statistics import mean
 from aethermind.engine.simulation.cost_model import StepCosts
 from aethermind.engine.simulation.simulator import RequestRecord, Simulation
 
-__all__ = ["Latency", "Report", "jain_index", "percentile"]
+__all__ = ["Latency", "SimulationReport", "jain_index", "percentile"]
 
 _NUM_CLASSES = 4
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` % of the values do not exceed, interpolated between neighbours; nan of none."""
+    """Return the percentile of values, interpolated between neighbours; nan if there are none."""
     if not values:
         return nan
     ordered = sorted(values)
@@ -28,7 +28,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """Jain's fairness index (Jain, Chiu, Hawe 1984): 1 where all get the same, 1/n where one gets everything."""
+    """Jain's fairness index (Jain, Chiu, Hawe 1984): 1 if all get the same, 1/n if one gets everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else nan
 
@@ -47,21 +47,21 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What one policy made of a trace."""
+class SimulationReport:
+    """The metrics of one policy on one trace."""
 
     num_requests: int
     num_rejected: int
     ttft: Latency
-    """From arrival to the first token."""
+    """TTFT: from arrival to the first token."""
     urgent_ttft: Latency
-    """The same of requests with a priority below 0."""
+    """TTFT of requests with a priority below 0."""
     tpot: Latency
-    """Between two tokens, averaged over a request."""
+    """TPOT: between two tokens, averaged over a request."""
     e2e: Latency
     """From arrival to the last token."""
     in_time: float
-    """Share of the requests that were complete by their deadline; nan where none has one."""
+    """Share of the requests that were complete by their deadline; nan if none has one."""
     utilisation: float
     """Share of the time in which a step ran."""
     mean_running: float
@@ -70,18 +70,18 @@ class Report:
     mean_kv_usage: float
     num_preemptions: int
     cached_share: float
-    """Share of the prompt tokens that were not computed because they had been before."""
+    """Share of the prompt tokens that were reused from the prefix cache."""
     output_tokens_per_s: float
     fairness: float
-    """Jain's index over tenants, or over four classes by size: of the mean share of the speed that a request would have
-    had alone.
+    """Jain's index over tenants, or over four classes by size: of the mean ratio of a request's speed to its speed
+    alone.
     """
     num_steps: int
     makespan_s: float
 
     @classmethod
-    def of(cls, run: Simulation, costs: StepCosts, chunk: int) -> Report:
-        """Sum up a run; `chunk` is the most prompt tokens of a step."""
+    def of(cls, run: Simulation, costs: StepCosts, chunk: int) -> SimulationReport:
+        """Summarise a run; `chunk` is the most prompt tokens of a step."""
         done = [record for record in run.records if record.finished_s is not None]
         ttft = [_since(record, record.first_token_s) for record in done]
         tpots = [
@@ -127,7 +127,7 @@ def _is_in_time(record: RequestRecord) -> bool:
 
 
 def _rates(records: Sequence[RequestRecord], costs: StepCosts, chunk: int) -> list[list[float]]:
-    """The share of its own speed that each request had, by tenant or by class of size."""
+    """Return the ratio of each request's speed to its speed alone, by tenant or by class of size."""
     sizes = sorted(record.trace.num_prompt_tokens + record.trace.num_output_tokens for record in records)
     bounds = [sizes[len(sizes) * index // _NUM_CLASSES] for index in range(1, _NUM_CLASSES)] if sizes else []
     has_tenants = any(record.trace.tenant is not None for record in records)

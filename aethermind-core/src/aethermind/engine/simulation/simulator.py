@@ -1,4 +1,4 @@
-"""A trace through the scheduler and the KV cache's bookkeeping, on a clock that jumps from step to step."""
+"""Simulation of a trace through the scheduler and the KV cache's bookkeeping, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
-from aethermind.engine.policies import SchedulingPolicy, SharingPolicy
+from aethermind.engine.policies.base import SchedulingPolicy, sharing_policy
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions
 from aethermind.engine.scheduling.decision import StepBudget
-from aethermind.engine.scheduling.prompt_sharing import share_prompts
-from aethermind.engine.scheduling.scheduler import Scheduler
-from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue, publish_prefix
 from aethermind.engine.simulation.cost_model import StepCosts
 from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS, TraceRequest
 from aethermind.sampling.params import SamplingParams
@@ -20,12 +18,12 @@ from aethermind.sampling.params import SamplingParams
 __all__ = ["RequestRecord", "Simulation", "simulate"]
 
 _REPORT_EVERY = 64
-"""Steps between two reports of progress."""
+"""Steps between two progress reports."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What became of one request, in seconds of the virtual clock. Mutable while it runs."""
+    """The result of one request, in seconds of the virtual clock. Mutable while it runs."""
 
     trace: TraceRequest
     first_token_s: float | None = None
@@ -50,7 +48,7 @@ class Simulation:
     max_waiting: int = 0
     num_computed_tokens: int = 0
     queue: list[tuple[float, int]] = field(default_factory=list)
-    """`(time, waiting requests)` from step to step, where it changed."""
+    """`(time, waiting requests)` at each change."""
 
 
 def simulate(
@@ -65,8 +63,8 @@ def simulate(
 ) -> Simulation:
     """Run a trace, sorted by arrival, to its end.
 
-    Prompts are reused by their `hash_ids`; without any, nothing is remembered. `on_progress` sees how many requests
-    are done, and how many there are.
+    Prefix caching uses the `hash_ids` of prompts; without any it is off. `on_progress` gets the numbers of finished and
+    of all requests.
     """
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in trace)
     pool = BlockPool(num_kv_blocks)
@@ -75,6 +73,7 @@ def simulate(
     spec = KVCacheSpec(1, 1, 8, "float32", block_size)
     cache = KVCache(spec, num_kv_blocks, longest + 2, prefix_cache=prefix_cache, pool=pool)
     scheduler, waiting, running = Scheduler(cache, policy), WaitingQueue(policy), list[Request]()
+    sharing = sharing_policy(policy)
     result = Simulation([RequestRecord(one) for one in trace])
     records: dict[Request, RequestRecord] = {}
     now, num_arrived, num_done = 0.0, 0, 0
@@ -84,8 +83,8 @@ def simulate(
         while num_arrived < len(trace) and trace[num_arrived].arrival_s <= now:
             request = _request(num_arrived, trace[num_arrived], longest + 2)
             records[request] = result.records[num_arrived]
-            if isinstance(policy, SharingPolicy):
-                request.place = policy.place(request, waiting, running)
+            if sharing is not None:
+                request.place = sharing.place(request, waiting, running)
             waiting.add(request, now)
             num_arrived += 1
         _note_queue(result, now, len(waiting))
@@ -101,7 +100,7 @@ def simulate(
         now += seconds
         _add_step(result, seconds, len(running), len(waiting), cache.usage, decision.num_batched_tokens)
         scheduler.advance(decision)
-        share_prompts(cache, decision)
+        publish_prefix(cache, decision)
         for request, _, needs_logits in decision.scheduled:
             if not needs_logits:
                 continue
@@ -128,7 +127,7 @@ def _request(index: int, one: TraceRequest, max_model_len: int) -> Request:
 
 
 def _token_ids(index: int, one: TraceRequest) -> Sequence[int]:
-    """Token ids that are equal where the trace's hash ids are, and the request's own beyond those."""
+    """Return token ids that are equal where the trace's hash ids are, and unique to the request beyond those."""
     count = max(one.num_prompt_tokens, 1)
     ids = array("q")
     for hash_id in one.hash_ids:

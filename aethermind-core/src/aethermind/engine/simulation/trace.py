@@ -1,31 +1,32 @@
-"""Request traces: who came when, with how much to read and to write.
+"""Request traces: arrival times with prompt and output lengths.
 
-Two published forms are read, told apart by their first line:
+Two published formats are read, distinguished by their first line:
 
 - CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens (Azure LLM inference traces), and optionally Priority,
   DeadlineMs, Tenant;
 - JSON lines with timestamp (milliseconds), input_length, output_length (Mooncake), and optionally hash_ids, priority,
-  deadline_ms, tenant. `hash_ids` name the prompt's pieces of 512 tokens: equal ids, equal content.
+  deadline_ms, tenant. `hash_ids` identify the prompt's blocks of 512 tokens: equal ids, equal content.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from aethermind.engine.requests.request import RequestOptions
+from aethermind.engine.simulation.cost_model import StepCosts
 from aethermind.errors import ConfigError, InvalidArgumentError
 
-__all__ = ["HASH_BLOCK_TOKENS", "TraceRequest", "read_trace"]
+__all__ = ["HASH_BLOCK_TOKENS", "TraceRequest", "complete", "read_trace"]
 
 HASH_BLOCK_TOKENS = 512
-"""Tokens that one of a trace's `hash_ids` stands for."""
+"""Tokens of one of a trace's `hash_ids`."""
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_TOKENS = 2**31
@@ -33,7 +34,7 @@ _MOST_TOKENS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One line of a trace; `arrival_s` counts from the first request."""
+    """One request of a trace; `arrival_s` counts from the first request."""
 
     arrival_s: float
     num_prompt_tokens: int
@@ -45,7 +46,7 @@ class TraceRequest:
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """Read a trace, or its first `limit` requests, by arrival. ConfigError names the first line that is wrong."""
+    """Read a trace, or its first `limit` requests, sorted by arrival. ConfigError names the first invalid line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = next((line for line in file if line.strip()), "")
@@ -86,7 +87,7 @@ def _csv_lines(path: Path, file: Iterable[str]) -> Iterator[TraceRequest]:
                 _count(row, "ContextTokens"),
                 _count(row, "GeneratedTokens"),
                 (),
-                *_wishes(row.get("Priority"), row.get("DeadlineMs"), row.get("Tenant")),
+                *_optional_columns(row.get("Priority"), row.get("DeadlineMs"), row.get("Tenant")),
             ),
         )
 
@@ -109,12 +110,12 @@ def _from_json(line: str) -> TraceRequest:
         _count(record, "input_length"),
         _count(record, "output_length"),
         tuple(hash_ids),
-        *_wishes(record.get("priority"), record.get("deadline_ms"), record.get("tenant")),
+        *_optional_columns(record.get("priority"), record.get("deadline_ms"), record.get("tenant")),
     )
 
 
 def _checked(path: Path, number: int, parse: Callable[[], TraceRequest]) -> TraceRequest:
-    """What `parse` returns; whatever is wrong becomes one sentence with the line's number."""
+    """Return the result of `parse`; an error becomes a ConfigError with the line's number."""
     try:
         return parse()
     except KeyError as error:
@@ -144,15 +145,15 @@ def _number(value: Any, name: str) -> float:
 
 
 def _seconds(text: str | None) -> float:
-    """A date and time, or seconds."""
+    """Parse a date and time, or seconds."""
     try:
         return datetime.fromisoformat((text or "")[:26]).timestamp()  # to the microsecond
     except ValueError:
         return _number(text, "TIMESTAMP")
 
 
-def _wishes(priority: Any, deadline_ms: Any, tenant: Any) -> tuple[int | None, float | None, str | None]:
-    """The optional columns; empty ones say nothing."""
+def _optional_columns(priority: Any, deadline_ms: Any, tenant: Any) -> tuple[int | None, float | None, str | None]:
+    """Parse the optional columns; empty ones are None."""
     level = None if priority in (None, "") else int(priority)
     deadline = None if deadline_ms in (None, "") else _number(deadline_ms, "deadline_ms")
     try:
@@ -160,3 +161,28 @@ def _wishes(priority: Any, deadline_ms: Any, tenant: Any) -> tuple[int | None, f
     except InvalidArgumentError as error:
         raise ValueError(str(error)) from None
     return level, deadline, None if tenant in (None, "") else str(tenant)
+
+
+def complete(
+    trace: Sequence[TraceRequest], *, rate_scale: float, urgent_share: float, slack: float, costs: StepCosts, chunk: int
+) -> list[TraceRequest]:
+    """Return the trace with `rate_scale` times as many requests per second, each with a priority and a deadline.
+
+    If the trace has no priorities, `urgent_share` of the requests, evenly spread, get -1 and the others 0. A request
+    without a deadline is due after `slack` times its time alone.
+    """
+    has_priorities = any(one.priority is not None for one in trace)
+    completed = []
+    for index, one in enumerate(trace):
+        is_urgent = int((index + 1) * urgent_share) > int(index * urgent_share)
+        priority = one.priority if has_priorities else -int(is_urgent)
+        alone_s = costs.alone_s(max(one.num_prompt_tokens, 1), max(one.num_output_tokens, 1), chunk)
+        completed.append(
+            replace(
+                one,
+                arrival_s=one.arrival_s / rate_scale,
+                priority=priority,
+                deadline_ms=one.deadline_ms or slack * alone_s * 1e3,
+            )
+        )
+    return completed

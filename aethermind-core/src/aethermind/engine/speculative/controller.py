@@ -1,70 +1,184 @@
-"""How many drafts a step should check: as many as pay by what was measured.
+"""The number of draft tokens that a step verifies, chosen for the highest measured throughput.
 
-A draft that is right with probability a (if those before it are) makes *k* drafts yield a + a² + … + aᵏ tokens more.
-A step with drafts takes longer, by the rows that check them and by the time in which they are made. The controller
-takes the number of drafts for which tokens per second are highest, 0 among them, the likeliest drafts of all requests
-first.
+With an acceptance rate of a, *k* drafts yield a + a² + … + aᵏ additional tokens. A step with drafts takes longer, by
+the rows that verify them and by the time of drafting. The controller chooses the number of drafts, 0 included, with the
+most tokens per second, and takes the most likely drafts of all requests first.
 
-What it does not know it tries, out of an account of time: every plain step pays a share of its time in and takes out
-what the speculator itself took, a step with drafts pays in what it won against plain ones and takes out what it lost.
-Nothing is tried while the account is overdrawn, and nothing is checked at all beyond a limit: the controller sleeps
-until the debt is paid, and a step in its sleep costs nothing. A trial that loses doubles the wait for the next, until
-one wins or a request comes that was never tried. So a run is slower than one without drafts by that share and two
-steps at most, whatever drafts are worth and whatever the estimates say.
+Unknown costs are measured by trials, which are paid from a time budget: every plain step adds a share of its time to
+the budget and subtracts the speculator's own time; a step with drafts adds the time it saved, or subtracts the time it
+lost. There are no trials while the budget is negative, and no drafts at all below a limit: then the controller sleeps
+until the debt is paid, and steps meanwhile have no overhead. A trial that loses doubles the wait for the next, until
+one wins or a request arrives that was never tried. So a run is slower than one without drafts by at most that share
+and two steps, whatever the estimates are.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aethermind.engine.speculative.acceptance import Acceptance
-from aethermind.engine.speculative.step_times import StepTimes
+__all__ = ["AcceptanceEstimator", "Candidate", "SpeculationController", "StepTimes"]
 
-__all__ = ["Candidate", "SpeculationController"]
+_PRIOR = 0.5
+_PRIOR_TRIALS = 2.0
+_DECAY_PER_CHECK = 0.9
+_DECAY_OF_ALL = 0.98
+_DECAY_PER_STEP = 0.99
+
+
+class _Counts:
+    """Trials and successes with exponential decay."""
+
+    __slots__ = ("num_right", "num_trials", "step")
+
+    def __init__(self, step: int) -> None:
+        self.num_right = 0.0
+        self.num_trials = 0.0
+        self.step = step
+
+    def fade(self, factor: float) -> None:
+        self.num_right *= factor
+        self.num_trials *= factor
+
+    def add(self, num_right: int, num_trials: int) -> None:
+        self.num_right += num_right
+        self.num_trials += num_trials
+
+    def rate(self, prior: float) -> float:
+        return (self.num_right + _PRIOR_TRIALS * prior) / (self.num_trials + _PRIOR_TRIALS)
+
+
+class AcceptanceEstimator:
+    """Estimates each request's acceptance rate: the probability that a draft is right if those before it are.
+
+    A request's own observations decay with its drafts and with time towards the rate of all requests, so a request with
+    a low rate is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._all = _Counts(0)
+        self._requests: dict[str, _Counts] = {}
+
+    def knows(self, request_id: str) -> bool:
+        """Whether any drafts of a request were verified."""
+        return request_id in self._requests
+
+    def rate(self, request_id: str, step: int) -> float:
+        """Return the estimate at this step, from 0 to 1."""
+        counts = self._requests.get(request_id)
+        prior = self._all.rate(_PRIOR)
+        if counts is None:
+            return prior
+        counts.fade(_DECAY_PER_STEP ** (step - counts.step))
+        counts.step = step
+        return counts.rate(prior)
+
+    def observe(self, request_id: str, step: int, num_drafts: int, num_accepted: int) -> None:
+        """Record one verification. The first wrong draft is the last trial; those behind it were not tested."""
+        num_trials = min(num_accepted + 1, num_drafts)
+        counts = self._requests.setdefault(request_id, _Counts(step))
+        for one, memory in ((counts, _DECAY_PER_CHECK), (self._all, _DECAY_OF_ALL)):
+            one.fade(memory)
+            one.add(num_accepted, num_trials)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is known of a request that has ended."""
+        self._requests.pop(request_id, None)
+
+
+_WEIGHT = 0.2
+_NUM_FIRST = 4
+
+
+class StepTimes:
+    """Step times: a moving average of seconds for each observed size, with linear interpolation between sizes.
+
+    Of the first few observations the least counts, because they include one-time costs. Later ones count as no more
+    than twice the average, so that an interruption of the process has little effect. Mutable.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        self._sizes: list[int] = []
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Record one step."""
+        count = self._counts[size] = self._counts.get(size, 0) + 1
+        if count == 1:
+            insort(self._sizes, size)
+            self._seconds[size] = seconds
+        elif count <= _NUM_FIRST:
+            self._seconds[size] = min(seconds, self._seconds[size])
+        else:
+            mean = self._seconds[size]
+            self._seconds[size] = mean + _WEIGHT * (min(seconds, 2 * mean) - mean)
+
+    def known(self, size: int) -> float | None:
+        """Return the average of exactly this size."""
+        return self._seconds.get(size)
+
+    def estimate(self, size: int, known: tuple[int, float]) -> float | None:
+        """Estimate the seconds of a size above `known`, a pair (size, seconds); None if no such size was observed.
+
+        Above the largest observed size the estimate is extrapolated.
+        """
+        first = bisect_right(self._sizes, known[0])
+        if first == len(self._sizes):
+            return None
+        index = bisect_left(self._sizes, size, first)
+        high = self._point(min(index, len(self._sizes) - 1))
+        low = self._point(index - 1) if first < index < len(self._sizes) else known
+        slope = (high[1] - low[1]) / (high[0] - low[0])
+        return low[1] + max(slope, 0.0) * (size - low[0])
+
+    def _point(self, index: int) -> tuple[int, float]:
+        return self._sizes[index], self._seconds[self._sizes[index]]
+
 
 _INCOME = 0.01
 """Share of the time of plain steps that may be lost on trials."""
 _MOST_SAVED_STEPS = 1.0
-"""The most that the account holds, in plain steps."""
+"""The greatest balance of the account, in plain steps."""
 _MOST_OWED_STEPS = 0.5
-"""What the account may owe before nothing is checked."""
+"""The debt of the account, in plain steps, above which no drafts are verified."""
 _MOST_OWED_FOR_A_PROMPT = 5.0
-"""What it owes at most after a trial that had a proposer read a prompt: a long one must not end all trials."""
+"""The greatest debt after a trial in which the proposer read a prompt, so that a long prompt does not stop trials."""
 _LEAST_GAIN = 1.03
-"""By which factor drafts have to promise more tokens per second."""
+"""The factor by which drafts must be expected to raise tokens per second."""
 _LEAST_CHANCE = 0.05
-"""Less likely drafts are not considered: no row costs so little."""
+"""Less likely drafts are not considered, because they do not pay for their row."""
 _TRIAL_DRAFTS = 4
 _LEAST_WAIT = 16
 _LONGEST_WAIT = 256
 """Steps from one trial to the next."""
 _STEPS_UNTIL_STALE = 128
-"""Plain steps with a number of sequences are measured anew after so many others."""
+"""The time of plain steps with a number of sequences is measured again after this many other steps."""
 
 
 class Candidate(NamedTuple):
-    """A request that could check drafts in the next step."""
+    """A request that could have drafts in the next step."""
 
     request_id: str
     most: int
-    """The most drafts it has use for."""
+    """The most drafts it can use."""
 
 
 class SpeculationController:
-    """Chooses numbers of drafts, and learns from what came of them. Knows no clock: seconds are given. Mutable."""
+    """Chooses numbers of drafts and learns from the results. It has no clock: the caller passes seconds. Mutable."""
 
     def __init__(self, most: int) -> None:
-        """`most` drafts of a request at a time."""
+        """`most` is the greatest number of drafts of one request in a step."""
         self._most = most
         self._plain = StepTimes()
         self._plain_seen: dict[int, int] = {}
         self._checking = StepTimes()
-        self._acceptance = Acceptance()
+        self._acceptance = AcceptanceEstimator()
         self._account_s = 0.0
         self._own_s = 0.0
-        """What it took to decide on the last plain step."""
+        """Seconds that the decision about the last plain step took."""
         self._step = 0
         self._wakes_at = 0
         self._wait = _LEAST_WAIT
@@ -73,16 +187,16 @@ class SpeculationController:
         self._turn = 0
 
     def begin_step(self) -> bool:
-        """Count a step; whether it is awake, so that the other methods are to be called for this step."""
+        """Count a step, and return whether the controller is awake: the other methods are called only then."""
         self._step += 1
         return self._step >= self._wakes_at
 
     def choose(
         self, candidates: Sequence[Candidate], num_sequences: int, most: int, *, may_try: bool = True
     ) -> list[int]:
-        """How many drafts each candidate should have in a step that decodes `num_sequences`, at most `most` in all.
+        """Return the number of drafts of each candidate in a step that decodes `num_sequences`, at most `most` in all.
 
-        `may_try` says that the step's time will tell something.
+        `may_try` means that the step's time can be compared with others.
         """
         self._is_trying, none = False, [0] * len(candidates)
         plain_s = self._plain.known(num_sequences)
@@ -96,7 +210,7 @@ class SpeculationController:
             return chosen
         if not all(self._acceptance.knows(candidate.request_id) for candidate in candidates):
             self._wait = _LEAST_WAIT
-        num_steps = max(self._until_paid(plain_s), self._last_trial + self._wait - self._step)
+        num_steps = max(self._steps_until_paid(plain_s), self._last_trial + self._wait - self._step)
         if num_steps > 0:
             self._sleep(min(num_steps, _LONGEST_WAIT), plain_s)
             return none
@@ -107,19 +221,19 @@ class SpeculationController:
         return none
 
     def observe_plain(self, num_sequences: int, seconds: float, own_s: float = 0.0) -> None:
-        """Learn from a step of decodes without drafts; deciding on it took `own_s` more."""
+        """Record a step of decodes without drafts; the decision about it took `own_s` in addition."""
         self._plain.observe(num_sequences, seconds)
         self._plain_seen[num_sequences] = self._step
         self._own_s = own_s
-        self._pay(_INCOME * seconds - own_s, num_sequences)
+        self._credit(_INCOME * seconds - own_s, num_sequences)
 
     def observe_checks(
         self, num_sequences: int, num_drafts: int, num_tokens: int, seconds: float, *, is_first: bool = False
     ) -> None:
-        """Learn from a step of decodes of which some checked drafts, and which yielded `num_tokens` in all.
+        """Record a step of decodes with drafts that yielded `num_tokens` in all.
 
-        `seconds` are those from before the drafts were made. The first drafts of a request take a proposer as long as
-        its prompt, which says nothing of those that follow: where drafts pay, it is next to no reason against them.
+        `seconds` include the drafting. For the first drafts of a request (`is_first`) a proposer reads its prompt. That
+        is not representative of later drafts, so that time counts only up to a limit.
         """
         self._last_trial = self._step
         plain_s = self._plain.known(num_sequences)
@@ -131,10 +245,10 @@ class SpeculationController:
             if is_first:
                 most_owed = _MOST_OWED_FOR_A_PROMPT if self._is_trying else _MOST_OWED_STEPS
                 gain_s = max(gain_s, -most_owed * plain_s)
-            self._pay(gain_s, num_sequences)
+            self._credit(gain_s, num_sequences)
 
     def observe_acceptance(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
-        """Learn how many of a request's drafts were right."""
+        """Record how many of a request's drafts were accepted."""
         self._acceptance.observe(request_id, self._step, num_drafts, num_accepted)
 
     def forget(self, request_id: str) -> None:
@@ -142,7 +256,7 @@ class SpeculationController:
         self._acceptance.forget(request_id)
 
     def _best(self, candidates: Sequence[Candidate], num_sequences: int, most: int, plain_s: float) -> list[int]:
-        """The numbers of drafts that promise the most tokens per second; all 0 where plain steps do."""
+        """Return the numbers of drafts with the most expected tokens per second; all 0 if those are of a plain step."""
         chances = []
         for index, candidate in enumerate(candidates):
             rate = chance = self._acceptance.rate(candidate.request_id, self._step)
@@ -163,19 +277,19 @@ class SpeculationController:
             chosen[index] += 1
         return chosen
 
-    def _until_paid(self, plain_s: float) -> int:
-        """Steps whose income makes up for what is owed, if this one is spent on deciding that nothing is tried."""
+    def _steps_until_paid(self, plain_s: float) -> int:
+        """Return the number of steps after which the debt is paid, if this step only decides against a trial."""
         if self._account_s >= 0 or plain_s <= 0:
             return 0
         return math.ceil((self._own_s - self._account_s) / (_INCOME * plain_s))
 
     def _sleep(self, num_steps: int, plain_s: float) -> None:
-        """Have the next steps pass without a word, for their income."""
+        """Skip the next steps, and credit their share."""
         self._wakes_at = self._step + 1 + num_steps
         self._account_s = min(
             self._account_s + num_steps * _INCOME * plain_s, self._own_s + _MOST_SAVED_STEPS * plain_s
         )
 
-    def _pay(self, seconds: float, num_sequences: int) -> None:
+    def _credit(self, seconds: float, num_sequences: int) -> None:
         plain_s = self._plain.known(num_sequences) or 0.0
         self._account_s = min(self._account_s + seconds, _MOST_SAVED_STEPS * plain_s)

@@ -1,10 +1,10 @@
-"""A second, smaller model that drafts: weights, KV cache and steps of its own, on the same device.
+"""Drafting with a smaller model: its own weights, KV cache and steps, on the same device.
 
-Each request has a shadow in the draft model: the same tokens, computed as far as they were ever drafted for. Before
-it drafts, the shadow takes back what was not accepted, and reads what was written without it; a prompt is read in
-chunks, one a call, and until it is read there are no drafts. A draft is sampled with the request's own parameters
-and the random number of its place in the answer, which the model itself will use there: so the more alike the two
-models are, the more often they choose the same token.
+Each request has a shadow in the draft model with the same tokens, computed as far as needed for drafting. Before it
+drafts, the shadow drops the tokens that were not accepted and computes those that were added without it. A prompt is
+computed in chunks, one per call, and there are no drafts until it is complete. A draft is sampled with the request's
+parameters and the random number of its position in the answer, which the target model uses there too; so the more
+similar the two models are, the more often they choose the same token.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.outcome import Outcome
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.prefix_cache import HashedPrefixCache
 from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.engine.requests.request import Request
 from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest
@@ -50,7 +50,7 @@ class _Shadow(Request):
         self.num_known = 0
 
     def follow(self, token_ids: Sequence[int]) -> int:
-        """Take over the request's tokens; returns how many of those computed still hold, at least one left to do."""
+        """Take over the request's tokens; returns how many computed ones are still valid, at most all but one."""
         own, num_equal = self.all_token_ids, self.num_known
         most = min(len(own), len(token_ids))
         while num_equal < most and own[num_equal] == token_ids[num_equal]:
@@ -62,10 +62,10 @@ class _Shadow(Request):
 
 
 class DraftModel:
-    """A proposer that asks the draft model for its next tokens."""
+    """A proposer that samples drafts from the draft model."""
 
     def __init__(self, planned: PlannedModel) -> None:
-        """Read the draft model's weights. InvalidArgumentError where there is none, or it has other tokens."""
+        """Read the draft model's weights. InvalidArgumentError if there is none, or if its tokens differ."""
         draft = planned.draft
         if draft is None:
             raise InvalidArgumentError(
@@ -83,7 +83,7 @@ class DraftModel:
         self._shadows: dict[str, _Shadow] = {}
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """One step of the draft model for each token, all requests together."""
+        """Run one step of the draft model for each token, for all requests together."""
         drafting = []
         for request, limit in zip(requests, limits, strict=True):
             most = min(limit, self._planned.max_model_len - request.num_tokens)
@@ -97,7 +97,7 @@ class DraftModel:
         return [self._drafts(request.request_id) if request.request_id in wanted else [] for request in requests]
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's shadow; what was computed for it may be reused for another."""
+        """Drop the request's shadow; its prefix may be reused for other requests."""
         shadow = self._shadows.pop(request_id, None)
         if shadow is not None:
             self.cache.release(request_id, shadow.all_token_ids)
@@ -117,15 +117,15 @@ class DraftModel:
         return shadow
 
     def _step(self, shadows: list[_Shadow], busy: Collection[str]) -> list[_Shadow]:
-        """Compute what is missing, as much as one step takes; returns those that got their next token."""
+        """Compute missing tokens in one step; returns the shadows that got their next token."""
         decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
-        room = self._planned.config.max_num_batched_tokens - len(shadows)
+        num_left = self._planned.config.max_num_batched_tokens - len(shadows)
         for shadow in shadows:
             missing = shadow.num_tokens - shadow.num_computed_tokens
-            count = 1 + min(missing - 1, room)
+            count = 1 + min(missing - 1, num_left)
             if not self._reserve(shadow, count, busy):
                 continue
-            room -= count - 1
+            num_left -= count - 1
             entry = ScheduledRequest(shadow, count, count == missing)
             (decision.scheduled if missing == 1 else chunks).append(entry)
         decision.num_decodes = len(decision.scheduled)
@@ -142,12 +142,12 @@ class DraftModel:
         return [self._shadows[token.request.request_id] for token in sampled]
 
     def _reserve(self, shadow: _Shadow, count: int, busy: Collection[str]) -> bool:
-        """Room for the next tokens; those who draft nothing now give up theirs."""
-        if self.cache.reserve(shadow.request_id, count).outcome is Outcome.OK:
+        """Reserve slots for the next tokens; shadows that draft nothing now are dropped if blocks are short."""
+        if self.cache.reserve(shadow.request_id, count).outcome is CacheOutcome.OK:
             return True
         for request_id in [one for one in self._shadows if one not in busy]:
             self.forget(request_id)
-        return self.cache.reserve(shadow.request_id, count).outcome is Outcome.OK
+        return self.cache.reserve(shadow.request_id, count).outcome is CacheOutcome.OK
 
     def _drafts(self, request_id: str) -> list[int]:
         shadow = self._shadows[request_id]
@@ -155,7 +155,7 @@ class DraftModel:
 
 
 def _check_tokens(planned: PlannedModel, draft: PlannedModel) -> None:
-    """Drafts are token ids, so these have to mean the same to both models."""
+    """Raise InvalidArgumentError unless both models have the same tokens, because drafts are token ids."""
     if planned.source.path == draft.source.path:
         return
     own, other = planned.source.tokenizer(), draft.source.tokenizer()

@@ -1,6 +1,7 @@
-"""Prompt lookup decoding (Saxena, 2023): what followed the last few tokens when they occurred before may follow again.
+"""Prompt lookup decoding (Saxena, 2023): drafts are the tokens that followed the last few tokens where they occurred
+before.
 
-It needs no second model, and guesses well where answers quote: summaries, edited code, questions about a text.
+It needs no second model, and is accurate where answers quote the prompt: summaries, edited code, questions on a text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["NgramIndex", "PromptLookup"]
 
 
 class NgramIndex:
-    """Where the last `longest` to `shortest` tokens of a growing text occurred before. Each token is indexed once."""
+    """An index of the n-grams of a growing text, of `shortest` to `longest` tokens. Each token is indexed once."""
 
     __slots__ = ("_ends", "_lengths", "_num_indexed")
 
@@ -26,9 +27,9 @@ class NgramIndex:
         self._num_indexed = 0
 
     def continuation(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that followed the latest occurrence of the longest n-gram at the end of `tokens`.
+        """Return up to `most` tokens that followed the latest occurrence of the longest n-gram at the end of `tokens`.
 
-        Where they reach that end they go on with themselves, so a text that repeats itself is guessed far ahead.
+        A continuation that reaches the end of the text repeats itself, so a periodic text is continued periodically.
         """
         self._index(tokens)
         for length in self._lengths:
@@ -39,7 +40,7 @@ class NgramIndex:
         return []
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Enter the n-grams that end before the last token: those that something follows."""
+        """Enter the n-grams that end before the last token, which have a continuation."""
         ends = self._ends
         for end in range(self._num_indexed + 1, len(tokens)):
             for length in self._lengths:
@@ -49,7 +50,7 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """A proposer that looks in the request's own prompt and answer."""
+    """A proposer that searches the request's own prompt and answer."""
 
     def __init__(self, planned: PlannedModel) -> None:
         config = planned.config
@@ -57,7 +58,7 @@ class PromptLookup:
         self._indices: dict[str, NgramIndex] = {}
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """The longest n-gram counts, of equal ones the latest."""
+        """Draft by the longest matching n-gram, of equal ones by the latest."""
         guesses = []
         for request, most in zip(requests, limits, strict=True):
             index = self._indices.get(request.request_id)

@@ -1,4 +1,4 @@
-"""What guesses tokens: the contract of `register_proposers`."""
+"""The contract of a proposer of draft tokens, see `register_proposers`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["Proposer", "ProposerFactory"]
 
 
 class Proposer(Protocol):
-    """Guesses the tokens that follow. It may keep a state for each request; nothing that it says can change an answer.
+    """Drafts the tokens that may follow a request's. Drafts cannot change an answer.
 
-    All calls come from the thread that steps the engine, between steps.
+    It may keep state for each request. All calls come from the thread that steps the engine, between steps.
     """
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """For each request up to so many token ids (1 or more) that may follow `all_token_ids`; none is an answer too.
+        """Return for each request token ids that may follow `all_token_ids`, from none up to its limit (1 or more).
 
-        Requests grow between calls by the tokens that were accepted and one more.
+        Between calls a request grows by the accepted tokens and one more.
         """
         ...
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request that has ended, if anything is."""
+        """Drop the state of a request that has ended, if there is any."""
         ...
 
 
 ProposerFactory = Callable[["PlannedModel"], Proposer]
-"""`factory(planned)` makes the proposer of one engine; `planned.config` holds the options, `planned.draft` the draft
-model where one was named. InvalidArgumentError where it cannot work with them.
+"""`factory(planned)` creates the proposer of one engine. `planned.config` holds the options, `planned.draft` the draft
+model, if one was given. InvalidArgumentError if the proposer cannot work with them.
 """

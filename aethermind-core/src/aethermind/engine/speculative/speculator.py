@@ -1,4 +1,4 @@
-"""Drafts before a step, verdicts after it."""
+"""Speculative decoding around a step: drafts are added before it, and verified after it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Speculator", "can_speculate", "open_speculator"]
 
 
 def can_speculate(request: Request) -> bool:
-    """Whether rows behind drafts can be sampled without what an accepted token would change elsewhere.
+    """Whether rows behind a request's drafts can be sampled before the drafts are accepted.
 
-    Grammars and logits processors hold a state that only generated tokens may move.
+    Grammars and logits processors have state that only accepted tokens may advance, so requests with these cannot.
     """
     params = request.params
     return params.structured_outputs is None and not params.logits_processors
 
 
 class Speculator:
-    """Puts drafts on requests before a step is scheduled, and takes back afterwards what turned out wrong. Mutable."""
+    """Sets drafts on requests before a step is scheduled, and drops the wrong ones afterwards. Mutable."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Speculator:
         clock: Callable[[], float],
     ) -> None:
         self.num_draft_tokens = 0
-        """Drafts that were checked, of which `num_accepted_tokens` were right."""
+        """Drafts that were verified; `num_accepted_tokens` of them were accepted."""
         self.num_accepted_tokens = 0
         self._proposer = proposer
         self._controller = controller
@@ -51,11 +51,11 @@ class Speculator:
         self._known: set[str] = set()
         self._has_newcomer = False
         self._is_awake = False
-        self._started_s = self._proposed_s = self._settling_s = 0.0
+        self._started_s = self._proposed_s = self._verifying_s = 0.0
 
     def propose(self, running: Sequence[Request], most: int, *, is_alone: bool) -> None:
-        """Draft at most `most` tokens for those who decode; `is_alone` says that nothing else is in the step."""
-        self._take_back()  # of a step that failed, nobody settled any
+        """Draft at most `most` tokens for decoding requests; `is_alone` means that the step has nothing else."""
+        self._clear_drafts()  # a step that failed left its drafts behind
         self._is_awake = self._controller.begin_step()
         if not self._is_awake:
             return
@@ -64,9 +64,9 @@ class Speculator:
         decoding = [one for one in running if one.num_missing_tokens == 1]
         asked = []
         for request in decoding:
-            room = request.max_total_tokens - len(request.all_token_ids) - 1
-            if room > 0 and can_speculate(request):
-                asked.append((request, Candidate(request.request_id, room)))
+            max_drafts = request.max_total_tokens - len(request.all_token_ids) - 1
+            if max_drafts > 0 and can_speculate(request):
+                asked.append((request, Candidate(request.request_id, max_drafts)))
         if not asked:
             return
         is_alone = is_alone and len(decoding) == len(running)
@@ -78,14 +78,14 @@ class Speculator:
         requests, limits = [request for request, _ in wanted], [limit for _, limit in wanted]
         self._drafted = requests
         for request, limit, drafts in zip(requests, limits, self._proposer.propose(requests, limits), strict=True):
-            request.draft_token_ids = self._known_tokens(drafts[:limit])
+            request.draft_token_ids = self._valid_prefix(drafts[:limit])
             if drafts and request.request_id not in self._known:
                 self._known.add(request.request_id)
                 self._has_newcomer = True
         self._proposed_s = self._clock()
 
-    def settle(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
-        """Keep the tokens that hold, after the step was recorded; the cache forgets what was computed from others."""
+    def verify(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
+        """Return the accepted tokens of a step that was recorded; those computed from wrong drafts leave the cache."""
         if not self._is_awake:
             return sampled
         now = self._clock()
@@ -97,32 +97,32 @@ class Speculator:
             num_accepted = 0
             if num_drafts > 0:
                 num_accepted = count_accepted(request.draft_token_ids[:num_drafts], [one.token_id for one in tokens])
-                self._judge(request, num_drafts, num_accepted)
+                self._record_acceptance(request, num_drafts, num_accepted)
             kept += tokens[: num_accepted + 1]
         kept += sampled[position:]
-        if len(sampled) == decision.num_batched_tokens:  # tokens that a grammar forced are computed without a row
-            self._learn_times(decision, len(kept), now)
-        self._take_back()
-        self._settling_s = self._clock() - now
+        if len(sampled) == decision.num_batched_tokens:  # otherwise a grammar forced tokens, which have no row
+            self._observe_step_time(decision, len(kept), now)
+        self._clear_drafts()
+        self._verifying_s = self._clock() - now
         return kept
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request that has ended."""
+        """Drop the state of a request that has ended."""
         self._proposer.forget(request_id)
         self._controller.forget(request_id)
         self._known.discard(request_id)
 
-    def _take_back(self) -> None:
-        """No request has drafts."""
+    def _clear_drafts(self) -> None:
+        """Remove the drafts from all requests."""
         for request in self._drafted:
             request.draft_token_ids = []
         self._drafted = []
 
-    def _known_tokens(self, drafts: list[int]) -> list[int]:
-        """Those before the first that the model does not have: no row of its embedding is behind it."""
+    def _valid_prefix(self, drafts: list[int]) -> list[int]:
+        """Return the drafts before the first id that is outside the model's vocabulary."""
         return drafts[: next((i for i, token in enumerate(drafts) if not 0 <= token < self._vocab_size), None)]
 
-    def _judge(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+    def _record_acceptance(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         if num_accepted < num_drafts:
             request.num_computed_tokens -= num_drafts - num_accepted
             self._cache.truncate(request.request_id, request.num_computed_tokens)
@@ -132,22 +132,22 @@ class Speculator:
         self.num_accepted_tokens += num_accepted
         self._controller.observe_acceptance(request.request_id, num_drafts, num_accepted)
 
-    def _learn_times(self, decision: ScheduleDecision, num_tokens: int, now: float) -> None:
-        """From steps that do nothing but decode and ended `now`; what settling takes is known from the last time."""
+    def _observe_step_time(self, decision: ScheduleDecision, num_tokens: int, now: float) -> None:
+        """Record the time of a step of decodes that ended `now`; the time of verification is that of the last step."""
         if decision.phase != "decode" or decision.preempted:
             return
         num_sequences = len(decision.scheduled)
         num_drafts = decision.num_batched_tokens - num_sequences
         if num_drafts == 0:
-            own_s = self._proposed_s - self._started_s + self._settling_s
+            own_s = self._proposed_s - self._started_s + self._verifying_s
             self._controller.observe_plain(num_sequences, now - self._proposed_s, own_s)
         else:
-            seconds = now - self._started_s + self._settling_s
+            seconds = now - self._started_s + self._verifying_s
             self._controller.observe_checks(num_sequences, num_drafts, num_tokens, seconds, is_first=self._has_newcomer)
 
 
 def open_speculator(planned: PlannedModel, cache: KVCache, clock: Callable[[], float]) -> Speculator | None:
-    """The speculator that the model was planned with, for an engine with this cache; None for engines without one."""
+    """Create the speculator that the model was planned with, for an engine with this cache; None if there is none."""
     if planned.create_proposer is None:
         return None
     controller = SpeculationController(planned.config.num_speculative_tokens)

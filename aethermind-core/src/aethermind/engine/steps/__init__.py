@@ -1,3 +1,3 @@
-"""What was scheduled, computed: the batch that a plan reads, the run of the plan, and the tokens that come of it."""
+"""Execution of a scheduled step: the batch that a plan reads, the run of the plan, and the sampled tokens."""
 
 __all__: list[str] = []

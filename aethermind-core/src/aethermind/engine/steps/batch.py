@@ -1,22 +1,24 @@
-"""One step's ragged batch, written into the plan's inputs in place."""
+"""Writers of a step's ragged batch, which fill the plan's inputs in place."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.requests.request import Request
 from aethermind.engine.scheduling.decision import ScheduleDecision
-from aethermind.engine.steps.verification import DraftRow, SampledRow
+from aethermind.engine.steps.verification import DraftRow, SampledRow, request_of
+from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS
 
-__all__ = ["BatchWriter"]
+__all__ = ["AdapterRows", "BatchWriter", "DecodePadding", "EmbeddingRows", "needs_adapters", "needs_embeddings"]
 
 
 class BatchWriter:
-    """Fills token_ids, positions, slot_mapping, cu_seqlens_q, seqlens_k, block_tables and logits_rows (see
-    `model.step_inputs`).
+    """Writes a step's batch: token_ids, positions, slot_mapping, cu_seqlens_q, seqlens_k, block_tables and logits_rows
+    (see `model.step_inputs`).
     """
 
     def __init__(self, arrays: Mapping[str, Any], cache: KVCache) -> None:
@@ -37,9 +39,9 @@ class BatchWriter:
     def write(
         self, decision: ScheduleDecision, widen: Callable[[int], int] = lambda width: width
     ) -> tuple[list[SampledRow], int]:
-        """Write a step; returns whose rows get logits, in row order, and the width of the block table.
+        """Write a step; returns the requests of the logits rows, in row order, and the width of the block table.
 
-        `widen` turns the width that is needed into the one to have.
+        `widen` maps the smallest width to the one to use.
         """
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
@@ -70,14 +72,14 @@ class BatchWriter:
         return sampled, width
 
     def _slots(self, blocks: Any, start: int, count: int) -> Any:
-        """The slots of `count` tokens from index `start` on of the sequence that has these blocks."""
+        """Return the slots of `count` tokens from index `start` on, of the sequence with these blocks."""
         block_size = len(self._offsets)
         first, offset = divmod(start, block_size)
         used = blocks[first : (start + count - 1) // block_size + 1].astype(self._offsets.dtype)
         return (used[:, None] * block_size + self._offsets).reshape(-1)[offset : offset + count]
 
     def _write_decodes(self, decision: ScheduleDecision, tables: list[array[int]]) -> list[Request]:
-        """Write the leading entries, of one token each, array by array: element by element costs ten times that."""
+        """Write the leading entries, of one token each, array by array, which is faster than entry by entry."""
         count = decision.num_decodes
         cache, block_size = self._cache, self._cache.spec.block_size
         requests = [entry.request for entry in decision.scheduled[:count]]
@@ -95,3 +97,111 @@ class BatchWriter:
         self._seqlens_k[:count] = [index + 1 for index in indices]
         self._logits_rows[:count] = self._ramp[:count]
         return requests
+
+
+def needs_adapters(decision: ScheduleDecision) -> bool:
+    """Whether any request of the step has an adapter."""
+    return any(entry.request.adapter >= 0 for entry in decision.scheduled)
+
+
+class AdapterRows:
+    """Writes the adapter of each token and each logits row: `ADAPTERS` and `ROW_ADAPTERS`, if a graph has them (see
+    `graph.low_rank`).
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._of_tokens = arrays.get(ADAPTERS)
+        self._of_rows = arrays.get(ROW_ADAPTERS)
+
+    def fill(self, decision: ScheduleDecision, sampled: Sequence[SampledRow]) -> None:
+        """Write the adapters of a step; `sampled` are the requests of its logits rows."""
+        if self._of_tokens is not None:
+            self._fill_tokens(self._of_tokens, decision)
+        if self._of_rows is not None:
+            self._of_rows[: len(sampled)] = [request_of(row).adapter for row in sampled]
+
+    def fill_all(self, adapter: int) -> None:
+        """Write one adapter for all tokens and rows."""
+        for numbers in (self._of_tokens, self._of_rows):
+            if numbers is not None:
+                numbers[:] = adapter
+
+    @staticmethod
+    def _fill_tokens(array: Any, decision: ScheduleDecision) -> None:
+        position = num_decodes = decision.num_decodes
+        array[:num_decodes] = [entry.request.adapter for entry in decision.scheduled[:num_decodes]]
+        request: Request
+        for request, count, _ in decision.scheduled[num_decodes:]:
+            array[position : position + count] = request.adapter
+            position += count
+
+
+def needs_embeddings(decision: ScheduleDecision) -> bool:
+    """Whether any request has prompt embeddings that are not computed yet."""
+    return any(entry.request.num_computed_tokens < entry.request.embeddings_end for entry in decision.scheduled)
+
+
+class EmbeddingRows:
+    """Writes prompt embeddings: inputs_embeds and inputs_embeds_rows (see `model.step_inputs`)."""
+
+    def __init__(self, arrays: Mapping[str, Any], hidden_size: int) -> None:
+        self._values = arrays["inputs_embeds"].reshape(-1, hidden_size)
+        self._rows = arrays["inputs_embeds_rows"]
+
+    def fill(self, decision: ScheduleDecision) -> int:
+        """Write the rows of every span that the step computes; returns their number."""
+        count = first_row = 0
+        for request, num_tokens, _ in decision.scheduled:
+            begin = request.num_computed_tokens
+            for span in request.embeddings:
+                start, end = max(span.start, begin), min(span.end, begin + num_tokens)
+                if start < end:
+                    last = count + end - start
+                    self._values[count:last] = span.values[start - span.start : end - span.start]
+                    self._rows[count:last] = range(first_row + start - begin, first_row + end - begin)
+                    count = last
+            first_row += num_tokens
+        return count
+
+
+_EMPTY = {
+    "token_ids": 0,
+    "positions": 0,
+    "slot_mapping": -1,
+    "seqlens_k": 0,
+    "logits_rows": 0,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "uniform": 0.0,
+}
+
+
+class DecodePadding:
+    """Pads a decode step to a batch size that the device has prepared, `batch_sizes` of `Capabilities`.
+
+    Padding rows are sequences without queries and tokens with a negative slot, as operators define it (CUDA graphs use
+    them). Their results are never read.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], symbols: Mapping[str, int], batch_sizes: Sequence[int]) -> None:
+        self._arrays = arrays
+        self._most_blocks = symbols["B"]
+        most = min(symbols[name] for name in ("T", "S", "R"))
+        self._batch_sizes = [*(size for size in batch_sizes if size < most), most]
+
+    def rows(self, num_sequences: int) -> int:
+        """Return the number of rows to run with: the next prepared size."""
+        return self._batch_sizes[bisect_left(self._batch_sizes, num_sequences)]
+
+    def width(self, num_blocks: int) -> int:
+        """Return the width of the block table to run with: the next power of two."""
+        return min(1 << (num_blocks - 1).bit_length(), self._most_blocks)
+
+    def write(self, num_sequences: int, padded: int, table_width: int) -> None:
+        """Write the padding rows from `num_sequences` to `padded`; block tables are `table_width` wide."""
+        for name, value in _EMPTY.items():
+            self._arrays[name][num_sequences:padded] = value
+        self._arrays["cu_seqlens_q"][num_sequences + 1 : padded + 1] = num_sequences
+        self._arrays["block_tables"][num_sequences * table_width : padded * table_width] = 0

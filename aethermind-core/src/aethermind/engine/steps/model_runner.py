@@ -1,4 +1,4 @@
-"""A scheduled step in, sampled tokens out."""
+"""The model runner: computes a scheduled step and returns its sampled tokens."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.shift import BlockShift
+from aethermind.cache.positions import BlockShift
 from aethermind.engine.kv_memory.memory import KVMemory
-from aethermind.engine.loading.key_shift import turn_keys
+from aethermind.engine.loading.key_shift import apply_rope_shift
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKey, Part
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.scheduling.decision import ScheduleDecision
-from aethermind.engine.steps.adapter_rows import AdapterRows, needs_adapters
-from aethermind.engine.steps.batch import BatchWriter
-from aethermind.engine.steps.decode_padding import DecodePadding
-from aethermind.engine.steps.embedding_rows import EmbeddingRows, needs_embeddings
-from aethermind.engine.steps.finite_logits import NOT_FINITE, rows_without_number
-from aethermind.engine.steps.logits_processors import process_logits
-from aethermind.engine.steps.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
+from aethermind.engine.steps.batch import (
+    AdapterRows,
+    BatchWriter,
+    DecodePadding,
+    EmbeddingRows,
+    needs_adapters,
+    needs_embeddings,
+)
+from aethermind.engine.steps.host_logits import NOT_FINITE, nonfinite_rows, process_logits
+from aethermind.engine.steps.in_flight_step import InFlightStep, TokenReadback, device_tokens, rows_of
 from aethermind.engine.steps.verification import SampledRow, request_of
 from aethermind.errors import AetherMindError, ComputationError, ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import Executor, FedInput
+from aethermind.graph.executor import DeviceInput, Executor
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
+from aethermind.plugins.deprecation import deprecated
 from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
 
 if TYPE_CHECKING:
@@ -45,14 +49,14 @@ _PLAIN = GraphKey()
 _ADAPTED = GraphKey(has_adapters=True)
 
 StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
-"""Runs a step in place of `executor.run(symbols)`, to see how it goes."""
+"""Runs a step in place of `executor.run(symbols)`, for instance to time it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
     """The next token of a request, or `failure`, the error with which the request ends.
 
-    A request that verifies drafts has one after each draft, valid if all drafts before it are accepted.
+    A request with drafts has one token behind each of them, which is valid if the drafts before it are accepted.
     """
 
     request: Request
@@ -62,7 +66,7 @@ class SampledToken:
 
 
 class _Variant:
-    """One compiled graph with its memory and the writers of its inputs."""
+    """One compiled graph with its memory and the writers of its inputs, which are created on first use."""
 
     def __init__(self, executor: Executor, cache: KVCache) -> None:
         self.executor = executor
@@ -70,36 +74,36 @@ class _Variant:
 
     @cached_property
     def batch(self) -> BatchWriter:
-        """Of variants that begin with tokens."""
+        """The writer of a batch, for graphs that begin with tokens."""
         return BatchWriter(self.executor.host_inputs, self._cache)
 
     @cached_property
     def rows(self) -> SamplingRows:
-        """Of variants that end in sampled tokens."""
+        """The writer of sampling parameters, for graphs that end in sampled tokens."""
         return SamplingRows(self.executor.host_inputs)
 
     @cached_property
     def logits(self) -> np.ndarray[Any, Any] | None:
-        """What the last step chose its tokens from, f32 [most rows, V]; None where the host cannot look."""
+        """The logits of the last step, f32 [max rows, V]; None if the host cannot access them."""
         executor = self.executor
         return None if executor.copies_inputs else executor.output("logits", tuple(executor.plan.symbols.values()))
 
     @cached_property
     def embeddings(self) -> EmbeddingRows:
-        """Of variants that have embeddings only."""
+        """The writer of prompt embeddings, for graphs that have them."""
         values = self.executor.plan.inputs["inputs_embeds"]
         return EmbeddingRows(self.executor.host_inputs, cast(int, values.shape[1]))
 
     @cached_property
     def adapters(self) -> AdapterRows:
-        """Of variants that have adapters only."""
+        """The writer of adapter numbers, for graphs that have them."""
         return AdapterRows(self.executor.host_inputs)
 
 
 class ModelRunner:
-    """Owns weights and the executors of one model on one device; `kv_memory` is what is behind the blocks of `cache`.
+    """Owns the weights and executors of one model on one device; `kv_memory` is the memory of the blocks of `cache`.
 
-    `hooks` see values of steps; `observer`, where there is one, runs the steps that no hook wants to see.
+    `hooks` receive values of steps. `observer`, if set, runs the steps for which no hook is active.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class ModelRunner:
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled, planned.key)
         self._variants = {(planned.key, True): self._plain}
-        if planned.adapters is not None:  # before anybody waits: what it takes, and what cannot be had, shows here
+        if planned.adapters is not None:  # compiled at load, so that its memory and its errors show before any request
             self._variant(_ADAPTED)
         batch_sizes = self._backend.capabilities.batch_sizes
         self._padding = (
@@ -132,12 +136,12 @@ class ModelRunner:
             if self._backend.capabilities.is_asynchronous
             else None
         )
-        self.hooks = HookRegistry(partial(_value_names, planned))  # not a method: a cycle would keep the weights
+        self.hooks = HookRegistry(partial(_value_names, planned))  # a method would be a cycle that keeps the weights
         self.observer: StepObserver | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Bytes of device memory set aside for keys and values."""
+        """Bytes of device memory for keys and values."""
         return self.kv_memory.nbytes
 
     @property
@@ -147,28 +151,26 @@ class ModelRunner:
 
     @property
     def executors(self) -> list[Executor]:
-        """Those of all kinds of steps that came up so far."""
+        """The executors of all graphs that were used so far."""
         return [variant.executor for variant in self._variants.values()]
 
     @property
-    def is_watched(self) -> bool:
-        """Whether steps are to be computed one by one: somebody looks at values or times, or has put another `run` in
-        place of this one.
-        """
+    def is_observed(self) -> bool:
+        """Whether steps are to run one at a time: hooks or an observer are active, or `run` was replaced."""
         is_replaced = getattr(self.run, "__func__", None) is not ModelRunner.run
         return is_replaced or self.hooks.is_active or self.observer is not None
 
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
-        """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
+        """Compute a step: the KV of its tokens, and a sampled token for each logits row."""
         return self.launch(decision).read()
 
-    def launch(self, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
-        """Enqueue a step. Where `before` is given, which has not been read, it goes on from the tokens of that one."""
-        # What the cache counts on comes first: it is not asked for again where the step then fails.
+    def launch(self, decision: ScheduleDecision, before: InFlightStep | None = None) -> InFlightStep:
+        """Enqueue a step. With `before`, a step that is not read yet, it takes that step's tokens on the device."""
+        # Copies and shifts come first: the cache does not request them again if the step fails.
         self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
         self.kv_memory.copy_blocks(decision.copies)
         if decision.shifts:
-            self.turn_keys(decision.shifts)
+            self.apply_rope_shift(decision.shifts)
         wanted, has_processors = _needs(decision, may_adapt=self.planned.adapters is not None)
         model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
         hooks = self.hooks
@@ -179,14 +181,14 @@ class ModelRunner:
             sampled, symbols = self._write_padded(self._padding, decision)
         else:
             sampled, symbols = self._write(variant, model, decision)
-        fed = fed_tokens(decision, before) if before is not None else ()
+        fed = device_tokens(decision, before) if before is not None else ()
         failures = self._run(variant, model, symbols, sampled, decision, fed)
         if self._readback is not None and not has_processors:
-            found = [variant.executor.output_tensor(name, symbols) for name in _read_of(sampled)]
+            found = [variant.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
             rows = [rows_of(output, 0, len(sampled)) for output in found]
             arrived = self._readback.enqueue(rows)
             looks_back = any(one.params.looks_back for one in sampled)
-            return RunningStep(
+            return InFlightStep(
                 decision,
                 sampled,
                 lambda: self._tokens(variant, model, sampled, arrived(), failures, variant.logits),
@@ -200,25 +202,25 @@ class ModelRunner:
             if has_processors:
                 logits = variant.executor.output("logits", symbols)[: len(sampled)]
                 return self._sample_processed(wanted, sampled, logits)
-            outputs = [variant.executor.output(name, symbols)[: len(sampled)] for name in _read_of(sampled)]
+            outputs = [variant.executor.output(name, symbols)[: len(sampled)] for name in _fetched_outputs(sampled)]
             return self._tokens(variant, model, sampled, outputs, failures, variant.logits)
 
-        return RunningStep(decision, sampled, read)
+        return InFlightStep(decision, sampled, read)
 
     def wait(self) -> None:
-        """Return when nothing runs any more, whatever became of it."""
+        """Wait until the device is idle, and ignore its errors."""
         with suppress(DeviceError):
             self.executor.synchronize()
 
     def _blocks_of(self, decision: ScheduleDecision) -> set[int]:
-        """All that a step reads and writes."""
+        """Return the blocks that a step reads or writes."""
         tables = (self._cache.block_table(entry.request.request_id) for entry in decision.scheduled)
         return {source for source, _ in decision.copies}.union(*tables)
 
     def _write(
         self, variant: _Variant, key: GraphKey, decision: ScheduleDecision
     ) -> tuple[list[SampledRow], tuple[int, ...]]:
-        """Write a step's inputs; returns whose rows get logits, and the sizes."""
+        """Write a step's inputs; returns the requests of the logits rows, and the plan's symbols."""
         sampled, width = variant.batch.write(decision)
         sizes = self._fill_rows(variant, key, sampled)
         num_embeddings = variant.embeddings.fill(decision) if key.has_embeddings else 0
@@ -230,7 +232,7 @@ class ModelRunner:
     def _write_padded(
         self, padding: DecodePadding, decision: ScheduleDecision
     ) -> tuple[list[SampledRow], tuple[int, ...]]:
-        """The same for plain decodes on a device that prefers some sizes."""
+        """Write a step of plain decodes, padded to a batch size that the device has prepared."""
         sampled, width = self._plain.batch.write(decision, padding.width)
         self._plain.rows.fill(sampled)
         padded = padding.rows(len(sampled))
@@ -238,31 +240,37 @@ class ModelRunner:
         return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
 
     def executor_of(self, part: Part, adapter: int = -1) -> Executor:
-        """The executor of a graph that is about texts instead of steps, set to the adapter of that number, if any."""
+        """Return the executor of a graph for whole texts, set to the adapter of that number, if any."""
         variant = self._variant(GraphKey(part=part, has_adapters=adapter >= 0))
         if adapter >= 0:
             variant.adapters.fill_all(adapter)
         return variant.executor
 
-    def turn_keys(self, shifts: Sequence[BlockShift]) -> None:
-        """Turn cached keys to where their tokens stand now, before a step reads them; ConfigError where keys have no
-        rotary positions.
+    def apply_rope_shift(self, shifts: Sequence[BlockShift]) -> None:
+        """Rotate cached keys to the current positions of their tokens (K-shift), before a step reads them.
+
+        ConfigError if the model has no rotary embedding.
         """
         if FREQUENCIES not in self.planned.computed:
             raise ConfigError("This model's keys have no rotary positions, so its cached tokens cannot be moved.")
-        turn_keys(self.executor_of(Part.KEY_SHIFT), shifts)
+        apply_rope_shift(self.executor_of(Part.KEY_SHIFT), shifts)
+
+    def turn_keys(self, shifts: Sequence[BlockShift]) -> None:
+        """Deprecated name of `apply_rope_shift`."""
+        deprecated("ModelRunner.turn_keys", instead="apply_rope_shift", until="0.3")
+        self.apply_rope_shift(shifts)
 
     def prepare_embeddings(self, *, has_adapters: bool = False) -> None:
-        """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""
+        """Compile the graph with prompt embeddings, so that a model that cannot take them fails before a step runs."""
         self._variant(GraphKey(has_embeddings=True, has_adapters=has_adapters))
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
-        """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
+        """Return the logits of the last plain, fused step, float32 [num_rows, V]; the next step overwrites them."""
         logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0, 0))
         return logits
 
     def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
-        """What runs the plan of a graph, whose constants are loaded."""
+        """Create the executor of a graph's plan, whose constants are loaded."""
         return Executor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
 
     def _prepare(self, compiled: Compiled, key: GraphKey) -> _Variant:
@@ -286,12 +294,12 @@ class ModelRunner:
         symbols: tuple[int, ...],
         sampled: list[SampledRow],
         decision: ScheduleDecision,
-        fed: Sequence[FedInput],
+        fed: Sequence[DeviceInput],
     ) -> dict[int, str]:
-        """Run a step; masks are made while the device computes. Returns by row why an answer cannot go on."""
+        """Run a step, and write token masks while the device computes. Returns by row why an answer cannot go on."""
         hooks, failures = self.hooks, dict[int, str]()
         if key.has_mask and not hooks.is_active and self.observer is None:
-            variant.executor.run_filling(
+            variant.executor.run_with_late_input(
                 symbols, "token_mask", lambda: failures.update(variant.rows.masks.fill(sampled)), fed
             )
             return failures
@@ -308,21 +316,21 @@ class ModelRunner:
     def _sample_processed(
         self, wanted: GraphKey, sampled: list[SampledRow], logits: np.ndarray[Any, Any]
     ) -> list[SampledToken]:
-        """Sample from logits that requests' own processors have changed on the host."""
+        """Sample from logits after the requests' logits processors have changed them on the host."""
         key = GraphKey(wanted.is_adjusted, wanted.has_mask, part=Part.SAMPLER)
         variant = self._variant(key)
         rows = variant.executor.host_inputs["logits"][: logits.size].reshape(logits.shape)
         rows[:] = logits
         failures = {}
         for row, request in enumerate(sampled):
-            if request.controls is not None and (failure := process_logits(request, rows[row])) is not None:
+            if request.constraints is not None and (failure := process_logits(request, rows[row])) is not None:
                 failures[row] = failure
         symbols = (0, 0, len(sampled), 0, *self._fill_rows(variant, key, sampled), 0)
         if key.has_mask:
             failures |= variant.rows.masks.fill(sampled)
         variant.executor.run(symbols)
         variant.executor.synchronize()
-        outputs = [variant.executor.output(name, symbols) for name in _read_of(sampled)]
+        outputs = [variant.executor.output(name, symbols) for name in _fetched_outputs(sampled)]
         return self._tokens(variant, key, sampled, outputs, failures, rows)
 
     def _tokens(
@@ -334,9 +342,12 @@ class ModelRunner:
         failures: dict[int, str],
         logits: np.ndarray[Any, Any] | None,
     ) -> list[SampledToken]:
-        """Out of the outputs that `_read_of` names, a row for each of `sampled`, and the logits if they are here."""
+        """Build the sampled tokens from the outputs of `_fetched_outputs`, one row for each of `sampled`.
+
+        `logits` are checked for NaN and infinity if the host can access them.
+        """
         token_ids = outputs[0].tolist()
-        unfit = () if logits is None else rows_without_number(logits, token_ids)
+        unfit = () if logits is None else nonfinite_rows(logits, token_ids)
         if key in (_PLAIN, _ADAPTED) and not unfit:
             return [SampledToken(request_of(one), token_id) for one, token_id in zip(sampled, token_ids, strict=True)]
         wanted = [one.params.logprobs for one in sampled]
@@ -347,7 +358,7 @@ class ModelRunner:
         if key.has_mask:
             for row, (one, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
                 if row not in failures and not variant.rows.masks.allows(row, one, token_id):
-                    failures[row] = "what is asked of its tokens leaves none of them"
+                    failures[row] = "its constraints exclude every token"
         errors: dict[int, AetherMindError] = {}
         for row, reason in failures.items():
             kind = ComputationError if row in nonfinite else AetherMindError
@@ -359,24 +370,22 @@ class ModelRunner:
 
 
 def _value_names(planned: PlannedModel, fuse: bool) -> list[str]:
-    """The values that steps compute, those of adjusted and masked steps among them."""
+    """Return the names of all values that steps compute, including adjusted and masked steps."""
     keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if planned.adapters else [])]
     plans = [planned.compile(key, fuse=fuse).plan for key in keys]
     return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
 
-def _read_of(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
-    """The outputs of a step that the host looks at."""
+def _fetched_outputs(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
+    """Return the outputs of a step that the host reads."""
     has_logprobs = any(one.params.logprobs is not None for one in sampled)
     return ("token_ids", *LOGPROB_OUTPUTS) if has_logprobs else ("token_ids",)
 
 
 def _needs(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[GraphKey, bool]:
-    """Which graph a step needs, and whether the host changes logits. Where there are adapters, each request is looked
-    at for one.
-    """
+    """Return the graph that a step needs, and whether logits processors run; adapters are checked if `may_adapt`."""
     key, has_processors = _PLAIN, False
-    # Mostly all are plain: that is one look at each.
+    # Fast path: mostly all requests are plain.
     if any(entry.needs_logits and not entry.request.params.is_plain for entry in decision.scheduled):
         requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
         is_masked = any(request.params.is_masked for request in requests)

@@ -1,14 +1,14 @@
-"""Steps one behind the other: while the device computes one, the host schedules and enqueues the next.
+"""Asynchronous scheduling: while the device computes a step, the host schedules and enqueues the next.
 
-    host     schedule 2, enqueue | read 1, its answers grow | schedule 3, enqueue | read 2 …
+    host     schedule 2, enqueue | read 1, append tokens    | schedule 3, enqueue | read 2 …
     device   … step 1            | step 2                                         | step 3
 
-What a step needs of the one before are the tokens that it goes on from, and those stay on the device. The host needs
-their number only, and counts them before it knows them. Two things it cannot know: that a request ends with its token,
-and what a request wants of its next one that depends on it. So a request may end while a step computes one token more
-of it: that token is dropped, and its blocks stay taken until the step has run. Where the next step depends on more
-than tokens' places it waits until the last one was read, as all steps do on a device that computes in the caller's
-thread. (vLLM calls this asynchronous scheduling, SGLang an overlap scheduler.)
+A step needs the tokens that the step before samples, and those are copied on the device. The host needs only their
+number, so it counts them before it knows them. It cannot know whether a request ends with its token, nor constraints of
+the next token that depend on it. So a request may end while a step computes one more token of it: that token is
+discarded, and its blocks are retained until the step has run. If the next step depends on token values it waits until
+the last one was read, as all steps do on a device that computes in the caller's thread. (vLLM: asynchronous scheduling;
+SGLang: overlap scheduler.)
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.engine.requests.request import RequestState
-from aethermind.engine.scheduling.prompt_sharing import share_prompts
-from aethermind.engine.steps.running_step import RunningStep
+from aethermind.engine.scheduling.scheduler import publish_prefix
+from aethermind.engine.steps.in_flight_step import InFlightStep
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
-    from aethermind.engine.scheduling.preemption import MeasuredCosts
-    from aethermind.engine.scheduling.scheduler import Scheduler
-    from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+    from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
+    from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
     from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
 
 __all__ = ["FinishedStep", "StepPipeline"]
 
 _UNKNOWN = -1
-"""Stands for a token that the device has and the host has not."""
+"""Placeholder of a token that is on the device and not yet on the host."""
 
 
 class FinishedStep(NamedTuple):
-    """What came of a step, and what was decided meanwhile."""
+    """The results of a step, and the decisions made meanwhile."""
 
     decision: ScheduleDecision
     sampled: list[SampledToken]
     decisions: list[ScheduleDecision]
-    """Those that were made since the last step was finished."""
+    """The decisions since the last finished step."""
     ended: float
-    """When it was read, in seconds of the engine's clock."""
+    """When its tokens were read, in seconds of the engine's clock."""
 
 
 class StepPipeline:
-    """The steps of an engine. `waiting` and `running` are its queues.
+    """Runs the steps of an engine, whose queues are `waiting` and `running`.
 
-    With `runs_ahead`, which it has on an asynchronous device, a step may be under way between two calls.
+    With `runs_ahead`, the default on an asynchronous device, a step may be in flight between two calls.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class StepPipeline:
         runner: ModelRunner,
         scheduler: Scheduler,
         cache: KVCache,
-        costs: MeasuredCosts,
+        costs: SwapVsRecomputeCosts,
         queues: tuple[WaitingQueue, list[Request]],
         clock: Callable[[], float],
     ) -> None:
@@ -69,118 +68,118 @@ class StepPipeline:
         self._costs = costs
         self._waiting, self._running = queues
         self._clock = clock
-        self._ahead: RunningStep | None = None
+        self._ahead: InFlightStep | None = None
         self._last_read = clock()
         self._decisions: list[ScheduleDecision] = []
         planned = runner.planned
-        # Other ranks are told the inputs of a step as the host has them, tokens included.
+        # Workers of other ranks get a step's inputs from the host, tokens included, so these must be known.
         is_alone = planned.config.tensor_parallel_size == 1
         self.runs_ahead = is_alone and planned.open_device.backend.capabilities.is_asynchronous
-        """Set it to False to have each step by itself; one that is under way is the last."""
+        """Whether the next step is enqueued early. After setting it to False, a step in flight is still finished."""
 
     def step(self, budget: StepBudget, *, is_next_known: bool = True) -> FinishedStep:
-        """Finish one step, with the next one on its way behind it where that is possible.
+        """Finish one step, after enqueueing the next one if that is possible.
 
-        `is_next_known` says that between this step and the next the caller will change nothing that runs. Where
-        something fails, requests are as they were before the step that was to be finished, and none is under way.
+        `is_next_known` means that the caller will not change running requests between this step and the next. After an
+        error requests are as before the step that was to be finished, and no step is in flight.
         """
         if not self.runs_ahead and self._ahead is None:
-            return self._step_alone(budget)
+            return self._step_synchronously(budget)
         step, self._ahead = self._ahead, None
-        is_assumed = False
+        is_advanced = False
         try:
             if step is None:
                 step = self._launch(budget)
             if is_next_known and self._may_run_ahead(step, budget):
-                is_assumed = True
-                with self._assumed(step):
+                is_advanced = True
+                with self._advanced_speculatively(step):
                     if self._running:
                         self._ahead = self._launch(replace(budget, may_preempt=False), step)
             sampled = step.read()
         except BaseException:
-            self._give_up(step, is_assumed=is_assumed)
+            self._abandon(step, is_advanced=is_advanced)
             raise
         self._release(step)
-        if not is_assumed:
+        if not is_advanced:
             self._advance(step)
-        share_prompts(self._cache, step.decision)
+        publish_prefix(self._cache, step.decision)
         sampled = [token for token in sampled if not token.request.is_finished]
         decisions, self._decisions = self._decisions, []
         return self._finished(step.decision, sampled, decisions, step.started)
 
     @property
-    def is_deserted(self) -> bool:
-        """Whether a step is under way all of whose requests have ended."""
+    def is_orphaned(self) -> bool:
+        """Whether a step is in flight all of whose requests have ended."""
         return self._ahead is not None and all(entry.request.is_finished for entry in self._ahead.decision.scheduled)
 
     def drain(self) -> None:
-        """Wait for a deserted step."""
+        """Wait for an orphaned step."""
         step, self._ahead = self._ahead, None
-        assert step is not None, "a step is under way"
+        assert step is not None, "a step is in flight"
         try:
             step.read()
         except BaseException:
-            self._give_up(step, is_assumed=False)
+            self._abandon(step, is_advanced=False)
             raise
         self._release(step)
 
-    def keep_blocks(self, request: Request) -> None:
-        """Call it before a request ends: what the step under way may write to stays taken until that has run."""
+    def retain_blocks(self, request: Request) -> None:
+        """Retain the blocks that the step in flight may write to until it has run. Call this before a request ends."""
         if self._ahead is not None and request.state is RequestState.RUNNING:
             blocks = list(self._cache.block_table(request.request_id))
             for block in blocks:
                 self._cache.pool.acquire(block)
             self._ahead.blocks += blocks
 
-    def _may_run_ahead(self, step: RunningStep, budget: StepBudget) -> bool:
+    def _may_run_ahead(self, step: InFlightStep, budget: StepBudget) -> bool:
         """Whether the next step can be enqueued before the tokens of this one are read.
 
-        Not where somebody looks at steps; where what is asked of a request's next token depends on the last one, as
-        penalties, bad words, grammars and logits processors do (`SamplingParams.looks_back`); or where blocks or keys
-        have to move, because somebody gives way, comes back or was shifted.
+        It cannot if steps are observed; if a request's next token depends on the value of the last one, as with
+        penalties, bad words, grammars and logits processors (`SamplingParams.looks_back`); or if blocks or keys have to
+        move, because a request is preempted or swapped in or its positions were shifted.
         """
         return (
             self.runs_ahead
             and step.token_ids is not None
-            and not self._runner.is_watched
+            and not self._runner.is_observed
             and not self._cache.has_moved
             and self._cache.num_swapped_blocks == 0
-            and self._scheduler.needs_no_victim(self._clock(), self._waiting, self._running, budget)
+            and self._scheduler.runs_without_preemption(self._clock(), self._waiting, self._running, budget)
         )
 
-    def _step_alone(self, budget: StepBudget) -> FinishedStep:
-        """What is left of it where the device computes in the caller's thread."""
+    def _step_synchronously(self, budget: StepBudget) -> FinishedStep:
+        """Run one step on a device that computes in the caller's thread."""
         started = self._clock()
         decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
         sampled = self._runner.run(decision) if decision.scheduled else []
         self._scheduler.advance(decision)
-        share_prompts(self._cache, decision)
+        publish_prefix(self._cache, decision)
         return self._finished(decision, sampled, [decision], started)
 
-    def _launch(self, budget: StepBudget, before: RunningStep | None = None) -> RunningStep:
+    def _launch(self, budget: StepBudget, before: InFlightStep | None = None) -> InFlightStep:
         started = self._clock()
         decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
         self._decisions.append(decision)
         if not decision.scheduled:
-            step = RunningStep(decision, (), list)
-        elif self._runner.is_watched:
+            step = InFlightStep(decision, (), list)
+        elif self._runner.is_observed:
             sampled = self._runner.run(decision)
-            step = RunningStep(decision, (), lambda: sampled)
+            step = InFlightStep(decision, (), lambda: sampled)
         else:
             step = self._runner.launch(decision, before)
         step.started = started
         return step
 
-    def _advance(self, step: RunningStep) -> None:
-        """Record that a step has run, for all who have not ended since it was enqueued."""
+    def _advance(self, step: InFlightStep) -> None:
+        """Record that a step has run, for the requests that have not ended since it was enqueued."""
         step.decision.scheduled = [entry for entry in step.decision.scheduled if not entry.request.is_finished]
         self._scheduler.advance(step.decision)
 
     @contextmanager
-    def _assumed(self, step: RunningStep) -> Iterator[None]:
-        """As if a step had been read: inside, its requests have tokens that nobody knows.
+    def _advanced_speculatively(self, step: InFlightStep) -> Iterator[None]:
+        """Advance requests as if the step had been read, with placeholders for its tokens, within the block.
 
-        Those that end with their token, because it is their last, do not run; who ends for another reason does.
+        Requests whose last token this is do not run inside; requests that end for another reason do.
         """
         self._advance(step)
         growing = [entry.request for entry in step.decision.scheduled if entry.needs_logits]
@@ -203,16 +202,16 @@ class StepPipeline:
             self._costs.observe_prefill(decision.num_batched_tokens, self._last_read - began)
         return FinishedStep(decision, sampled, decisions, self._last_read)
 
-    def _release(self, step: RunningStep) -> None:
+    def _release(self, step: InFlightStep) -> None:
         for block in reversed(step.blocks):
             self._cache.pool.release(block)
         step.blocks.clear()
 
-    def _give_up(self, step: RunningStep | None, *, is_assumed: bool) -> None:
-        """Forget a step that failed, and the one behind it."""
+    def _abandon(self, step: InFlightStep | None, *, is_advanced: bool) -> None:
+        """Discard a step that failed, and the one behind it."""
         self._runner.wait()
-        if step is not None and is_assumed:
-            self._scheduler.take_back(step.decision)
+        if step is not None and is_advanced:
+            self._scheduler.rollback(step.decision)
         for one in (step, self._ahead):
             if one is not None:
                 self._release(one)

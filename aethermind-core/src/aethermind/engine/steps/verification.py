@@ -1,10 +1,9 @@
-"""Rows that check drafts, and what they prove.
+"""Verification of drafts: the logits rows behind them, and how many are accepted.
 
-A draft with one possible value is accepted in rejection sampling (Leviathan et al.) with the probability p that the
-model gives it, and what replaces it is drawn from the others in proportion to p. Drawing a token from p and comparing
-does the same in one draw. With a request's own random numbers the draws are those of single steps, which is more than
-an equal distribution: a seed gives its tokens with any drafts and none (Daliri, Musco and Suresh, 2025, call that
-drafter-invariant).
+Rejection sampling (Leviathan et al.) accepts a deterministic draft with the probability p that the model gives it, and
+otherwise draws another token in proportion to p. Drawing a token from p and comparing it with the draft does the same
+in one draw. With a request's own random numbers the draws are those of single steps. That is more than an equal
+distribution: a seed gives the same tokens with any drafts or none (drafter-invariant: Daliri, Musco and Suresh, 2025).
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
-    from aethermind.sampling.controls import TokenControls
+    from aethermind.sampling.logits_constraints import LogitsConstraints
     from aethermind.sampling.params import SamplingParams
-    from aethermind.sampling.tally import TokenTally
+    from aethermind.sampling.rows import PenaltyState
 
 __all__ = ["DraftRow", "SampledRow", "count_accepted", "request_of"]
 
 
 class DraftRow:
-    """A request as it is for the sampler if its first `num_drafts` drafts are right."""
+    """A request as the sampler sees it if its first `num_drafts` drafts are accepted."""
 
     __slots__ = ("num_drafts", "request")
 
@@ -43,12 +42,12 @@ class DraftRow:
         return self.request.stop_token_ids
 
     @property
-    def controls(self) -> TokenControls | None:
-        return self.request.controls
+    def constraints(self) -> LogitsConstraints | None:
+        return self.request.constraints
 
     @property
-    def tally(self) -> TokenTally:
-        return self.request.tally.fork().follow(self.all_token_ids, self.output_token_ids)
+    def penalties(self) -> PenaltyState:
+        return self.request.penalties.fork().update(self.all_token_ids, self.output_token_ids)
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -64,14 +63,14 @@ class DraftRow:
 
 
 SampledRow: TypeAlias = "Request | DraftRow"
-"""Whose parameters and tokens the sampler looks at in a row of logits."""
+"""The request, or the request with drafts, whose parameters and tokens apply to a row of logits."""
 
 
 def request_of(row: SampledRow) -> Request:
-    """Whose row it is."""
+    """Return the request of a row."""
     return row.request if isinstance(row, DraftRow) else row
 
 
 def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many leading drafts were sampled; `sampled` has a token for each and one more."""
+    """Return how many leading drafts were sampled; `sampled` has a token for each draft and one more."""
     return next((i for i, draft in enumerate(drafts) if draft != sampled[i]), len(drafts))

@@ -1,3 +1,3 @@
-"""What is wanted of all tokens of a text and not of an answer: its scores, its logits, its embedding."""
+"""Passes of whole texts through the model: logits, embeddings, and log probabilities of all tokens."""
 
 __all__: list[str] = []

@@ -1,22 +1,36 @@
-"""A text run through the model piece by piece, by itself: for what is wanted of all its tokens, not of the last."""
+"""Passes of a whole text through the model, between steps: its logits, its embedding, its prompt log probabilities.
+
+A text runs by itself, in chunks, and every token has a row of output; a step of the engine has one for the last token.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
-from aethermind.cache.outcome import Outcome
-from aethermind.errors import OutOfMemoryError
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
+from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
+from aethermind.engine.requests.prompt_reader import check_token_ids
+from aethermind.engine.steps.host_logits import NOT_FINITE
+from aethermind.errors import ComputationError, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.engine import Engine
     from aethermind.engine.kv_memory.memory import KVMemory
+    from aethermind.engine.requests.request import Request
+    from aethermind.engine.steps.model_runner import ModelRunner
     from aethermind.graph.executor import Executor
 
-__all__ = ["TextPiece", "run_text"]
+__all__ = ["POOLINGS", "TextPiece", "embed_text", "run_text", "run_whole_text", "score_prompt", "text_logits"]
 
 TextPiece = tuple[int, int, tuple[int, ...]]
-"""The first token, the number of tokens, and the symbols with which outputs of the executor are read."""
+"""A chunk of a text: its first token, its number of tokens, and the symbols for reading the executor's outputs."""
 
 _SEQUENCE_ID = "text of its own"
 
@@ -31,19 +45,18 @@ def run_text(
     is_published: bool = False,
     extra_key: bytes = b"",
 ) -> Iterator[TextPiece]:
-    """Compute a text between steps of the engine, in pieces as large as the executor takes; `memory` is the cache's.
+    """Compute a text between steps of the engine, in chunks of the executor's size; `memory` is the cache's.
 
-    Every token has a row. `fill(start, count)` writes inputs of the rows besides those of the model. After each piece
-    its outputs can be read. With `is_published` the keys and values of a whole text are left to the prefix cache, for
-    texts of the same `extra_key`.
-    OutOfMemoryError where the KV cache has no room for it.
+    Every token has a logits row. `fill(start, count)` writes further inputs of the rows. A chunk's outputs can be read
+    when it is yielded. With `is_published` the complete text is published to the prefix cache under `extra_key`.
+    OutOfMemoryError if the KV cache has too few free blocks.
     """
     cache.open(_SEQUENCE_ID, extra_key=extra_key)
     num_computed = 0
     try:
-        if cache.reserve(_SEQUENCE_ID, len(token_ids)).outcome is not Outcome.OK:
+        if cache.reserve(_SEQUENCE_ID, len(token_ids)).outcome is not CacheOutcome.OK:
             raise OutOfMemoryError(
-                f"The KV cache has no room for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
+                f"The KV cache has too few free blocks for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
             )
         memory.wait_for_swaps()
         most = min(executor.plan.symbols[name] for name in ("T", "R"))
@@ -78,3 +91,98 @@ def _write(executor: Executor, cache: KVCache, token_ids: Sequence[int], start: 
     cache.fill_slots(_SEQUENCE_ID, start, count, inputs["slot_mapping"])
     sizes = {"T": count, "S": 1, "R": count, "B": len(table)}
     return tuple(sizes.get(name, 0) for name in executor.plan.symbols)
+
+
+def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | None = None) -> np.ndarray[Any, Any]:
+    """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
+
+    The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
+    `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
+    InvalidArgumentError for ids outside the model's vocabulary, which kernels do not check. OutOfMemoryError if the KV
+    cache has too few free blocks. ComputationError if the logits are not finite.
+    """
+    import numpy as np
+
+    executor = executor or engine.runner.executor
+    symbols = run_whole_text(engine, token_ids, executor)
+    logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
+    if not np.isfinite(logits).all():
+        raise ComputationError(f"The text has no logits: {NOT_FINITE}.")
+    return logits
+
+
+def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: Executor) -> tuple[int, ...]:
+    """Run a text as one step of an idle engine; returns the symbols for reading the executor's outputs."""
+    check_token_ids(engine.planned, token_ids)
+    count = len(token_ids)
+    most = min(executor.plan.symbols[name] for name in ("T", "R"))
+    assert 0 < count <= most, f"a text of {count} tokens does not fit a step of {most}"
+    for name in ("temperature", "top_k", "min_p", "uniform"):
+        executor.host_inputs[name][:count] = 0
+    executor.host_inputs["top_p"][:count] = 1
+    ((_, _, symbols),) = run_text(executor, engine.runner.kv_memory, engine.cache, token_ids)
+    return symbols
+
+
+POOLINGS = ("last", "mean", "cls")
+"""Poolings of the hidden states behind the final norm: the last token's, the mean of all, the first token's."""
+
+
+def embed_text(
+    runner: ModelRunner,
+    cache: KVCache,
+    token_ids: Sequence[int],
+    pooling: str,
+    *,
+    is_normalized: bool,
+    adapter: int = -1,
+) -> npt.NDArray[np.float32]:
+    """Compute the embedding of a text, float32 [hidden_size], of length 1 if normalised, with an adapter if one is
+    given.
+
+    InvalidArgumentError for an unknown pooling, OutOfMemoryError if the KV cache has too few free blocks,
+    ComputationError if the result is not finite.
+    """
+    import numpy as np
+
+    if pooling not in POOLINGS:
+        raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.")
+    executor = runner.executor_of(Part.HIDDEN_STATES, adapter)
+    total: npt.NDArray[Any] | None = None
+    for start, _, symbols in run_text(executor, runner.kv_memory, cache, token_ids):
+        states = executor.output("hidden_states", symbols).astype(np.float64)
+        if pooling == "mean":
+            total = states.sum(axis=0) if total is None else total + states.sum(axis=0)
+        elif pooling == "last":
+            total = states[-1]
+        elif start == 0:
+            total = states[0]
+    assert total is not None, "a text has at least one token"
+    if not np.isfinite(total).all():
+        raise ComputationError("The embedding is not finite: try dtype='float32', or fetch the weights again.")
+    divisor = np.linalg.norm(total) if is_normalized else len(token_ids) if pooling == "mean" else 1.0
+    return (total / (divisor or 1.0)).astype(np.float32)
+
+
+def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top: int) -> list[TokenLogprobs | None]:
+    """Compute the log probabilities of a prompt's tokens, with the request's adapter; None for the first token.
+
+    The prompt is published to the prefix cache, so that the request does not compute it again. OutOfMemoryError if the
+    KV cache has too few free blocks, ComputationError if the results are not finite.
+    """
+    token_ids, extra_key = request.prompt_token_ids, request.extra_key
+    executor = runner.executor_of(Part.SCORES, request.adapter)
+    targets = [*token_ids[1:], token_ids[-1]]  # the result of the last row is not read
+
+    def fill(start: int, count: int) -> None:
+        executor.host_inputs["target_ids"][:count] = targets[start : start + count]
+
+    found: list[TokenLogprobs | None] = [None]
+    pieces = run_text(executor, runner.kv_memory, cache, token_ids, fill, is_published=True, extra_key=extra_key)
+    for _, count, symbols in pieces:
+        columns = [executor.output(name, symbols) for name in LOGPROB_OUTPUTS]
+        found.extend(read_logprobs(columns, [num_top] * count))
+    scores = found[: len(token_ids)]
+    if not all(isfinite(score.logprob) for score in scores if score is not None):
+        raise ComputationError(f"The prompt cannot be scored: {NOT_FINITE}.")
+    return scores

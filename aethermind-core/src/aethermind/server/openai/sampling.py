@@ -13,8 +13,7 @@ from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.checks import optional
 from aethermind.sampling.generation_config import with_defaults
-from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import SamplingParams, StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.foreign_fields import OF_ANSWERS, OF_FORMATS, ForeignField
 from aethermind.server.openai.json_body import StrictModel

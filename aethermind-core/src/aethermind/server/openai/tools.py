@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from aethermind.sampling.json_schemas import rewritten
-from aethermind.sampling.structured import StructuredOutputs
+from aethermind.sampling.params import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall

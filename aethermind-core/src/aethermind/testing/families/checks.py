@@ -10,7 +10,7 @@ import numpy as np
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.planned_model import PlannedModel
-from aethermind.engine.text_passes.text_logits import text_logits
+from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import CheckpointError
 from aethermind.llm import SamplingParams
 from aethermind.model.architecture import TextEncoder

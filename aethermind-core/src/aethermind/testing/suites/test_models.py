@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aethermind.engine.observation.comparison import Tolerance, compare
+from aethermind.engine.observation.comparison import ComparisonTolerance, compare
 from aethermind.errors import KernelNotFoundError
 from aethermind.hal import Backend, DeviceId
 from aethermind.hal.dtype import DType
@@ -70,7 +70,9 @@ def logprobs(llm: LLM, prompts: Any) -> list[list[tuple[int, float]]]:
 def test_every_value_is_close_to_the_reference(open_model: Open, fuse: bool) -> None:
     reference, tested = open_model("numpy"), open_model()
     tokens = reference.tokenizer.encode(PROMPTS[0])
-    compared = compare(reference.engine, tested.engine, tokens, NUM_TOKENS, Tolerance.of(DType.FLOAT32), fuse=fuse)
+    compared = compare(
+        reference.engine, tested.engine, tokens, NUM_TOKENS, ComparisonTolerance.of(DType.FLOAT32), fuse=fuse
+    )
     first = compared.first_divergence
     assert compared.differences, "no value was compared"
     assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
@@ -138,7 +140,7 @@ def test_half_precision(open_model: Open, backend: Backend, dtype: DType) -> Non
         pytest.skip(f"{backend.name} does not compute {dtype}")
     reference, tested = (open_model(on, dtype=str(dtype)) for on in ("numpy", None))
     tokens = reference.tokenizer.encode(PROMPTS[0])
-    compared = compare(reference.engine, tested.engine, tokens, 8, Tolerance.of(dtype))
+    compared = compare(reference.engine, tested.engine, tokens, 8, ComparisonTolerance.of(dtype))
     first = compared.first_divergence
     assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
 
@@ -152,7 +154,7 @@ def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
     likely, either may be the one that is chosen."""
     reference, tested = (open_model(on, **options) for on in ("numpy", None))
     tokens = reference.tokenizer.encode(PROMPTS[0])
-    compared = compare(reference.engine, tested.engine, tokens, 4, Tolerance(rtol=0.08, atol=1e-3))
+    compared = compare(reference.engine, tested.engine, tokens, 4, ComparisonTolerance(rtol=0.08, atol=1e-3))
     differences = (one for one in compared.differences if one.operator != "sample_tokens")
     first = next((one for one in differences if one.is_diverging), None)
     assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"

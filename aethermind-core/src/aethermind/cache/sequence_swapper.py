@@ -1,0 +1,163 @@
+"""Parking, pinning and swapping of sequences: which of them are in device memory, and which in the swap store.
+
+Once sequences hold more than a threshold of the blocks, parked ones (Standby) are swapped out, the least recently used
+first. Running sequences (Active), pinned ones (Protected) and blocks that a prefix cache keeps (Warm) are not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from aethermind.cache.block_pool import BlockAllocator, BlockPool
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.sequence import CachedSequence, CacheState, is_legal
+from aethermind.cache.swap_store import SwapStore
+
+__all__ = ["SequenceSwapper"]
+
+
+class SequenceSwapper:
+    """Moves sequences between the states Active, Standby and Swapped."""
+
+    __slots__ = ("_allocator", "_block_size", "_parked", "_store", "_threshold")
+
+    def __init__(self, allocator: BlockAllocator, block_size: int, store: SwapStore, threshold: float) -> None:
+        """`threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out."""
+        self._allocator = allocator
+        self._block_size = block_size
+        self._store = store
+        self._threshold = threshold
+        self._parked: OrderedDict[str, CachedSequence] = OrderedDict()
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of the sequences' blocks."""
+        return self._allocator.pool
+
+    @property
+    def num_swapped(self) -> int:
+        """Blocks of the store that are in use."""
+        return self._store.num_used_blocks
+
+    @property
+    def memory_pressure(self) -> float:
+        """Fraction of all blocks, of the pool and of the store, that sequences hold, from 0 to 1."""
+        num_held = self._allocator.num_held + self._store.num_used_blocks
+        return num_held / (self._allocator.pool.num_blocks + self._store.num_blocks)
+
+    def park(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
+        """Move an Active sequence to Standby, and drop its reservations."""
+        if not _may(sequence, CacheState.STANDBY):
+            return CacheOutcome.ILLEGAL_STATE
+        self.drop_reservation(sequence)
+        sequence.state = CacheState.STANDBY
+        self._parked[seq_id] = sequence
+        self.swap_out_parked(0)
+        return CacheOutcome.OK
+
+    def resume(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
+        """Move a Standby or Swapped sequence to Active."""
+        if sequence.state is CacheState.SWAPPED:
+            return self.swap_in(seq_id, sequence)
+        if sequence.state is not CacheState.STANDBY:
+            return CacheOutcome.ILLEGAL_STATE
+        sequence.state = CacheState.ACTIVE
+        del self._parked[seq_id]
+        return CacheOutcome.OK
+
+    def pin(self, sequence: CachedSequence, is_pinned: bool) -> CacheOutcome:
+        """Protect a sequence in device memory, or lift the protection."""
+        if sequence.state is CacheState.SWAPPED:
+            return CacheOutcome.ILLEGAL_STATE
+        sequence.is_pinned = is_pinned
+        return CacheOutcome.OK
+
+    def touch(self, seq_id: str) -> None:
+        """Record a use of a sequence, for the order of swapping."""
+        if seq_id in self._parked:
+            self._parked.move_to_end(seq_id)
+
+    def forget(self, seq_id: str, sequence: CachedSequence) -> None:
+        """Drop the state of a sequence that ends, in the store too."""
+        if sequence.state is CacheState.SWAPPED:
+            self._store.drop(seq_id)
+        self._parked.pop(seq_id, None)
+
+    def swap_out(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
+        """Move a sequence to the store, drop its reservations and release its blocks."""
+        if not _may(sequence, CacheState.SWAPPED):
+            return CacheOutcome.ILLEGAL_STATE
+        if not self._store.save(seq_id, sequence.block_table[: self._num_blocks(sequence)].tolist()):
+            return CacheOutcome.NO_FREE_BLOCKS
+        self._allocator.trim(sequence, 0)
+        sequence.num_writable = sequence.num_tokens
+        sequence.state = CacheState.SWAPPED
+        self._parked.pop(seq_id, None)
+        return CacheOutcome.OK
+
+    def swap_in(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
+        """Move a sequence from the store to blocks of its own, and make it Active."""
+        if sequence.state is not CacheState.SWAPPED:
+            return CacheOutcome.ILLEGAL_STATE
+        blocks = self.allocate(self._num_blocks(sequence))
+        if blocks is None:
+            return CacheOutcome.NO_FREE_BLOCKS
+        self._store.load(seq_id, blocks)
+        sequence.block_table.extend(blocks)
+        sequence.state = CacheState.ACTIVE
+        return CacheOutcome.OK
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Allocate blocks, after parked sequences were swapped out for them."""
+        self.swap_out_parked(num_blocks)
+        return self._allocator.allocate(num_blocks)
+
+    def swap_out_parked(self, num_blocks: int) -> None:
+        """Swap parked sequences out until the threshold holds with `num_blocks` more blocks in use, or none is left.
+
+        A sequence all of whose blocks are shared with sequences that remain is not swapped out, because that frees
+        nothing. No sequence is swapped out if `num_blocks` cannot be allocated even then.
+        """
+        if not self._parked:
+            return
+        num_excess = self._allocator.num_held + num_blocks - int(self._threshold * self._allocator.pool.num_blocks)
+        if num_excess <= 0:
+            return
+        leaving, num_freed = self._swap_candidates(num_excess)
+        if num_blocks <= self._allocator.num_available + num_freed:
+            for seq_id, sequence in leaving.items():
+                self.swap_out(seq_id, sequence)
+
+    def _swap_candidates(self, num_excess: int) -> tuple[dict[str, CachedSequence], int]:
+        """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many
+        blocks that frees.
+        """
+        movable = {seq_id: one for seq_id, one in self._parked.items() if _may(one, CacheState.SWAPPED)}
+        holders = Counter(block for sequence in movable.values() for block in sequence.block_table)
+        loose = {block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)}
+        num_free_in_store, num_freed = self._store.num_blocks - self._store.num_used_blocks, 0
+        leaving: dict[str, CachedSequence] = {}
+        for seq_id, sequence in movable.items():
+            own = [block for block in sequence.block_table if block in loose]
+            if not own or len(sequence.block_table) > num_free_in_store:
+                continue
+            leaving[seq_id] = sequence
+            num_free_in_store -= len(sequence.block_table)
+            for block in own:
+                loose[block] -= 1
+                num_freed += loose[block] == 0
+            if num_freed >= num_excess:
+                break
+        return leaving, num_freed
+
+    def drop_reservation(self, sequence: CachedSequence) -> None:
+        """Release the blocks behind the last token."""
+        self._allocator.trim(sequence, self._num_blocks(sequence))
+        sequence.num_writable = sequence.num_tokens
+
+    def _num_blocks(self, sequence: CachedSequence) -> int:
+        return -(-sequence.num_tokens // self._block_size)
+
+
+def _may(sequence: CachedSequence, target: CacheState) -> bool:
+    return is_legal(sequence.state, target, is_protected=sequence.is_pinned)

@@ -1,0 +1,273 @@
+"""Serialised KV blocks and sequences, for a disk, a server or another process: safetensors files with a checksum.
+
+The format is that of safetensors (eight bytes of header length, a JSON header, the values one after the other), so any
+of its readers can open it; none of it is ever executed. The header's `__metadata__` describes the values:
+
+    format        aethermind-kv-blocks/1
+    fingerprint   all that the values depend on besides tokens: model, adapter, quantisation, tenant
+    token_hash    a hash of the tokens and of those before them
+    num_tokens    the number of positions that are filled
+    checksum      blake2b of the header, with this entry empty, and of all that follows it
+
+Source of the format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NoReturn, Protocol
+
+from aethermind.cache.positions import PositionRun, TokenPositions
+from aethermind.cache.sequence import CachedSequence
+from aethermind.errors import CacheContentError, InvalidArgumentError
+
+__all__ = [
+    "BlockContents",
+    "BlockTensor",
+    "StoredBlocks",
+    "hash_tokens",
+    "pack_sequence",
+    "read_blocks",
+    "unpack_sequence",
+    "write_blocks",
+]
+
+_FORMAT = "aethermind-kv-blocks/1"
+_FIELDS = ("format", "fingerprint", "token_hash", "num_tokens", "checksum")
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 64  # values begin at multiples of it where the bytes do
+_DTYPES = {
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float64": ("F64", 8),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "int32": ("I32", 4),
+    "int64": ("I64", 8),
+}
+_NAMES = {short: (name, size) for name, (short, size) in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """The rows of some blocks in one tensor of a cache.
+
+    `data` holds the values, little-endian and in C order; `shape` is [num_blocks, …]; `dtype_name` is a full name such
+    as `bfloat16` or `float8_e4m3fn`.
+    """
+
+    dtype_name: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """The content of blocks with its metadata.
+
+    Attributes:
+        fingerprint: all that the values depend on besides tokens: model, adapter, quantisation, tenant.
+        token_hash: the hash of the tokens in the blocks and of those before them.
+        num_tokens: positions filled, from the first on; the rest of the last block is undefined.
+        tensors: every tensor's rows, by the tensor's name, in one order of blocks.
+        notes: further entries of the writer's own.
+    """
+
+    fingerprint: str
+    token_hash: str
+    num_tokens: int
+    tensors: Mapping[str, BlockTensor]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the tensors hold; 0 without tensors."""
+        return next((tensor.shape[0] for tensor in self.tensors.values()), 0)
+
+
+def write_blocks(blocks: StoredBlocks) -> bytes:
+    """Serialise `blocks` to one container.
+
+    Raises InvalidArgumentError for a tensor whose data does not fit its dtype and shape, for tensors of different
+    numbers of blocks, and for a name that the format reserves.
+    """
+    if taken := [name for name in _FIELDS if name in blocks.notes] + [_METADATA] * (_METADATA in blocks.tensors):
+        raise InvalidArgumentError(f"Nothing stored can be called {taken[0]!r}: the format uses that name itself.")
+    entries: dict[str, Any] = {}
+    position = 0
+    for name, tensor in blocks.tensors.items():
+        short, size = _checked(name, tensor, blocks.num_blocks)
+        end = position + size
+        entries[name] = {"dtype": short, "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    metadata = {
+        **blocks.notes,
+        "format": _FORMAT,
+        "fingerprint": blocks.fingerprint,
+        "token_hash": blocks.token_hash,
+        "num_tokens": str(blocks.num_tokens),
+        "checksum": "",
+    }
+    header = {_METADATA: metadata, **entries}
+    content = [memoryview(tensor.data).cast("B") for tensor in blocks.tensors.values() if len(tensor.data)]
+    metadata["checksum"] = _checksum(header, content)
+    text = _dump(header)
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    return b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *content))
+
+
+def read_blocks(data: bytes | bytearray | memoryview, fingerprint: str | None = None) -> StoredBlocks:
+    """Read a container of `write_blocks`; the tensors are views of `data`.
+
+    Raises CacheContentError if `data` is truncated, changed or not such a container, or if its fingerprint is not the
+    given one.
+    """
+    view = memoryview(data).cast("B").toreadonly()
+    header, values = _split(view)
+    metadata = header[_METADATA]
+    claimed = metadata["checksum"]
+    metadata["checksum"] = ""
+    actual = _checksum(header, [values])
+    if claimed != actual:
+        _fail(f"have the checksum {actual}, not {claimed[:64]}: they were changed or damaged")
+    # The rest is from `write_blocks`. With a forged checksum values would be wrong, but no read is out of bounds.
+    if metadata.pop("format") != _FORMAT:
+        _fail(f"are not of the format {_FORMAT}")
+    del metadata["checksum"]
+    written_by = metadata.pop("fingerprint")
+    if fingerprint is not None and written_by != fingerprint:
+        _fail(f"are of {written_by!r}, and wanted are those of {fingerprint!r}")
+    token_hash, num_tokens = metadata.pop("token_hash"), metadata.pop("num_tokens")
+    del header[_METADATA]
+    try:
+        tensors = {name: _tensor(entry, values) for name, entry in header.items()}
+        return StoredBlocks(written_by, token_hash, int(num_tokens), tensors, metadata)
+    except (KeyError, TypeError, ValueError) as error:
+        _fail(f"have a header that does not describe them ({type(error).__name__}: {error})")
+
+
+def _checked(name: str, tensor: BlockTensor, num_blocks: int) -> tuple[str, int]:
+    """Return the short name of a tensor's dtype, and its size in bytes."""
+    if tensor.dtype_name not in _DTYPES:
+        raise InvalidArgumentError(
+            f"Tensor {name!r} is of dtype {tensor.dtype_name!r}; a container takes {', '.join(_DTYPES)}."
+        )
+    short, itemsize = _DTYPES[tensor.dtype_name]
+    size, given = math.prod(tensor.shape) * itemsize, memoryview(tensor.data).nbytes
+    if size != given or not tensor.shape or tensor.shape[0] != num_blocks:
+        raise InvalidArgumentError(
+            f"Tensor {name!r} of shape {tensor.shape} and dtype {tensor.dtype_name} comes with {given} bytes; "
+            f"it should have {size}, and be of {num_blocks} blocks like the others."
+        )
+    return short, size
+
+
+def _tensor(entry: Any, values: memoryview) -> BlockTensor:
+    name, itemsize = _NAMES[entry["dtype"]]
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if not 0 <= begin <= end <= len(values) or math.prod(shape) * itemsize != end - begin:
+        raise ValueError(f"bytes {begin} to {end} of {len(values)} for a shape of {shape}")
+    return BlockTensor(name, shape, values[begin:end])
+
+
+def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Split a container into its header, whose metadata has all fields as strings, and the values."""
+    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+    if len(view) < _LENGTH_BYTES or length > len(view) - _LENGTH_BYTES:
+        _fail(f"are cut off: there are {len(view)} bytes, and the header alone should have {length}")
+    text = bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        _fail(f"have a header that is not JSON ({' '.join(str(error).split())[:120]})")
+    metadata = header.get(_METADATA) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(name), str) for name in _FIELDS):
+        _fail(f"have no metadata of the format {_FORMAT}")
+    return header, view[_LENGTH_BYTES + length :]
+
+
+def _checksum(header: Mapping[str, Any], values: list[memoryview]) -> str:
+    """Return a 128-bit checksum of the header, with its checksum empty, and of the values."""
+    digest = blake2b(_dump(header), digest_size=16)
+    for part in values:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _dump(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _fail(problem: str) -> NoReturn:
+    raise CacheContentError(f"Stored keys and values {problem}. Delete them; they can be computed again.")
+
+
+class BlockContents(Protocol):
+    """Copies the content of device blocks, of all layers, to host memory and back."""
+
+    @property
+    def fingerprint(self) -> str:
+        """All that the content depends on besides tokens: model, adapter, quantisation, tenant."""
+        ...
+
+    def read(self, blocks: Sequence[int]) -> Mapping[str, BlockTensor]:
+        """Return the content of `blocks`: every tensor's rows, in their order."""
+        ...
+
+    def write(self, tensors: Mapping[str, BlockTensor], blocks: Sequence[int]) -> None:
+        """Write `tensors` to `blocks`; CacheContentError, and no write, if shapes or dtypes are not the cache's."""
+        ...
+
+
+def hash_tokens(token_ids: Sequence[int]) -> str:
+    """Return a hash of the tokens in their order, as 32 hexadecimal digits."""
+    return blake2b(array("q", token_ids).tobytes(), digest_size=16).hexdigest()
+
+
+def pack_sequence(
+    sequence: CachedSequence, num_blocks: int, contents: BlockContents, token_ids: Sequence[int]
+) -> bytes:
+    """Serialise the first `num_blocks` blocks of a sequence in device memory, whose tokens are `token_ids`."""
+    notes = {
+        "positions": json.dumps(sequence.positions.runs),
+        "num_original": str(sequence.num_original),
+        "extra_key": sequence.extra_key.hex(),
+    }
+    token_hash = hash_tokens(token_ids[: sequence.num_tokens])
+    tensors = contents.read(sequence.block_table[:num_blocks].tolist())
+    return write_blocks(StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, notes))
+
+
+def unpack_sequence(
+    data: bytes, contents: BlockContents, token_ids: Sequence[int]
+) -> tuple[CachedSequence, Mapping[str, BlockTensor]]:
+    """Return a sequence without blocks, and the content that its blocks need.
+
+    Raises CacheContentError for damaged data, data of another model, and data of other tokens than `token_ids`.
+    """
+    stored = read_blocks(data, contents.fingerprint)
+    if stored.token_hash != hash_tokens(token_ids[: stored.num_tokens]):
+        raise CacheContentError(
+            f"Stored keys and values of {stored.num_tokens} tokens are of others than the {len(token_ids)} given. "
+            "Load them with the tokens they were saved with."
+        )
+    try:
+        notes = stored.notes
+        sequence = CachedSequence([], stored.num_tokens, bytes.fromhex(notes["extra_key"]))
+        sequence.num_original = int(notes["num_original"])
+        sequence.set_positions(
+            sequence.num_original, TokenPositions(PositionRun(*run) for run in json.loads(notes["positions"]))
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CacheContentError(f"Stored keys and values are not those of a saved sequence ({error}).") from error
+    return sequence, stored.tensors

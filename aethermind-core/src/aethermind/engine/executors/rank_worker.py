@@ -1,0 +1,198 @@
+"""The worker process of one rank, started by `worker_group`.
+
+Arguments: `python -m aethermind.engine.executors.rank_worker FD ANSWERS MEMORY PARENT RANK SIZE VERSION`. It loads its
+part of a model and then follows rank 0: it runs the same graphs on the same inputs, and copies the same blocks. Another
+thread sends the content of blocks. The process ends on command, and when rank 0 has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from aethermind.cache.swap_store import BlockMover
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.kv_memory.memory import KVMemory, StagingBlocks
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.model_weights import open_constants
+from aethermind.engine.process.protocol import Unpacker, pack
+from aethermind.engine.process.start import check_version, init_child
+from aethermind.graph.executor import Executor
+from aethermind.hal.shared_memory import SharedMemoryCommunicator
+from aethermind.runtime import Runtime
+
+__all__ = ["main"]
+
+_LOOK_S = 0.5
+"""Seconds between two checks that the parent is alive."""
+
+
+def main(fd: int, answers: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
+    """Run commands from the other ends of two sockets; returns the exit code."""
+    init_child()
+    logging.getLogger("aethermind").setLevel(logging.ERROR)  # rank 0 logs warnings
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+    with socket.socket(fileno=fd) as sock, socket.socket(fileno=answers) as answering:
+        try:
+            check_version(version)
+            communicator = SharedMemoryCommunicator(rank, size, memory)
+            _serve(sock, answering, communicator)
+        except (BrokenPipeError, ConnectionResetError, EOFError):
+            return 0  # rank 0 has ended
+        except Exception as error:
+            sock.sendall(pack(["failed", error]))
+            return 1
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended; runs in a thread of its own."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(0)
+
+
+def _serve(sock: socket.socket, answering: socket.socket, communicator: SharedMemoryCommunicator) -> None:
+    unpacker = Unpacker()
+    worker: _Worker | None = None
+    while True:
+        data = sock.recv(1 << 18)
+        if not data:
+            raise EOFError
+        for what, *arguments in unpacker.feed(data):
+            if what == "close":
+                return
+            if what == "barrier":
+                sock.sendall(pack(["here"]))
+            elif what == "load":
+                model, config = arguments
+                worker = _Worker(model, config, communicator)
+                threading.Thread(target=_answer, args=[answering, worker], daemon=True).start()
+            else:
+                assert worker is not None, "load is the first command"
+                getattr(worker, what)(*arguments)
+
+
+def _answer(sock: socket.socket, worker: _Worker) -> None:
+    """Send the content of blocks on request; runs in a thread of its own, concurrently with steps."""
+    unpacker = Unpacker()
+    with suppress(OSError):  # rank 0 has ended
+        while data := sock.recv(1 << 18):
+            for blocks, num_moves in unpacker.feed(data):
+                answer: Any
+                try:
+                    answer = worker.read_blocks(blocks, num_moves)
+                except Exception as error:
+                    answer = error
+                sock.sendall(pack(answer))
+
+
+class _Worker:
+    """A rank's part of a model; its methods are the commands of rank 0."""
+
+    def __init__(self, model: str, config: EngineConfig, communicator: SharedMemoryCommunicator) -> None:
+        self._planned = planned = plan_model(Runtime.boot(), model, config, rank=communicator.rank)
+        assert planned.parallel is not None, "one of several ranks"
+        self._parallel = planned.parallel
+        if planned.open_device.backend.capabilities.is_host_accessible:
+            planned.parallel.kernels.connect(communicator)
+        self._memory = KVMemory.of(planned)
+        self._constants = open_constants(planned)
+        self._executors: dict[GraphKey, Executor] = {}
+        self._swap_areas: list[BlockMover] = []
+        self._read: StagingBlocks | None = None
+        self._written: StagingBlocks | None = None
+        self._moved = threading.Condition()
+        self._num_moves = 0
+
+    def open(self, has_embeddings: bool, part: str, has_adapters: bool) -> None:
+        """Prepare a graph; rank 0 alone computes what follows the logits."""
+        key = GraphKey(has_embeddings=has_embeddings, part=Part(part), has_adapters=has_adapters)
+        if key in self._executors:
+            return
+        planned = self._planned
+        plan = (planned.compiled if key == planned.key else planned.compile(key)).plan
+        self._constants.load(plan)
+        opened = planned.open_device
+        self._executors[key] = Executor(plan, opened.backend, opened.device, self._constants, self._memory.tensors)
+
+    def join(self, address: str) -> None:
+        """Join the communicator of the device's own collectives."""
+        share, backend = self._parallel.share, self._planned.open_device.backend
+        backend.communicator(share.rank, share.size, address)
+
+    def run(
+        self,
+        has_embeddings: bool,
+        part: str,
+        has_adapters: bool,
+        symbols: Sequence[int],
+        inputs: Mapping[str, bytes],
+    ) -> None:
+        """Run a graph on these inputs."""
+        key = GraphKey(has_embeddings=has_embeddings, part=Part(part), has_adapters=has_adapters)
+        executor = self._executors[key]
+        for name, data in inputs.items():
+            array = executor.host_inputs[name]
+            values = np.frombuffer(data, array.dtype)
+            array[: len(values)] = values
+        executor.run(tuple(symbols))
+        executor.synchronize()
+
+    def move_blocks(self, what: str, *arguments: Any) -> None:
+        """Run a command that changes blocks, and count it for `read_blocks`."""
+        getattr(self, what)(*arguments)
+        with self._moved:
+            self._num_moves += 1
+            self._moved.notify_all()
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (source, destination) each."""
+        self._memory.copy_blocks(copies)
+
+    def alloc_swap_blocks(self, num_blocks: int) -> None:
+        """Allocate host memory for swapped blocks; areas are numbered from 0."""
+        self._swap_areas.append(self._memory.alloc_swap_blocks(num_blocks))
+
+    def move_out(self, number: int, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy blocks to a swap area."""
+        self._swap_areas[number].move_out(blocks, host_blocks)
+
+    def move_in(self, number: int, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy blocks back from a swap area."""
+        self._swap_areas[number].move_in(host_blocks, blocks)
+
+    def alloc_staging_blocks(self, num_blocks: int) -> None:
+        """Allocate staging memory for reads and writes; done in this thread, which has the device."""
+        self._read = self._memory.alloc_staging_blocks(num_blocks, has_own_stream=True)
+        self._written = self._memory.alloc_staging_blocks(num_blocks)
+
+    def write_blocks(self, blocks: Sequence[int], parts: Mapping[str, bytes]) -> None:
+        """Write bytes of each tensor to blocks."""
+        assert self._written is not None, "rank 0 allocates staging memory first"
+        for name, rows in self._written.rows().items():
+            rows[: len(blocks)] = np.frombuffer(parts[name], np.uint8).reshape(len(blocks), -1)
+        self._written.move_in(range(len(blocks)), blocks)
+
+    def read_blocks(self, blocks: Sequence[int], num_moves: int) -> dict[str, bytes]:
+        """Return the bytes of each tensor of blocks after that many changes; called in the thread that sends them."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._num_moves >= num_moves)
+        assert self._read is not None, "rank 0 allocates staging memory first"
+        self._read.move_out(blocks, range(len(blocks)))
+        return {name: rows[: len(blocks)].tobytes() for name, rows in self._read.rows().items()}
+
+
+if __name__ == "__main__":
+    _fd, _answers, _memory, _parent, _rank, _size = map(int, sys.argv[1:7])
+    sys.exit(main(_fd, _answers, _memory, _parent, _rank, _size, sys.argv[7]))

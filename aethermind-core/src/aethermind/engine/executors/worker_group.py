@@ -1,0 +1,270 @@
+"""The worker processes of ranks 1 and up, as seen from rank 0: one process each, and shared memory for collectives.
+
+Each worker has two sockets: one for commands, which it runs in order, and one on which it sends the content of blocks
+concurrently.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aethermind.engine.process.protocol import Unpacker, pack
+from aethermind.engine.process.start import blocked_signals, child_command, child_environment, describe_exit
+from aethermind.errors import AetherMindError, EngineDeadError, in_words
+from aethermind.hal.device import DeviceId
+from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
+
+if TYPE_CHECKING:
+    from aethermind.engine.loading.planned_model import PlannedModel
+
+__all__ = ["WorkerGroup"]
+
+_GRACE_S = 2.0
+"""How long a process may take to end after the command to close."""
+
+
+class WorkerGroup:
+    """Ranks 1 and up of a planned model, in processes on this machine that end with this one. Mutable.
+
+    They run commands in order. If one of them ends, or a run of rank 0 fails, all are ended: then every call is an
+    EngineDeadError with the reason. One thread calls the methods, except `read_blocks`.
+    """
+
+    def __init__(self, planned: PlannedModel) -> None:
+        """Start the workers, which plan and load the model concurrently with rank 0."""
+        self.size = planned.config.tensor_parallel_size
+        self._failure: AetherMindError | None = None
+        self._others: list[_WorkerProcess] = []
+        self._num_moves = 0
+        self._reading = threading.Lock()
+        self._may_read = True
+        self._selector = selectors.DefaultSelector()
+        memory = shared_file(self.size)
+        try:
+            self.communicator = SharedMemoryCommunicator(0, self.size, memory, self.check)
+            for rank in range(1, self.size):
+                other = _WorkerProcess.start(rank, self.size, memory)
+                self._others.append(other)
+                self._selector.register(other.socket, selectors.EVENT_READ, other)
+        except OSError as error:
+            self._end()
+            raise EngineDeadError(f"Another rank could not be started: {error.strerror or error}.") from error
+        finally:
+            os.close(memory)
+        config = replace(
+            planned.config,
+            dtype=planned.dtype.label,
+            num_kv_blocks=planned.num_kv_blocks,
+            draft_model=None,
+            kv_store=None,
+            swap_space=0.0,
+        )
+        opened = planned.open_device
+        is_on_host = opened.backend.capabilities.is_host_accessible
+        for other in self._others:  # one device each, if there are several
+            index = opened.device.index + (0 if is_on_host else other.rank)
+            own = replace(config, device=str(DeviceId(opened.device.type, index)))
+            other.socket.sendall(pack(["load", str(planned.source.path), own]))
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [other.pid for other in self._others]
+
+    def broadcast(self, what: str, *arguments: Any) -> None:
+        """Send a command to all workers (see `rank_worker`), without waiting for its end."""
+        self.check()
+        data = pack([what, *arguments])
+        for other in self._others:
+            self._send(other, data)
+
+    def broadcast_move(self, what: str, *arguments: Any) -> None:
+        """Send a command that changes blocks; `read_blocks` waits for the commands sent before it."""
+        self._num_moves += 1
+        self.broadcast("move_blocks", what, *arguments)
+
+    def write_blocks(self, blocks: Sequence[int], parts: Sequence[Mapping[str, bytes]]) -> None:
+        """Write bytes of each tensor to blocks; `parts` has those of each of the ranks 1 and up."""
+        self.check()
+        self._num_moves += 1
+        for other, part in zip(self._others, parts, strict=True):
+            self._send(other, pack(["move_blocks", "write_blocks", list(blocks), dict(part)]))
+
+    def read_blocks(self, blocks: Sequence[int], ranks: Collection[int]) -> dict[int, Mapping[str, bytes]]:
+        """Return the content of blocks on some ranks, the bytes of each tensor by rank.
+
+        It may be called in any thread, concurrently with steps that do not write these blocks.
+        """
+        with self._reading:
+            if self._failure is not None or not self._may_read:
+                raise self._failure or EngineDeadError("Another rank does not answer any more.")
+            self._may_read = False  # until all have replied, the next message would be the reply to this request
+            others = [other for other in self._others if other.rank in ranks]
+            try:
+                for other in others:
+                    other.request_blocks(blocks, self._num_moves)
+                found = {other.rank: other.receive_answer() for other in others}
+            except (OSError, EOFError) as error:
+                raise EngineDeadError("Another rank ended.") from error
+            self._may_read = True
+        failed = next((one for one in found.values() if isinstance(one, Exception)), None)
+        if failed is not None:
+            raise failed if isinstance(failed, AetherMindError) else EngineDeadError(f"Another rank failed: {failed}")
+        return found
+
+    def barrier(self) -> None:
+        """Wait until all workers have run their commands; raises the error of one that failed."""
+        self.broadcast("barrier")
+        waiting = set(self._others)
+        while waiting:
+            waiting -= self._listen(None)
+
+    def check(self) -> None:
+        """Raise if a worker has ended."""
+        if self._failure is not None:
+            raise self._failure
+        self._listen(0.0)
+
+    @contextmanager
+    def collective_run(self) -> Iterator[None]:
+        """Wrap a run with collectives: if rank 0 fails in it, the workers would wait forever, so they are ended."""
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = EngineDeadError(f"A step ended before its time: {in_words(error)}")
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._failure is None:
+            with suppress(EngineDeadError):
+                self.broadcast("close")
+            self._failure = EngineDeadError("The engine was closed.")
+        self._end(_GRACE_S)
+
+    def _listen(self, timeout_s: float | None) -> set[_WorkerProcess]:
+        """Receive messages of the workers; returns those that have reached a barrier."""
+        done = set()
+        for key, _ in self._selector.select(timeout_s):
+            other: _WorkerProcess = key.data
+            for word, *arguments in other.receive():
+                if word == "failed":
+                    self._fail(other, arguments[0])
+                done.add(other)
+            if other.has_hung_up:
+                self._fail(other)
+        return done
+
+    def _fail(self, other: _WorkerProcess, error: Exception | None = None) -> None:
+        """End all workers because one failed."""
+        who = f"Rank {other.rank} of {self.size}"
+        if error is None:
+            error = EngineDeadError(f"{who} {other.describe_end()}.")
+        elif not isinstance(error, AetherMindError):
+            error = EngineDeadError(f"{who} failed: {error}")
+        assert isinstance(error, AetherMindError)
+        self._failure = error
+        self._end()
+        raise error
+
+    def _send(self, other: _WorkerProcess, data: bytes) -> None:
+        try:
+            other.socket.sendall(data)
+        except OSError:
+            self._fail(other)
+
+    def _end(self, grace_s: float = 0.0) -> None:
+        for other in self._others:
+            other.end(grace_s)
+        with self._reading:  # a thread that waits for a reply has been woken by the end of the process
+            for other in self._others:
+                other.answers.close()
+        self._selector.close()
+        self._others.clear()
+
+
+class _WorkerProcess:
+    """One worker process with its sockets."""
+
+    def __init__(
+        self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket, answers: socket.socket
+    ) -> None:
+        self.rank = rank
+        self.socket = ours
+        self.answers = answers
+        self.has_hung_up = False
+        self._process = process
+        self._unpacker = Unpacker()
+        self._answered = Unpacker()
+
+    @classmethod
+    def start(cls, rank: int, size: int, memory: int) -> _WorkerProcess:
+        ours, theirs = socket.socketpair()
+        answers, their_answers = socket.socketpair()
+        with theirs, their_answers:
+            numbers = (theirs.fileno(), their_answers.fileno(), memory, os.getpid(), rank, size)
+            try:
+                with blocked_signals():
+                    process = subprocess.Popen(
+                        child_command("aethermind.engine.executors.rank_worker", *numbers),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        env=child_environment(),
+                        pass_fds=[theirs.fileno(), their_answers.fileno(), memory],
+                    )
+            except BaseException:
+                ours.close()
+                answers.close()
+                raise
+        return cls(rank, process, ours, answers)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def receive(self) -> list[Any]:
+        """Receive messages; blocks until there is one, or until the process ends."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        self.has_hung_up = not data
+        return list(self._unpacker.feed(data))
+
+    def request_blocks(self, blocks: Sequence[int], num_moves: int) -> None:
+        """Request the content of blocks after that many changes."""
+        self.answers.sendall(pack([list(blocks), num_moves]))
+
+    def receive_answer(self) -> Any:
+        """Wait for the reply to `request_blocks`: bytes by tensor, or an error. EOFError if the process has ended."""
+        while data := self.answers.recv(1 << 20):
+            for answer in self._answered.feed(data):
+                return answer
+        raise EOFError
+
+    def describe_end(self) -> str:
+        """Describe how the process ended."""
+        try:
+            return describe_exit(self._process.wait(_GRACE_S))
+        except subprocess.TimeoutExpired:
+            return "hung up"
+
+    def end(self, grace_s: float) -> None:
+        """Wait up to `grace_s` seconds for the process's end, then kill it."""
+        self.socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            if grace_s:
+                self._process.wait(grace_s)
+        self._process.kill()
+        self._process.wait()

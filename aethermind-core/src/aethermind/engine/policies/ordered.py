@@ -1,0 +1,117 @@
+"""Policies that admit in an order of requests and preempt from its end: by arrival, priority, size or deadline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from aethermind.engine.policies.base import OrderedPolicy, OrderKey, estimated_work_s
+from aethermind.engine.requests.request import Request
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["EarliestDeadline", "FirstComeFirstServed", "PriorityWithAging", "ShortestFirst"]
+
+
+class FirstComeFirstServed(OrderedPolicy):
+    """First come, first served: orders by arrival, equal arrivals by request id."""
+
+    __slots__ = ()
+    used_options: ClassVar[frozenset[str]] = frozenset()
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Earlier arrivals first."""
+        return (request.arrival, 0.0, request.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityWithAging(OrderedPolicy):
+    """Priority with aging: orders by `priority`, smaller first; `aging_s` seconds of waiting count as one level.
+
+    A request's effective priority is `priority - (now - arrival) / aging_s`. All requests age at the same rate, so the
+    order of two requests never changes and keys do not depend on `now`: a request is overtaken only by requests that
+    arrive within `aging_s` seconds for each level that they are more urgent. So none starves.
+
+    Requests with a priority of `vip_priority` or below are never preempted once they run.
+    """
+
+    used_options: ClassVar[frozenset[str]] = frozenset({"priority"})
+    aging_s: float = 30.0
+    vip_priority: int = -10
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.aging_s < float("inf"):
+            raise InvalidArgumentError(
+                f"aging_s is {self.aging_s!r} but must be a finite number of seconds above 0, such as 30."
+            )
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Order by effective priority, then by arrival."""
+        return (request.priority * self.aging_s + request.arrival, request.arrival, request.request_id)
+
+    def victim_key(self, request: Request, now: float) -> OrderKey | None:
+        """The least urgent request is preempted first, one of `vip_priority` never."""
+        return None if request.priority <= self.vip_priority else self.order_key(request, now)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestFirst(OrderedPolicy):
+    """Shortest first: orders by arrival plus `patience` times the estimated seconds of work.
+
+    The estimate is for the prompt and the longest answer allowed, see `estimated_work_s`. Plain shortest-first starves
+    long requests while short ones keep arriving; here a request of `w` seconds is overtaken only by requests that
+    arrive within `patience * w` seconds.
+    """
+
+    used_options: ClassVar[frozenset[str]] = frozenset()
+    seconds_per_prompt_token: float = 1e-4
+    seconds_per_new_token: float = 2e-2
+    patience: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("seconds_per_prompt_token", "seconds_per_new_token", "patience"):
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)!r} but must be a finite number above 0.")
+
+    def work_s(self, request: Request) -> float:
+        """Estimate the seconds that the request takes alone."""
+        return estimated_work_s(request, self.seconds_per_prompt_token, self.seconds_per_new_token)
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Order by arrival and size."""
+        return (request.arrival + self.patience * self.work_s(request), request.arrival, request.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class EarliestDeadline(OrderedPolicy):
+    """Earliest deadline first; a request without a deadline has one `default_s` after its arrival.
+
+    Under overload, plain earliest-deadline-first serves the requests that are about to miss their deadlines, and so
+    makes all miss them. A request whose work no longer fits before its deadline is therefore ordered as if that were
+    `lateness_s` later: long enough for others to overtake it, short enough that it does not starve.
+    """
+
+    used_options: ClassVar[frozenset[str]] = frozenset({"deadline_ms"})
+    default_s: float = 60.0
+    lateness_s: float = 60.0
+    seconds_per_prompt_token: float = 1e-4
+    seconds_per_new_token: float = 2e-2
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not 0.0 < value < float("inf"):
+                raise InvalidArgumentError(f"{one.name} is {value!r} but must be a finite number of seconds above 0.")
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Order by deadline, with requests that can no longer meet theirs later."""
+        deadline = self._deadline(request)
+        work_s = estimated_work_s(request, self.seconds_per_prompt_token, self.seconds_per_new_token)
+        is_late = now + work_s > deadline
+        return (deadline + self.lateness_s * is_late, request.arrival, request.request_id)
+
+    def victim_key(self, request: Request, now: float) -> OrderKey | None:
+        """The latest deadline is preempted first, met or not: an order that changed would waste computed tokens."""
+        return (self._deadline(request), request.arrival, request.request_id)
+
+    def _deadline(self, request: Request) -> float:
+        return request.arrival + self.default_s if request.deadline is None else request.deadline

@@ -1,0 +1,100 @@
+"""A step in flight: the readback of its tokens to the host, and their transfer to the next step on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from aethermind.engine.kv_memory.block_copies import contiguous_runs
+from aethermind.graph.executor import DeviceInput
+from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.layout import align_up
+from aethermind.hal.tensor import Tensor
+
+if TYPE_CHECKING:
+    from aethermind.engine.scheduling.decision import ScheduleDecision
+    from aethermind.engine.steps.model_runner import SampledToken
+    from aethermind.engine.steps.verification import SampledRow
+    from aethermind.runtime import OpenDevice
+
+__all__ = ["InFlightStep", "TokenReadback", "device_tokens", "rows_of"]
+
+Array = Any
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step that was enqueued and whose tokens have not been read."""
+
+    decision: ScheduleDecision
+    sampled: Sequence[SampledRow]
+    """The requests of the sampled rows, in row order."""
+    read: Callable[[], list[SampledToken]]
+    """Waits for the tokens and returns them; called once."""
+    token_ids: Tensor | None = None
+    """The tokens in device memory, i32[R], valid until the next step; None if the next step has to wait for `read`."""
+    started: float = 0.0
+    """When it was scheduled, in seconds of the engine's clock."""
+    blocks: list[int] = field(default_factory=list)
+    """KV blocks of requests that ended after the step was enqueued, which it may still write to."""
+
+
+class TokenReadback:
+    """Copies sampled tokens and their log probabilities to page-locked memory, directly behind the step in its stream.
+
+    Two buffers alternate: a step has to be read before the second step after it is enqueued.
+    """
+
+    def __init__(self, opened: OpenDevice, num_rows: int) -> None:
+        backend = opened.backend
+        self._allocator = backend.allocator
+        self._transfer = backend.transfer
+        self._stream = backend.streams.default(opened.device.index)
+        buffer, other = (self._allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
+        event, other_event = (backend.events.create() for _ in range(2))
+        self._turns = ((buffer, event), (other, other_event))
+
+    def enqueue(self, outputs: Sequence[Tensor]) -> Callable[[], list[Array]]:
+        """Enqueue copies of a step's outputs; returns a function that waits for them and returns views."""
+        starts = list(accumulate((align_up(output.nbytes, ALIGNMENT) for output in outputs), initial=0))
+        (buffer, copied), other = self._turns
+        if starts[-1] > align_up(buffer.nbytes, ALIGNMENT):  # the buffer's last step has been read
+            buffer = self._allocator.alloc(starts[-1], MemoryKind.PINNED)
+        self._turns = other, (buffer, copied)
+        arrived = [
+            Tensor.of(buffer, output.dtype, output.shape, start)
+            for output, start in zip(outputs, starts[:-1], strict=True)
+        ]
+        for host, output in zip(arrived, outputs, strict=True):
+            self._transfer.copy_async(host, output, self._stream)
+        copied.record(self._stream)
+
+        def read() -> list[Array]:
+            copied.synchronize()
+            return [host.numpy() for host in arrived]
+
+        return read
+
+
+def device_tokens(decision: ScheduleDecision, before: InFlightStep) -> list[DeviceInput]:
+    """Return the input tokens of a step's decodes that the step `before` samples, for a copy on the device."""
+    assert before.token_ids is not None, "the tokens of the step before are on the device"
+    row_of = {row: index for index, row in enumerate(before.sampled)}
+    decodes = enumerate(entry.request for entry in decision.scheduled[: decision.num_decodes])
+    pairs = [(row_of[request], position) for position, request in decodes if request in row_of]
+    rows, positions = [row for row, _ in pairs], [position for _, position in pairs]
+    return [
+        DeviceInput("token_ids", position, rows_of(before.token_ids, row, count))
+        for row, position, count in contiguous_runs(rows, positions)
+    ]
+
+
+def rows_of(output: Tensor, first: int, count: int) -> Tensor:
+    """Return a view of `count` rows of an output [R, …]."""
+    _, *width = output.shape
+    offset_bytes = output.offset_bytes + first * prod(width) * output.dtype.itemsize
+    return Tensor.of(output.buffer, output.dtype, (count, *width), offset_bytes)
