@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from aethermind.errors import DeviceError, PluginError
@@ -15,6 +16,7 @@ from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
+from aethermind.hal.layout import num_elements
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 
@@ -49,6 +51,15 @@ class DeviceInput(NamedTuple):
     name: str
     first: int
     source: Tensor
+
+
+class _FlatOutput(NamedTuple):
+    """An output in host memory."""
+
+    array: Array
+    """Flat, as long as the largest run needs: a run writes its beginning."""
+    dims: tuple[tuple[int | None, int], ...]
+    """Each dim as a number to add to the symbol of that index, or as a number alone."""
 
 
 class Executable(Protocol):
@@ -179,6 +190,7 @@ class Executor:
                 "(is_host_accessible=False), so that its backend has to implement `compile`. Update its package."
             )
         self.executable: Executable = executable or StepLoop(plan, memory)
+        self._host_outputs = self._flat_outputs() if self._is_host_accessible else {}
 
     @property
     def arena_bytes(self) -> int:
@@ -267,11 +279,35 @@ class Executor:
 
     def output(self, name: str, symbols: tuple[int, ...]) -> Array:
         """An output of the last run, which must have finished; in host memory a view that the next run overwrites."""
-        return self._fetch(self.plan.outputs[name], symbols)
+        found = self._host_outputs.get(name)
+        if found is None:
+            return self._fetch(self.plan.outputs[name], symbols)
+        array, dims = found
+        shape = [number if symbol is None else symbols[symbol] + number for symbol, number in dims]
+        return array[: prod(shape)].reshape(shape)
 
     def output_tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
         """An output where the device keeps it: there once what is enqueued has run, until the next run."""
         return self._tensor(self.plan.outputs[name], symbols)
+
+    def _flat_outputs(self) -> dict[str, _FlatOutput]:
+        """Views of the outputs in host memory, made once because they are read after every step.
+
+        Outputs that are inputs of the plan have none: their addresses depend on the run.
+        """
+        index = {name: position for position, name in enumerate(self.plan.symbols)}
+        found = {}
+        for name, operand in self.plan.outputs.items():
+            if operand.place is Place.INPUT:
+                continue
+            owner = self._tensors[operand.place, operand.name]
+            count = num_elements(operand.shape_for(self.plan.symbols))
+            flat = Tensor.of(owner.buffer, operand.dtype, (count,), owner.offset_bytes + operand.offset_bytes)
+            dims: list[tuple[int | None, int]] = [
+                (None, dim) if isinstance(dim, int) else (index[dim.symbol], dim.offset) for dim in operand.shape
+            ]
+            found[name] = _FlatOutput(flat.numpy(), tuple(dims))
+        return found
 
     def _run_steps(self, symbols: tuple[int, ...], begin: int, end: int) -> None:
         with self._activity:
