@@ -56,7 +56,7 @@ def open_pressed(
     swap_space = num_swap_blocks * spec.bytes_per_block / GIB
     engine = open_engine(runtime, device, num_kv_blocks=QUARTER, swap_space=swap_space, **options)
     assert engine.planned.num_swap_blocks == num_swap_blocks
-    engine.cache._supply.pool = PoisoningPool(engine)
+    engine.cache._allocator.pool = PoisoningPool(engine)
     engine.costs.seconds_per_byte, engine.costs.seconds_per_token = (0.0, 1e6) if is_swapping else (1e6, 0.0)
     return engine
 

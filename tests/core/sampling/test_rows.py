@@ -36,7 +36,7 @@ class Sampled:
 
     @property
     def penalties(self) -> PenaltyState:
-        return PenaltyState(self.params).follow(self.all_token_ids, self.output_token_ids)
+        return PenaltyState(self.params).update(self.all_token_ids, self.output_token_ids)
 
 
 token_ids = st.integers(0, VOCAB_SIZE - 1)

@@ -66,7 +66,7 @@ class Sampled:
 
     @property
     def penalties(self) -> PenaltyState:
-        return PenaltyState(self.params).follow(self.all_token_ids, self.output_token_ids)
+        return PenaltyState(self.params).update(self.all_token_ids, self.output_token_ids)
 
 
 def rows_of(seed: int, params: SamplingParams) -> dict[str, Any]:

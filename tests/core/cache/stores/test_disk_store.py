@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aethermind.cache.stores import StoreAddress, disk_index
+from aethermind.cache.stores import StoreAddress, disk_store
 from aethermind.cache.stores.disk_store import DiskStore, open_disk_store
 from aethermind.errors import ConfigError, InvalidArgumentError
 
@@ -102,7 +102,7 @@ def test_processes_that_create_the_index_wait_for_each_other(tmp_path: Path, mon
     store = DiskStore(tmp_path, 10 * PAGE)
     other = sqlite3.connect(tmp_path / "v1" / "index.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr(disk_index.time, "sleep", lambda _: other.execute("ROLLBACK"))
+    monkeypatch.setattr(disk_store.time, "sleep", lambda _: other.execute("ROLLBACK"))
     store.put([(KEYS[0], VALUE)])
     assert not other.in_transaction
     assert (store.get(KEYS[:1]), store.num_bytes) == ([VALUE], PAGE)

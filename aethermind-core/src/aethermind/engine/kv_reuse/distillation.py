@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from aethermind.ops.operator import OperatorRegistry
 
     Array = np.ndarray[Any, Any]
-    Array = np.ndarray[Any, Any]
 
 __all__ = ["AttentionSample", "distill", "fit_outputs", "fit_queries"]
 
