@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aethermind import Runtime
-from aethermind.sampling import rows
+from aethermind.sampling import rows as sampling_rows
 from aethermind.sampling.guidance import Grammars, TokenGuide
 from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
 from aethermind.sampling.params import StructuredOutputs
@@ -41,7 +41,7 @@ def requests_of(tokenizer: Tokenizer, num_lanes: int) -> list[Any]:
 
 
 def test_several_threads_write_the_same_masks_as_one(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_WORTH_THREADS_S", 0.0)
+    monkeypatch.setattr(sampling_rows, "_WORTH_THREADS_S", 0.0)
     found, threads = [], set[int]()
     fill = TokenGuide.fill
 
