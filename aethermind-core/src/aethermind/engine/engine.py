@@ -299,7 +299,7 @@ class Engine(Shared):
             self.pipeline.drain()
         if self._groups:
             outputs = [*self._merge_groups([state_of(growth) for growth in outputs])]
-        self._tell(outputs)
+        self._publish(outputs)
         return outputs
 
     def _end(self) -> None:
