@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from aethermind import LLM, Runtime
-from aethermind.server.limits import Limits
+from aethermind.server.admission import Limits
 from aethermind.server.run import bind, running
 
 NUM_UNREAD = 4
@@ -23,7 +23,7 @@ NUM_UNREAD = 4
 
 @contextmanager
 def serving(llm: LLM, *, limits: Limits | None = None, **options: Any) -> Iterator[str]:
-    """The address of a server in a thread of its own; `options` are those of `running`."""
+    """Run a server in a thread of its own; yields its address. `options` are those of `running`."""
     is_up, loops, stop = threading.Event(), [], asyncio.Event()
     with bind("127.0.0.1", 0) as listening:
 
@@ -57,7 +57,7 @@ def address(llm: LLM) -> Iterator[str]:
 
 @pytest.fixture
 def http(address: str) -> Iterator[httpx.Client]:
-    """A plain client; whatever a test does, every block is free after it."""
+    """A plain client. The fixture ends once all requests of the test have ended and their blocks are free."""
     with httpx.Client(base_url=address, timeout=30) as client:
         yield client
         await_idle(client)
@@ -71,7 +71,7 @@ def client(address: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def open_server(runtime: Runtime) -> Iterator[Callable[..., httpx.Client]]:
-    """Start another server with limits or a key of its own, and return a client for it."""
+    """Start a server with its own options; returns a client for it."""
     with ExitStack() as stack:
 
         def start(*, block_size: int = 16, scheduling_policy: str = "fair", **options: Any) -> httpx.Client:
@@ -91,9 +91,9 @@ def open_server(runtime: Runtime) -> Iterator[Callable[..., httpx.Client]]:
 
 @contextmanager
 def unread(http: httpx.Client, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
-    """`NUM_UNREAD` answers that stay open until they are read or the context is left, however fast the engine is.
+    """A stream of `NUM_UNREAD` answers that is not read, and so is open while the context is.
 
-    They are longer than what all buffers on the way hold.
+    The answers are longer than all buffers together, so backpressure stops them before they end.
     """
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
     body |= {"n": NUM_UNREAD, "logprobs": 20}
@@ -106,25 +106,25 @@ def unread(http: httpx.Client, headers: dict[str, str] | None = None) -> Iterato
 
 
 @contextmanager
-def standing_still(llm: LLM, after: int = 4) -> Iterator[threading.Event]:
-    """Have an engine take so many steps, and the others once the event is set: answers are under way meanwhile."""
-    advance, goes_on, numbers = llm.engine.advance, threading.Event(), itertools.count()
+def paused_engine(llm: LLM, after: int = 4) -> Iterator[threading.Event]:
+    """Pause an engine after some steps until the yielded event is set, so that requests are in flight meanwhile."""
+    advance, resume, numbers = llm.engine.advance, threading.Event(), itertools.count()
 
-    def held_step() -> Any:
+    def paused_advance() -> Any:
         if next(numbers) >= after:
-            goes_on.wait()
+            resume.wait()
         return advance()
 
-    llm.engine.advance = held_step  # type: ignore[method-assign]
+    llm.engine.advance = paused_advance  # type: ignore[method-assign]
     try:
-        yield goes_on
+        yield resume
     finally:
-        goes_on.set()
+        resume.set()
         del llm.engine.advance  # type: ignore[method-assign]
 
 
 def await_idle(http: httpx.Client) -> None:
-    """Wait until no request runs and none holds a block; a test that never sees that hangs and so fails."""
+    """Wait until no request is in flight and no block is in use. A leak makes the test time out."""
     while True:
         samples = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio")

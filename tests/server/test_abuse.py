@@ -1,4 +1,4 @@
-"""Clients that send nonsense, too much, or leave: each gets one clear answer, and the server goes on."""
+"""Invalid and hostile requests, limits and disconnects: each gets one clear error, and the server continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import openai
 import pytest
 from tests.server.conftest import NUM_UNREAD, unread
 
-from aethermind.server.limits import Limits
+from aethermind.server.admission import Limits
 from aethermind.server.tenants import Quota, Tenant, Tenants, key_hash
 
 COMPLETIONS = "/v1/completions"
@@ -110,13 +110,13 @@ def test_errors_name_the_field_as_the_client_does(http: httpx.Client, path: str,
     assert error["message"].startswith(f"{field} ")
 
 
-def test_a_number_of_any_length_is_no_matter_of_python(http: httpx.Client) -> None:
+def test_an_integer_of_thousands_of_digits_is_a_400(http: httpx.Client) -> None:
     error = http.post(COMPLETIONS, content=HOSTILE["more digits than Python reads"]).json()["error"]
     assert error["message"] == "The request body has a number of thousands of digits."
 
 
 @pytest.mark.parametrize("wrong", [[10**9], [], [5] * 600])
-def test_a_prompt_that_cannot_be_served_is_told_before_the_others_begin(http: httpx.Client, wrong: list[int]) -> None:
+def test_an_invalid_prompt_is_rejected_before_the_others_begin(http: httpx.Client, wrong: list[int]) -> None:
     def answers() -> list[str]:
         lines = http.get("/metrics").text.splitlines()
         return [line for line in lines if line.startswith(("aethermind_request_success", "aethermind_prompt_tokens"))]
@@ -128,19 +128,19 @@ def test_a_prompt_that_cannot_be_served_is_told_before_the_others_begin(http: ht
     assert answers() == before
 
 
-def test_a_pair_of_surrogates_is_a_character(http: httpx.Client) -> None:
+def test_a_surrogate_pair_is_one_character(http: httpx.Client) -> None:
     body = b'{"model":"demo","prompt":"\\ud83e\\udd8a and","max_tokens":2,"echo":true}'
     assert http.post(COMPLETIONS, content=body).json()["choices"][0]["text"].startswith("🦊 and")
 
 
-def test_unknown_urls_and_methods_have_the_same_shape(http: httpx.Client) -> None:
+def test_errors_of_unknown_paths_and_methods_have_the_openai_format(http: httpx.Client) -> None:
     for answer, status in ((http.get("/v1/nothing"), 404), (http.get(COMPLETIONS), 405)):
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert answer.json()["error"]["message"] == f"GET does not go with {COMPLETIONS}; use POST."
 
 
-def test_a_body_too_large_is_refused_before_it_is_read(open_server: Callable[..., httpx.Client]) -> None:
+def test_a_body_that_is_too_large_is_rejected_before_it_is_read(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(limits=Limits(max_body_bytes=1000))
     assert http.post(COMPLETIONS, json={**GOOD, "prompt": "x" * 2000}).status_code == 413
 
@@ -152,7 +152,7 @@ def test_a_body_too_large_is_refused_before_it_is_read(open_server: Callable[...
     assert http.post(COMPLETIONS, json=GOOD).status_code == 200
 
 
-def test_a_client_that_leaves_frees_its_blocks(http: httpx.Client) -> None:
+def test_a_disconnect_frees_the_kv_blocks_of_the_request(http: httpx.Client) -> None:
     for _ in range(5):
         with http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as answer:
             next(answer.iter_lines())
@@ -161,8 +161,8 @@ def test_a_client_that_leaves_frees_its_blocks(http: httpx.Client) -> None:
     assert http.post(COMPLETIONS, json=GOOD).status_code == 200
 
 
-def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(max_open_requests=2 * NUM_UNREAD))
+def test_an_overloaded_server_sends_retry_after(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_concurrent_requests=2 * NUM_UNREAD))
     with unread(http) as one, unread(http) as two:
         assert one.status_code == two.status_code == 200
         refused = http.post(COMPLETIONS, json=GOOD)
@@ -174,8 +174,8 @@ def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.
         assert http.post("/tokenize", json={"model": "demo", "prompt": "Once"}).status_code == 200
 
 
-def test_more_answers_than_the_server_takes_are_a_mistake(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(max_open_requests=2))
+def test_more_answers_than_the_limit_are_a_400_without_retry_after(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_concurrent_requests=2))
     for more, param in (({"n": 3}, "n"), ({"prompt": ["x"] * 3}, "prompt"), ({"n": 2, "prompt": ["x"] * 2}, "n")):
         answer = http.post(COMPLETIONS, json={**GOOD, **more})
         assert answer.status_code == 400
@@ -183,7 +183,7 @@ def test_more_answers_than_the_server_takes_are_a_mistake(open_server: Callable[
         assert "Retry-After" not in answer.headers
 
 
-def test_answers_under_way_count_for_what_a_key_may_use(open_server: Callable[..., httpx.Client]) -> None:
+def test_tokens_of_answers_in_flight_count_against_the_quota(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants([(key_hash("a"), Tenant("a", "a", Quota(tokens_per_minute=1700)))]))
     http.headers["Authorization"] = "Bearer a"
     with unread(http, dict(http.headers)) as held:
@@ -199,8 +199,8 @@ def test_answers_under_way_count_for_what_a_key_may_use(open_server: Callable[..
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-def test_a_full_server_reads_no_body_to_say_so(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(max_open_requests=NUM_UNREAD))
+def test_an_overloaded_server_rejects_before_it_reads_the_body(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_concurrent_requests=NUM_UNREAD))
     with unread(http) as held:
         assert held.status_code == 200
         with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as plug:
@@ -208,7 +208,7 @@ def test_a_full_server_reads_no_body_to_say_so(open_server: Callable[..., httpx.
             assert plug.recv(12) == b"HTTP/1.1 429"  # without waiting for the five bytes
 
 
-def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:
+def test_a_request_that_times_out_is_a_408_that_clients_do_not_retry(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(limits=Limits(request_timeout_s=0.001))
     answer = http.post(COMPLETIONS, json=ENDLESS)
     assert answer.status_code == 408
@@ -222,7 +222,7 @@ def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:
     assert counted in http.get("/metrics").text
 
 
-def test_a_key_is_asked_for(open_server: Callable[..., httpx.Client]) -> None:
+def test_a_request_without_a_valid_key_is_a_401(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants.of_keys(["open sesame"]))
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
         answer = http.post(COMPLETIONS, json=GOOD, headers=headers)
@@ -234,20 +234,20 @@ def test_a_key_is_asked_for(open_server: Callable[..., httpx.Client]) -> None:
     assert http.get("/metrics").status_code == 401
 
 
-def test_every_answer_has_an_id_of_the_server(http: httpx.Client) -> None:
+def test_each_response_has_a_request_id_of_the_server(http: httpx.Client) -> None:
     ids = {http.get("/health", headers={"X-Request-Id": "mine"}).headers["X-Request-Id"] for _ in range(3)}
     assert len(ids) == 3
     assert "mine" not in ids
 
 
-def test_a_strange_host_name_is_turned_away(http: httpx.Client) -> None:
+def test_a_host_other_than_this_machine_is_a_403(http: httpx.Client) -> None:
     for host in ("evil.example", "evil.example:80", "", "localhost.evil.example", "127.0.0.1.evil.example"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 403
     for host in ("localhost", "LocalHost:80", "127.0.0.1", "127.0.0.2:80", "[::1]:8000"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
-def test_a_strange_web_page_is_turned_away(http: httpx.Client) -> None:
+def test_an_origin_other_than_the_server_is_a_403(http: httpx.Client) -> None:
     own = f"http://{http.base_url.netloc.decode()}"
     for origin, status in ((own, 200), ("https://evil.example", 403), ("http://localhost:1", 403), ("null", 403)):
         assert http.post(COMPLETIONS, json=GOOD, headers={"Origin": origin}).status_code == status

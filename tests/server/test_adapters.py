@@ -1,4 +1,4 @@
-"""Adapters over HTTP: models of their own to a client, on one engine, wherever that runs."""
+"""Adapters over HTTP: each is served as a model of its own by the engine of its base model."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def adapted(runtime: Runtime, adapters: dict[str, str]) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def wanted(adapted: LLM) -> dict[str, str]:
-    """The answer of the model and of each adapter, before a server has the engine."""
+def expected(adapted: LLM) -> dict[str, str]:
+    """The answers of the model and of each adapter, generated before a server runs the engine."""
     names = ["demo", "x", "y"]
     outputs = adapted.generate([PROMPT] * 3, GREEDY, adapter=[None, "x", "y"])
     return {name: output.outputs[0].text for name, output in zip(names, outputs, strict=True)}
@@ -49,9 +49,9 @@ def wanted(adapted: LLM) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=["inprocess", "process"])
 def address(
-    request: pytest.FixtureRequest, adapted: LLM, adapters: dict[str, str], runtime: Runtime, wanted: dict[str, str]
+    request: pytest.FixtureRequest, adapted: LLM, adapters: dict[str, str], runtime: Runtime, expected: dict[str, str]
 ) -> Iterator[str]:
-    assert len(set(wanted.values())) == 3
+    assert len(set(expected.values())) == 3
     is_inprocess = request.param == "inprocess"
     engine = (
         adapted if is_inprocess else EngineProcess("demo", EngineConfig(adapters=adapters, **LIMITS), runtime=runtime)
@@ -72,7 +72,7 @@ def http(address: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_each_is_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_each_adapter_is_listed_as_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client) -> None:
     listed = client.models.list().data
     assert [(one.id, one.model_extra["parent"]) for one in listed if one.model_extra] == [
         ("demo", None),
@@ -84,16 +84,16 @@ def test_each_is_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client
 
 
 @pytest.mark.parametrize("name", ["demo", "x", "y"])
-def test_completions(client: openai.OpenAI, wanted: dict[str, str], name: str) -> None:
-    asked: dict[str, Any] = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0.0}
-    whole = client.completions.create(**asked)
-    assert (whole.model, whole.choices[0].text) == (name, wanted[name])
-    parts = list(client.completions.create(**asked, stream=True))
-    assert "".join(part.choices[0].text for part in parts) == wanted[name]
+def test_completions_use_the_adapter_of_that_name(client: openai.OpenAI, expected: dict[str, str], name: str) -> None:
+    ask: dict[str, Any] = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0.0}
+    whole = client.completions.create(**ask)
+    assert (whole.model, whole.choices[0].text) == (name, expected[name])
+    parts = list(client.completions.create(**ask, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == expected[name]
     assert {part.model for part in parts} == {name}
 
 
-def test_other_endpoints(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_chats_responses_and_embeddings_use_the_adapter(client: openai.OpenAI, http: httpx.Client) -> None:
     messages: Any = [{"role": "user", "content": "Who are you?"}]
     chats, responses, vectors = [], [], []
     for name in ("demo", "x"):
@@ -108,13 +108,15 @@ def test_other_endpoints(client: openai.OpenAI, http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"model": "x", "prompt": PROMPT}).json()["count"] > 0
 
 
-def test_names_that_there_are_not(http: httpx.Client) -> None:
+def test_an_unknown_model_is_a_404_that_lists_the_names(http: httpx.Client) -> None:
     refused = http.post("/v1/completions", json={"model": "z", "prompt": PROMPT})
     assert refused.status_code == 404
     assert refused.json()["error"]["message"] == "There is no model 'z'; this server has demo, x, y."
 
 
-def test_metrics_are_told_by_what_was_asked_and_once_an_engine(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_request_metrics_are_labelled_by_adapter_and_engine_metrics_by_model(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
     client.completions.create(model="x", prompt=PROMPT, max_tokens=2)
     lines = http.get("/metrics").text.splitlines()
     running = [line for line in lines if line.startswith("aethermind_num_requests_running{")]
@@ -122,13 +124,13 @@ def test_metrics_are_told_by_what_was_asked_and_once_an_engine(client: openai.Op
     assert any(line.startswith("aethermind_request_success_total{") and 'model_name="x"' in line for line in lines)
 
 
-def test_an_adapter_needs_a_name_of_its_own(adapted: LLM) -> None:
+def test_two_models_of_one_name_are_an_error(adapted: LLM) -> None:
     model = ServedModel.of("x", adapted, None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="Two models are called 'x'; give the adapter another name"):
         create_app([model])
 
 
-def test_a_directory_that_is_no_adapter_ends_the_start(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_directory_without_an_adapter_is_an_error_at_start(runtime: Runtime, tmp_path: Path) -> None:
     async def start() -> None:
         async with EngineProcess("demo", EngineConfig(adapters={"x": str(tmp_path)}, **LIMITS), runtime=runtime):
             pass

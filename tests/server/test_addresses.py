@@ -1,4 +1,4 @@
-"""Addresses as people write them, and who may ask from where."""
+"""Suggestions for unknown paths, authorization schemes, hosts and origins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = "https://chat.example"
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
+    ("path", "suggested"),
     [
         ("/chat/completions", "/v1/chat/completions"),  # a base URL without /v1
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
@@ -24,30 +24,30 @@ PAGE = "https://chat.example"
         ("/v1/chat/completions/", "/v1/chat/completions"),
     ],
 )
-def test_an_address_that_is_nearly_one_is_told_which(http: httpx.Client, asked: str, meant: str) -> None:
-    answer = http.post(asked, json=SAY)
+def test_a_404_suggests_a_similar_path(http: httpx.Client, path: str, suggested: str) -> None:
+    answer = http.post(path, json=SAY)
     assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == f"There is no {asked} here; did you mean {meant}?"
+    assert answer.json()["error"]["message"] == f"There is no {path} here; did you mean {suggested}?"
 
 
-def test_one_that_is_far_from_all_is_not(http: httpx.Client) -> None:
+def test_a_404_suggests_nothing_for_an_unrelated_path(http: httpx.Client) -> None:
     assert http.get("/wp-login.php").json()["error"]["message"] == "There is no /wp-login.php here."
 
 
-def test_a_slash_at_the_end_of_a_list_is_the_list(http: httpx.Client) -> None:
+def test_a_trailing_slash_of_the_model_list_is_ignored(http: httpx.Client) -> None:
     assert http.get("/v1/models/").json() == http.get("/v1/models").json()
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
-def test_the_scheme_of_a_key_is_in_any_case(open_server: Callable[..., httpx.Client], scheme: str) -> None:
+def test_the_authorization_scheme_is_case_insensitive(open_server: Callable[..., httpx.Client], scheme: str) -> None:
     http = open_server(tenants=Tenants.of_keys(["open sesame"]))
     assert http.get("/v1/models", headers={"Authorization": f"{scheme} open sesame"}).status_code == 200
     assert http.get("/v1/models", headers={"Authorization": f"{scheme} open"}).status_code == 401
 
 
 @pytest.mark.parametrize("origins", [(PAGE,), ("*",)])
-def test_pages_that_may_ask(open_server: Callable[..., httpx.Client], origins: tuple[str, ...]) -> None:
-    """A browser asks before it sends JSON or a key, and shows a page only what is meant for it (Fetch, CORS)."""
+def test_cors_allows_the_configured_origins(open_server: Callable[..., httpx.Client], origins: tuple[str, ...]) -> None:
+    """Browsers send a preflight request before JSON or a key, and check the headers of responses (Fetch, CORS)."""
     http = open_server(origins=origins, tenants=Tenants.of_keys(["k"]))
     before = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
     answer = http.options("/v1/chat/completions", headers={"Origin": PAGE, **before})
@@ -61,8 +61,8 @@ def test_pages_that_may_ask(open_server: Callable[..., httpx.Client], origins: t
         assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
     assert http.get("/v1/models", headers={"Origin": PAGE}).status_code == 401
     is_open = "*" in origins
-    stranger = {"Origin": "https://evil.example", "Authorization": "Bearer k"}
-    assert http.get("/v1/models", headers=stranger).status_code == (200 if is_open else 403)
+    foreign = {"Origin": "https://evil.example", "Authorization": "Bearer k"}
+    assert http.get("/v1/models", headers=foreign).status_code == (200 if is_open else 403)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Answers of models with SentencePiece tokenizers go on with their prompt's text: no space is lost between them."""
+"""Completions with SentencePiece tokenizers continue the text of the prompt, including spaces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def completed(http: httpx.Client, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_prompt_and_answer_are_the_text_of_all_tokens(spm: LLM, prompt: str) -> None:
+def test_prompt_and_answer_join_to_the_decoded_tokens(spm: LLM, prompt: str) -> None:
     for given in (prompt, {"prompt_token_ids": spm.tokenizer.encode(prompt, add_special_tokens=True)}):
         some = [forced(spm, "▁the", logprobs=0)]
         if prompt.isascii():  # a run of bytes that begins in the prompt has no text of its own
@@ -62,7 +62,7 @@ def test_prompt_and_answer_are_the_text_of_all_tokens(spm: LLM, prompt: str) -> 
                 assert [next(iter(one.values())).decoded_token for one in completion.logprobs] == [" the"] * 3
 
 
-def test_without_a_prompt_s_text_the_first_space_is_none(spm: LLM) -> None:
+def test_the_first_space_is_dropped_without_a_prompt_text(spm: LLM) -> None:
     (output,) = spm.generate([{"prompt_token_ids": [1]}], forced(spm, "▁the", logprobs=1))
     completion = output.outputs[0]
     assert completion.text == "the the the"
@@ -71,7 +71,7 @@ def test_without_a_prompt_s_text_the_first_space_is_none(spm: LLM) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_structured_output_is_what_was_offered(spm: LLM, choice: str) -> None:
+def test_structured_output_is_the_choice_with_its_spaces(spm: LLM, choice: str) -> None:
     params = SamplingParams(max_tokens=40, structured_outputs=StructuredOutputs(choice=[choice]))
     prompts: list[Any] = [*PROMPTS, {"prompt_token_ids": [1]}]
     assert [output.outputs[0].text for output in spm.generate(prompts, params)] == [choice] * len(prompts)
@@ -79,7 +79,7 @@ def test_structured_output_is_what_was_offered(spm: LLM, choice: str) -> None:
     assert chat.outputs[0].text == choice
 
 
-def test_the_answer_to_a_chat_is_a_text_of_its_own(spm: LLM) -> None:
+def test_a_chat_answer_does_not_continue_the_text_of_the_prompt(spm: LLM) -> None:
     messages = [{"role": "user", "content": "yes"}]
     params = forced(spm, "▁the", logprobs=0)
     (whole,) = spm.chat(messages, params)
@@ -88,13 +88,13 @@ def test_the_answer_to_a_chat_is_a_text_of_its_own(spm: LLM) -> None:
     assert whole.outputs[0].text == streamed.outputs[0].text == "the the the"
     assert streamed.prompt == whole.prompt
     assert whole.outputs[0].logprobs is not None
-    told = "".join(next(iter(one.values())).decoded_token for one in whole.outputs[0].logprobs)
-    assert told == "the the the"
+    joined = "".join(next(iter(one.values())).decoded_token for one in whole.outputs[0].logprobs)
+    assert joined == "the the the"
     assert spm.tokenizer.encode(whole.outputs[0].text) == whole.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_server_tells_text_tokens_bytes_and_offsets_alike(spm: LLM, http: httpx.Client, prompt: str) -> None:
+def test_text_tokens_and_offsets_of_a_completion_agree(spm: LLM, http: httpx.Client, prompt: str) -> None:
     the = spm.tokenizer.token_to_id("▁the")
     body = {"prompt": prompt, "max_tokens": 3, "allowed_token_ids": [the], "logprobs": 1}
     plain = completed(http, **body)
@@ -112,7 +112,7 @@ def test_the_server_tells_text_tokens_bytes_and_offsets_alike(spm: LLM, http: ht
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_stream_is_the_whole(http: httpx.Client, prompt: str) -> None:
+def test_a_stream_adds_up_to_the_whole_answer(http: httpx.Client, prompt: str) -> None:
     body = {"model": "demo", "prompt": prompt, "temperature": 2, "seed": 3, "max_tokens": 24, "echo": True}
     whole = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
     lines = http.post("/v1/completions", json={**body, "stream": True}).text.splitlines()
@@ -120,7 +120,7 @@ def test_a_stream_is_the_whole(http: httpx.Client, prompt: str) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == whole
 
 
-def test_bytes_of_tokens_in_chats(http: httpx.Client) -> None:
+def test_the_bytes_of_chat_tokens_join_to_the_answer(http: httpx.Client) -> None:
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "the"}],
@@ -129,12 +129,12 @@ def test_bytes_of_tokens_in_chats(http: httpx.Client) -> None:
         "max_tokens": 30,
     }
     choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
-    told = bytes(byte for token in choice["logprobs"]["content"] for byte in token["bytes"])
+    joined = bytes(byte for token in choice["logprobs"]["content"] for byte in token["bytes"])
     assert choice["message"]["content"] == " é🦊 the"
-    assert told.decode().removesuffix("</s>") == " é🦊 the"
+    assert joined.decode().removesuffix("</s>") == " é🦊 the"
 
 
-def test_an_answer_goes_on_in_the_next_request(spm: LLM, http: httpx.Client) -> None:
+def test_an_answer_can_be_continued_by_the_next_request(spm: LLM, http: httpx.Client) -> None:
     the = spm.tokenizer.token_to_id("▁the")
     text = "Once"
     for _ in range(3):
@@ -142,7 +142,7 @@ def test_an_answer_goes_on_in_the_next_request(spm: LLM, http: httpx.Client) -> 
     assert text == "Once the the the"
 
 
-def test_bad_words_are_those_behind_a_text(spm: LLM) -> None:
+def test_bad_words_match_at_the_end_of_a_text(spm: LLM) -> None:
     """A word is forbidden with its space and as the end of another; SentencePiece's first space is no part of it."""
     the, he, yes = (spm.tokenizer.token_to_id(token) for token in ("▁the", "he", "▁yes"))
     allowed = [the, he, yes]
@@ -155,6 +155,6 @@ def test_bad_words_are_those_behind_a_text(spm: LLM) -> None:
         assert {token_id for output in outputs for token_id in output.outputs[0].token_ids} == expected
 
 
-def test_the_directory_is_read(spm: LLM) -> None:
+def test_the_model_is_loaded_from_its_directory(spm: LLM) -> None:
     assert isinstance(spm.engine.planned.source.path, Path)
     assert spm.tokenizer.encode("Once the")[-1] == spm.tokenizer.token_to_id("▁the")

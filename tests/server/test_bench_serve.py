@@ -1,4 +1,4 @@
-"""`aethermind bench serve` against the server, and against servers that answer badly."""
+"""`aethermind bench serve` against this server, and against servers that answer wrongly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def piece(text: str, finish_reason: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def answering(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator[str]:
-    """The address of a server with the model `m` that answers what it is asked by `answer(body)`, and hangs up."""
+    """Run a server of the model `m` that answers each request by `answer(body)` and closes; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -79,7 +79,7 @@ def answering(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator
 
 
 @pytest.mark.parametrize("pace", [("--concurrency", "3"), ("--request-rate", "200")])
-def test_counts_add_up_to_what_the_server_counted(http: httpx.Client, address: str, pace: tuple[str, ...]) -> None:
+def test_client_counts_equal_the_metrics_of_the_server(http: httpx.Client, address: str, pace: tuple[str, ...]) -> None:
     def written() -> float:
         lines = http.get("/metrics").text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith("aethermind_generation_tokens_total{"))
@@ -103,7 +103,7 @@ def test_chats_and_traces(address: str) -> None:
     assert few["num_requests"] == 2
 
 
-def test_goals_count(address: str) -> None:
+def test_goodput_counts_the_requests_that_meet_the_slo(address: str) -> None:
     easy = record(address, *SMALL, "--slo-ttft-ms", "1e8", "--slo-tpot-ms", "1e8")
     assert easy["num_good"] == 6
     assert easy["goodput_per_s"] == pytest.approx(easy["requests_per_s"])
@@ -111,11 +111,11 @@ def test_goals_count(address: str) -> None:
 
 
 def test_a_full_server_is_counted_by_kind() -> None:
-    seats = iter(range(3))  # the trial, and two answers
+    seats = iter(range(3))  # the warm-up and two answers
 
     def answer_some(_: dict[str, Any]) -> tuple[int, bytes]:
         if next(seats, None) is None:
-            return 429, json.dumps(ApiError(429, "No room.", code="overloaded").body).encode()
+            return 429, json.dumps(ApiError(429, "The server is full.", code="overloaded").body).encode()
         return 200, sse(piece("a", "length"), b"[DONE]")
 
     with answering(answer_some) as full:
@@ -124,7 +124,7 @@ def test_a_full_server_is_counted_by_kind() -> None:
     assert (report["num_completed"], report["num_failed"]) == (2, 6)
 
 
-def test_what_does_not_fit_is_counted_and_fails(address: str) -> None:
+def test_requests_beyond_the_context_are_counted_as_failures(address: str) -> None:
     result = bench(address, "--num-prompts", "2", "--prompt-tokens", "9000")
     assert result.exit_code == 1
     assert "2 × HTTP 400 context_length_exceeded" in result.stdout
@@ -145,7 +145,7 @@ def test_a_slow_server_is_counted() -> None:
     assert "6 × timeout" in result.stdout
 
 
-def test_a_server_that_never_answers_is_a_sentence() -> None:
+def test_a_server_that_never_answers_is_a_one_line_error() -> None:
     is_over = threading.Event()
 
     def hang(_: dict[str, Any]) -> tuple[int, bytes]:
@@ -169,14 +169,14 @@ def test_a_server_that_never_answers_is_a_sentence() -> None:
         (sse(["a"]), "not understood"),
     ],
 )
-def test_broken_answers_are_failures_of_a_kind(stream: bytes, kind: str) -> None:
+def test_broken_streams_are_failures_by_kind(stream: bytes, kind: str) -> None:
     with answering(lambda _: (200, stream)) as broken:
         result = bench(broken, *SMALL)
     assert result.exit_code == 1
     assert f"6 × {kind}" in result.stdout
 
 
-def test_without_usage_pieces_of_text_are_counted() -> None:
+def test_without_usage_the_chunks_with_text_are_counted() -> None:
     stream = sse(piece("a\u2028"), piece(""), piece("b"), piece("", "stop"), b"[DONE]")
     with answering(lambda _: (200, stream)) as plain:
         assert record(plain, *SMALL)["output_tokens"] == 6 * 2
@@ -205,7 +205,9 @@ def test_requests_have_a_format_that_the_server_accepts(unknown: tuple[str, ...]
         assert asyncio.run(found(picky)) == form
 
 
-def test_who_cannot_be_asked_is_a_sentence(address: str, open_server: Callable[..., httpx.Client]) -> None:
+def test_a_server_that_rejects_all_requests_is_a_one_line_error(
+    address: str, open_server: Callable[..., httpx.Client]
+) -> None:
     locked = str(open_server(tenants=Tenants.of_keys(["secret"])).base_url)
     with answering(lambda _: (500, b"it broke")) as broken:
         for url, args, words in (
@@ -238,12 +240,12 @@ def test_who_cannot_be_asked_is_a_sentence(address: str, open_server: Callable[.
         (("--trace", "absent.csv"), "absent.csv cannot be used"),
     ],
 )
-def test_bad_input_is_a_sentence(args: tuple[str, ...], words: str) -> None:
+def test_invalid_options_are_a_one_line_error(args: tuple[str, ...], words: str) -> None:
     result = bench("http://127.0.0.1:1", *args)
     assert (result.exit_code, words in result.stderr) == (2, True), result.output
 
 
-def test_without_httpx_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_httpx_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "aethermind.cli.bench.serve.client", raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
     result = bench("http://127.0.0.1:1")
@@ -252,19 +254,19 @@ def test_without_httpx_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_a_picture(address: str, tmp_path: Path, suffix: str) -> None:
+def test_a_plot_is_written_in_the_format_of_its_suffix(address: str, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"run.{suffix}"
     record(address, *SMALL, "--plot", str(path))
     begin = path.read_bytes()[:300]
     assert (b"<?xml" in begin) if suffix == "svg" else begin.startswith(b"\x89PNG")
 
 
-def test_an_interrupt_prints_what_there_is() -> None:
-    asked, third, is_over = [], threading.Event(), threading.Event()
+def test_an_interrupt_prints_the_results_so_far() -> None:
+    requests, third, is_over = [], threading.Event(), threading.Event()
 
     def hang_at_the_third(body: dict[str, Any]) -> tuple[int, bytes]:
-        asked.append(body)
-        if len(asked) > 3:  # the trial, and two answers
+        requests.append(body)
+        if len(requests) > 3:  # the warm-up and two answers
             third.set()
             is_over.wait(60)
         return 200, sse(piece("a", "length"), b"[DONE]")

@@ -1,4 +1,4 @@
-"""`DELETE /v1/requests/{id}`: an answer ended from outside."""
+"""`DELETE /v1/requests/{id}` cancels requests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from tests.server.conftest import standing_still, unread
+from tests.server.conftest import paused_engine, unread
 
 from aethermind import LLM
 from aethermind.server.tenants import Tenants
 
-ENDLESS = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
+LONG = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, object]]:
@@ -23,27 +23,29 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"prompt": ["The old fox", "A small hen"]}])
-def test_a_stream_ends_with_what_there_is(llm: LLM, http: httpx.Client, extra: dict[str, object]) -> None:
-    with standing_still(llm) as goes_on, http.stream("POST", "/v1/completions", json={**ENDLESS, **extra}) as answer:
+def test_a_cancelled_stream_ends_with_finish_reason_abort(
+    llm: LLM, http: httpx.Client, extra: dict[str, object]
+) -> None:
+    with paused_engine(llm) as resume, http.stream("POST", "/v1/completions", json={**LONG, **extra}) as answer:
         lines = answer.iter_lines()
         first = next(events(lines))
         cancelled = http.delete(f"/v1/requests/{first['id']}")
         assert cancelled.json() == {"id": first["id"], "object": "request", "cancelled": True}
-        goes_on.set()
+        resume.set()
         *_, last = (event["choices"][0]["finish_reason"] for event in events(lines))
         assert last == "abort"
     assert http.delete(f"/v1/requests/{first['id']}").status_code == 404
 
 
-def test_the_id_of_the_header_works_too(llm: LLM, http: httpx.Client) -> None:
-    with standing_still(llm) as goes_on, http.stream("POST", "/v1/completions", json=ENDLESS) as answer:
+def test_a_request_is_cancelled_by_the_id_of_its_header(llm: LLM, http: httpx.Client) -> None:
+    with paused_engine(llm) as resume, http.stream("POST", "/v1/completions", json=LONG) as answer:
         assert http.delete(f"/v1/requests/{answer.headers['X-Request-Id']}").status_code == 200
-        goes_on.set()
+        resume.set()
         assert list(answer.iter_lines())[-2] == "data: [DONE]"
     assert http.delete("/v1/requests/req_00").json()["error"]["code"] == "request_not_found"
 
 
-def test_nobody_ends_what_another_tenant_asked(open_server: Callable[..., httpx.Client]) -> None:
+def test_a_tenant_cannot_cancel_requests_of_another(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants.of_keys(["first", "second"]))
     first, second = ({"Authorization": f"Bearer {key}"} for key in ("first", "second"))
     with unread(http, headers=first) as answer:
@@ -54,17 +56,17 @@ def test_nobody_ends_what_another_tenant_asked(open_server: Callable[..., httpx.
 
 
 @pytest.mark.parametrize("name", ["order-7", "a/b c", "x" * 128])
-def test_the_client_s_own_id_ends_its_requests(llm: LLM, http: httpx.Client, name: str) -> None:
+def test_the_client_s_own_id_cancels_all_its_requests(llm: LLM, http: httpx.Client, name: str) -> None:
     headers = {"X-Request-Id": name}
     url = f"/v1/requests/{quote(name, safe='')}"
     with (
-        standing_still(llm) as goes_on,
-        http.stream("POST", "/v1/completions", json=ENDLESS, headers=headers) as first,
-        http.stream("POST", "/v1/completions", json=ENDLESS, headers=headers) as second,
-        http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 8}) as other,
+        paused_engine(llm) as resume,
+        http.stream("POST", "/v1/completions", json=LONG, headers=headers) as first,
+        http.stream("POST", "/v1/completions", json=LONG, headers=headers) as second,
+        http.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 8}) as other,
     ):
         assert http.delete(url).json() == {"id": name, "object": "request", "cancelled": True}
-        goes_on.set()
+        resume.set()
         *_, one = (event["choices"][0]["finish_reason"] for event in events(first.iter_lines()))
         *_, two = (event["choices"][0]["finish_reason"] for event in events(second.iter_lines()))
         *_, three = (event["choices"][0]["finish_reason"] for event in events(other.iter_lines()))
@@ -72,7 +74,7 @@ def test_the_client_s_own_id_ends_its_requests(llm: LLM, http: httpx.Client, nam
     assert http.delete(url).status_code == 404
 
 
-def test_a_client_s_id_is_that_of_its_tenant(open_server: Callable[..., httpx.Client]) -> None:
+def test_client_ids_are_separate_for_each_tenant(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants.of_keys(["first", "second"]))
     first, second = ({"Authorization": f"Bearer {key}", "X-Request-Id": "mine"} for key in ("first", "second"))
     with unread(http, headers=first):

@@ -41,11 +41,11 @@ def written(llm: LLM, chosen: ChosenTemplate | None) -> str:
     return llm.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def test_a_template_of_the_model_is_chosen_by_name(named: LLM) -> None:
+def test_a_named_template_of_the_model_is_used(named: LLM) -> None:
     assert written(named, ChosenTemplate.read("plain")) == "P:Hello"
 
 
-def test_a_file_takes_the_place_of_the_model_s(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_template_file_replaces_the_one_of_the_model(runtime: Runtime, tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("F:{{ messages[0].content }}")
     llm = LLM(device="cpu", max_model_len=64, runtime=runtime)
@@ -53,7 +53,7 @@ def test_a_file_takes_the_place_of_the_model_s(runtime: Runtime, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("template", "remedy"), [(NAMED, "--chat-template plain or rag, or FILE."), ("", " FILE.")])
-def test_a_model_without_one_says_how_to_get_one(
+def test_a_chat_without_a_template_is_a_400_with_a_remedy(
     tmp_path: Path, runtime: Runtime, template: object, remedy: str
 ) -> None:
     llm = model_with(tmp_path / "none", runtime, template)
@@ -65,7 +65,7 @@ def test_a_model_without_one_says_how_to_get_one(
             assert error["message"].endswith(remedy)
 
 
-def test_what_is_neither_a_file_nor_a_name(named: LLM, tmp_path: Path) -> None:
+def test_an_invalid_chat_template_option_is_an_error(named: LLM, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"There is no file 'tool_use'.*has plain, rag"):
         ChosenTemplate.read("tool_use").of(named.tokenizer.chat_templates)
     for given in ("./nowhere", "mine.jinja", str(tmp_path)):
@@ -81,7 +81,7 @@ def test_what_is_neither_a_file_nor_a_name(named: LLM, tmp_path: Path) -> None:
         ChosenTemplate.read(str(empty))
 
 
-def test_a_template_with_a_mistake_is_found_before_a_request(llm: LLM) -> None:
+def test_a_syntax_error_of_a_template_is_found_at_start(llm: LLM) -> None:
     served = ServedModel.of("demo", llm, None)  # type: ignore[arg-type]
     with pytest.raises(TokenizerError, match="syntax error in line 1"):
         served.with_chat_template(ChosenTemplate("broken.jinja", "{% for %}"))

@@ -1,4 +1,4 @@
-"""`aethermind chat --url`: the same chat with a server, ours or one that behaves in other ways."""
+"""`aethermind chat --url`: a chat with this server, and with servers that behave differently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*args: str, lines: str = "") -> typer.testing.Result:
     return typer.testing.CliRunner().invoke(app, ["chat", *args], input=lines)
 
 
-def test_a_chat_with_a_server_is_the_chat_with_its_model(address: str) -> None:
+def test_a_chat_with_a_server_equals_a_local_chat(address: str) -> None:
     local = run(*GREEDY, "--dtype", "float32", "--max-model-len", "512", lines="Who are you?\nReally?\n")
     for url in (address, f"{address}/v1", f"{address}/v1/"):
         remote = run("--url", url, *GREEDY, lines="Who are you?\nReally?\n")
@@ -44,12 +44,14 @@ def test_commands_and_statistics(address: str) -> None:
     assert rows["max_tokens"] == "12"
     assert rows["temperature"] == "the server's"
     assert rows["context"].endswith("of 512 tokens at the last answer")
-    told = [line for line in result.stderr.splitlines() if "answer tokens" in line]
-    assert ["12 answer tokens" in line for line in told] == [True, True]
-    assert ["seed 5" in told[0], "seed 6" in told[1]] == [True, True]
+    statistics = [line for line in result.stderr.splitlines() if "answer tokens" in line]
+    assert ["12 answer tokens" in line for line in statistics] == [True, True]
+    assert ["seed 5" in statistics[0], "seed 6" in statistics[1]] == [True, True]
 
 
-def test_stopping_an_answer_hangs_up(address: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupting_an_answer_closes_the_connection(
+    address: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(ServerAnswerer(address, None, None)) as answerer:
         conversation = Conversation("demo", None, {"max_tokens": 400, "ignore_eos": True})
         repl = Repl(answerer, conversation, Person("Tell me all"))  # type: ignore[arg-type]
@@ -77,14 +79,14 @@ def test_stopping_an_answer_hangs_up(address: str, http: httpx.Client, monkeypat
         (("--url", "{}", "--top-k", "-7"), ["--top-k is -7"]),
     ],
 )
-def test_mistakes_are_one_sentence(address: str, args: tuple[str, ...], words: list[str]) -> None:
+def test_wrong_options_are_a_one_line_error(address: str, args: tuple[str, ...], words: list[str]) -> None:
     result = run(*(address if arg == "{}" else arg for arg in args), lines="hi\n")
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert all(word in result.stderr for word in words), result.stderr
 
 
-def test_a_key_lets_in(open_server: Callable[..., httpx.Client]) -> None:
+def test_an_api_key_is_sent(open_server: Callable[..., httpx.Client]) -> None:
     url = str(open_server(tenants=Tenants.of_keys(["open sesame"])).base_url)
     assert "wants an API key" in run("--url", url, lines="hi\n").stderr
     assert run("--url", url, "--api-key", "open sesame", *GREEDY, lines="hi\n").exit_code == 0
@@ -92,7 +94,7 @@ def test_a_key_lets_in(open_server: Callable[..., httpx.Client]) -> None:
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repl]:
-    """Ask a server that answers with these events, or with this status and error; its requests are in `sent`."""
+    """Chat with a mock server that answers with these events or this error; its requests are in `sent`."""
 
     def ask(*events: Any, status: int = 200, works: Callable[[], Any] = lambda: None) -> Repl:
         def handle(request: httpx.Request) -> httpx.Response:
@@ -124,7 +126,7 @@ def delta(finish_reason: str | None = None, **parts: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": parts, "finish_reason": finish_reason}]}
 
 
-def test_only_what_was_set_is_sent(other: Callable[..., Any]) -> None:
+def test_only_options_that_were_set_are_sent(other: Callable[..., Any]) -> None:
     (sent,) = other(delta(content="Yes"), delta("stop")).sent
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
     assert sent == {
@@ -135,7 +137,7 @@ def test_only_what_was_set_is_sent(other: Callable[..., Any]) -> None:
     }
 
 
-def test_thoughts_are_shown_as_models_write_them(other: Callable[..., Repl]) -> None:
+def test_reasoning_is_shown_in_think_tags(other: Callable[..., Repl]) -> None:
     pieces = [
         delta(role="assistant", content=""),
         delta(reasoning_content="Hm"),
@@ -155,7 +157,7 @@ def test_thoughts_are_shown_as_models_write_them(other: Callable[..., Repl]) -> 
         ([[1]], 200, ["does not stream answers"]),
     ],
 )
-def test_what_goes_wrong_is_said_and_the_chat_goes_on(
+def test_the_chat_continues_after_an_error(
     other: Callable[..., Repl], capsys: pytest.CaptureFixture[str], events: list[Any], status: int, words: list[str]
 ) -> None:
     other(*events, status=status)
@@ -164,10 +166,8 @@ def test_what_goes_wrong_is_said_and_the_chat_goes_on(
     assert "  turns" in shown, "the command after it was run"
 
 
-def test_the_first_token_is_timed_from_the_request_on(
-    other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Servers send the head of an answer together with its first token."""
+def test_ttft_is_measured_from_the_request(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers send the headers of a response together with its first token."""
     now = [10.0]
     monkeypatch.setattr(answerers, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     replies: list[ChatReply] = []

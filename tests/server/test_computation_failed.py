@@ -1,4 +1,4 @@
-"""What a model, a kernel or a device fails at is the server's fault, not the request's: a status of 5xx."""
+"""Failures of models, kernels and devices are errors of the server (5xx)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def poisoned(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ("/v1/embeddings", {"input": "Hi"}),
     ],
 )
-def test_a_model_without_numbers_is_a_fault_of_the_server(
-    poisoned: httpx.Client, path: str, fields: dict[str, Any]
-) -> None:
+def test_logits_that_are_not_finite_are_a_500(poisoned: httpx.Client, path: str, fields: dict[str, Any]) -> None:
     answer = poisoned.post(path, json={"model": "demo", **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (500, "server_error", "computation_failed")
@@ -53,16 +51,14 @@ def test_a_model_without_numbers_is_a_fault_of_the_server(
         (errors.InvalidArgumentError("No."), 400, None),
     ],
 )
-def test_whose_fault_an_error_is(error: Exception, status: int, code: str | None) -> None:
+def test_engine_errors_have_the_status_of_their_class(error: Exception, status: int, code: str | None) -> None:
     failure = as_api_error(error)
     assert (failure.status, failure.code, failure.message) == (status, code, "No.")
 
 
-def test_an_error_of_a_package_is_raised_as_what_it_is_derived_from(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_class_of_a_package_keeps_its_base_class(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     class CardError(errors.DeviceError):
-        """As backends have them."""
+        """An error class of a backend."""
 
     def fail(*_: object) -> None:
         raise CardError("The card is gone.")

@@ -1,4 +1,4 @@
-"""Several answers, biases, penalties and demands on the text, asked for over HTTP."""
+"""Sampling fields over HTTP: several answers, biases, penalties and structured output."""
 
 from __future__ import annotations
 
@@ -45,16 +45,18 @@ def test_several_answers_to_several_prompts(client: openai.OpenAI) -> None:
 
 
 def test_each_of_several_answers_ends_once(client: openai.OpenAI) -> None:
-    """Also those that others outlast; a call that is told again at each end would be taken for a longer one."""
+    """A finished answer does not end again when longer ones end."""
     texts = ["a", "b" * 40]
-    demand = {"structured_outputs": {"choice": texts}}
+    constraint = {"structured_outputs": {"choice": texts}}
     ends: list[int] = []
-    for part in client.completions.create(**{**ASK, "max_tokens": 60}, n=8, stream=True, logprobs=0, extra_body=demand):
+    for part in client.completions.create(
+        **{**ASK, "max_tokens": 60}, n=8, stream=True, logprobs=0, extra_body=constraint
+    ):
         ends += [choice.index for choice in part.choices if choice.finish_reason is not None]
     assert sorted(ends) == list(range(8))
 
 
-def test_a_bias_decides_and_a_ban_forbids(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_logit_bias_can_force_and_forbid_a_token(client: openai.OpenAI, http: httpx.Client) -> None:
     token = http.post("/tokenize", json={"model": "demo", "prompt": " fox"}).json()["tokens"][0]
     ask = {**ASK, "max_tokens": 3, "temperature": 0.0}
     biased = client.completions.create(**ask, logit_bias={str(token): 100})
@@ -65,7 +67,7 @@ def test_a_bias_decides_and_a_ban_forbids(client: openai.OpenAI, http: httpx.Cli
 
 
 @pytest.mark.parametrize(
-    "demand",
+    "constraint",
     [
         {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
         {"type": "json_schema", "schema": SCHEMA},
@@ -73,10 +75,10 @@ def test_a_bias_decides_and_a_ban_forbids(client: openai.OpenAI, http: httpx.Cli
         {"type": "json_object", "json_schema": {"name": "person", "schema": SCHEMA}},
     ],
 )
-def test_json_by_schema(client: openai.OpenAI, demand: Any) -> None:
+def test_json_by_schema(client: openai.OpenAI, constraint: Any) -> None:
     for seed in range(5):
         answer = client.chat.completions.create(
-            model="demo", messages=MESSAGES, response_format=demand, seed=seed, max_tokens=200
+            model="demo", messages=MESSAGES, response_format=constraint, seed=seed, max_tokens=200
         ).choices[0]
         assert answer.finish_reason == "stop"
         person = json.loads(answer.message.content)
@@ -85,15 +87,17 @@ def test_json_by_schema(client: openai.OpenAI, demand: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("demand", "allowed"),
+    ("constraint", "allowed"),
     [
         ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
         ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdecimal()),
         ({"grammar": 'start: "a" "b"'}, lambda text: text == "ab"),
     ],
 )
-def test_our_own_demands(client: openai.OpenAI, demand: dict[str, object], allowed: object) -> None:
-    answer = client.completions.create(**ASK, extra_body={"structured_outputs": demand})
+def test_structured_outputs_constrain_the_answer(
+    client: openai.OpenAI, constraint: dict[str, object], allowed: object
+) -> None:
+    answer = client.completions.create(**ASK, extra_body={"structured_outputs": constraint})
     assert allowed(answer.choices[0].text)  # type: ignore[operator]
 
 
@@ -116,15 +120,15 @@ def test_our_own_demands(client: openai.OpenAI, demand: dict[str, object], allow
         ({"deadline_ms": 500}, "deadline_ms"),
     ],
 )
-def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
+def test_invalid_sampling_fields_are_a_400(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
     answer = http.post("/v1/completions", json={**ASK, **extra})
     assert answer.status_code == 400, answer.text
     if param is not None:
         assert answer.json()["error"]["param"] == param
 
 
-def test_what_a_policy_heeds(open_server: Callable[..., httpx.Client]) -> None:
-    """A wish that the policy does not look at is refused, and one that it does has its bounds."""
+def test_scheduling_fields_are_checked_against_the_policy(open_server: Callable[..., httpx.Client]) -> None:
+    """A field that the policy ignores is a 400, and one that it uses is checked for its range."""
     http = open_server(scheduling_policy="deadline")
     for extra, status in (({"deadline_ms": 60_000}, 200), ({"deadline_ms": -1}, 400), ({"priority": 0}, 200)):
         assert http.post("/v1/completions", json={**ASK, **extra}).status_code == status

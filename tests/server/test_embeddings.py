@@ -1,4 +1,4 @@
-"""`/v1/embeddings` by OpenAI's client, against transformers' idea of the same vectors by way of the offline API."""
+"""`/v1/embeddings` with OpenAI's client against the offline API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.end_to_end.models import copy_demo
 from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
-from aethermind.server.limits import Limits
+from aethermind.server.admission import Limits
 
 TEXTS = ["The old fox", "A small hen lives here."]
 
@@ -28,7 +28,9 @@ def expected() -> list[np.ndarray]:
         return other.embed(TEXTS)
 
 
-def test_every_form_of_input(client: openai.OpenAI, llm: LLM, expected: list[np.ndarray]) -> None:
+def test_all_forms_of_input_give_the_same_embeddings(
+    client: openai.OpenAI, llm: LLM, expected: list[np.ndarray]
+) -> None:
     ids = [llm.tokenizer.encode(text) for text in TEXTS]
     for given, vectors in ((TEXTS[0], expected[:1]), (TEXTS, expected), (ids[0], expected[:1]), (ids, expected)):
         answer = client.embeddings.create(model="demo", input=given)
@@ -40,8 +42,8 @@ def test_every_form_of_input(client: openai.OpenAI, llm: LLM, expected: list[np.
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
 
 
-def test_texts_are_cut_where_the_model_says_so(tmp_path: Path, runtime: Runtime, llm: LLM) -> None:
-    """However long they are: nothing but the first tokens is looked at."""
+def test_texts_are_truncated_to_the_max_seq_length_of_the_model(tmp_path: Path, runtime: Runtime, llm: LLM) -> None:
+    """Texts of any length are accepted, because only their first tokens are used."""
     limits = {"modules.json": b"[]", "sentence_bert_config.json": b'{"max_seq_length": 3}'}
     cut = LLM(copy_demo(tmp_path / "model", files=limits), device="cpu", max_model_len=64, runtime=runtime)
     ids = llm.tokenizer.encode(TEXTS[1])[:3]
@@ -77,13 +79,13 @@ def test_floats_and_base64_are_the_same(http: httpx.Client) -> None:
         ({"input": "word " * 2000}, None),
     ],
 )
-def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
+def test_invalid_embedding_requests_are_a_400(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
     answer = http.post("/v1/embeddings", json={"model": "demo", "input": "x", **extra})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
-def test_vectors_have_the_length_that_they_have(http: httpx.Client) -> None:
+def test_dimensions_accepts_only_the_length_of_the_embedding(http: httpx.Client) -> None:
     ask = {"model": "demo", "input": TEXTS}
     length = len(http.post("/v1/embeddings", json=ask).json()["data"][0]["embedding"])
     assert http.post("/v1/embeddings", json={**ask, "dimensions": length}).status_code == 200
@@ -91,7 +93,7 @@ def test_vectors_have_the_length_that_they_have(http: httpx.Client) -> None:
     assert (error["param"], str(length) in error["message"]) == ("dimensions", True)
 
 
-def test_an_empty_text_is_not_too_long(http: httpx.Client) -> None:
+def test_an_empty_text_has_an_error_of_its_own(http: httpx.Client) -> None:
     for texts in ("", ["a fox", ""], [[]]):
         answer = http.post("/v1/embeddings", json={"model": "demo", "input": texts})
         assert answer.status_code == 400
@@ -99,12 +101,12 @@ def test_an_empty_text_is_not_too_long(http: httpx.Client) -> None:
         assert answer.json()["error"]["code"] is None
 
 
-def test_texts_whose_first_vector_is_there_do_not_wait(http: httpx.Client, llm: LLM) -> None:
-    embed, goes_on, numbers = llm.engine.embed, threading.Event(), itertools.count()
+def test_an_embedding_request_leaves_the_queue_with_its_first_embedding(http: httpx.Client, llm: LLM) -> None:
+    embed, resume, numbers = llm.engine.embed, threading.Event(), itertools.count()
 
     def held(*args: Any, **names: Any) -> Any:
         if next(numbers) == 1:
-            goes_on.wait()
+            resume.wait()
         return embed(*args, **names)
 
     llm.engine.embed = held  # type: ignore[method-assign]
@@ -119,15 +121,15 @@ def test_texts_whose_first_vector_is_there_do_not_wait(http: httpx.Client, llm: 
             metrics = http.get("/metrics").text
         assert "aethermind_num_queued_tokens 0.0" in metrics
     finally:
-        goes_on.set()
+        resume.set()
         asking.join()
         del llm.engine.embed  # type: ignore[method-assign]
 
 
-def test_texts_have_so_many_tokens_together(open_server: Callable[..., httpx.Client]) -> None:
+def test_the_tokens_of_all_texts_together_are_limited(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(limits=Limits(max_queued_tokens=40))
     for texts, status in (([[5] * 41], 200), ([[5] * 20] * 2, 200), ([[5] * 20, [5] * 21], 400)):
         answer = http.post("/v1/embeddings", json={"model": "demo", "input": texts})
         assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == "input"
-    assert answer.json()["error"]["code"] == "queue_full_of_tokens"
+    assert answer.json()["error"]["code"] == "token_queue_full"

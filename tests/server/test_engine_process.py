@@ -1,4 +1,4 @@
-"""The server over engines in processes of their own: the same answers, and it outlives them."""
+"""The server with engines in processes of their own: the same answers, restarts and shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aethermind.engine.process.supervisor import Child
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_model_len=512)
 ASK: dict[str, Any] = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.0}
-ENDLESS: dict[str, Any] = {**ASK, "max_tokens": 500, "ignore_eos": True}
+LONG: dict[str, Any] = {**ASK, "max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def process_address(runtime: Runtime) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def both(address: str, process_address: str) -> Iterator[list[openai.OpenAI]]:
-    """Clients of the same model, in the server's process and in one of its own."""
+    """Clients of the same model with the engine in the server's process and in a process of its own."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(openai.OpenAI(base_url=f"{one}/v1", api_key="none", max_retries=0))
@@ -47,7 +47,7 @@ def both(address: str, process_address: str) -> Iterator[list[openai.OpenAI]]:
         ]
 
 
-def test_answers_are_the_same(both: list[openai.OpenAI]) -> None:
+def test_an_engine_process_gives_the_same_answers(both: list[openai.OpenAI]) -> None:
     def answers(client: openai.OpenAI) -> list[Any]:
         whole = client.completions.create(**ASK, logprobs=3, n=2, echo=True)
         parts = list(client.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
@@ -73,39 +73,41 @@ def test_answers_are_the_same(both: list[openai.OpenAI]) -> None:
         ({"logit_bias": {"99999999": 1}}, "vocabulary"),
     ],
 )
-def test_refusals_are_the_same(address: str, process_address: str, extra: dict[str, Any], words: str) -> None:
+def test_an_engine_process_gives_the_same_errors(
+    address: str, process_address: str, extra: dict[str, Any], words: str
+) -> None:
     whole, other = (httpx.post(f"{one}/v1/completions", json={**ASK, **extra}) for one in (address, process_address))
     streamed = httpx.post(f"{process_address}/v1/completions", json={**ASK, **extra, "stream": True})
     assert whole.status_code == other.status_code == streamed.status_code == 400
     assert words in other.json()["error"]["message"]
-    if extra.get("prompt") != [10**30]:  # the greatest number that crosses is named instead
+    if extra.get("prompt") != [10**30]:  # the error names the greatest integer of the wire format instead
         assert whole.json() == other.json()
 
 
-def test_who_hangs_up_holds_no_blocks(process_address: str) -> None:
+def test_a_disconnect_frees_the_blocks_of_an_engine_process(process_address: str) -> None:
     with httpx.Client(base_url=process_address, timeout=30) as http:
         for _ in range(3):
-            with http.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response:
+            with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
                 next(response.iter_lines())
         await_idle(http)
 
 
-def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(
+def test_a_killed_engine_ends_streams_with_an_error_and_is_restarted(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch, is_first, may_restart = Child.launch, iter([True]), threading.Event()
 
-    async def launch_when_told(*args: Any) -> Child:
+    async def launch_when_allowed(*args: Any) -> Child:
         if not next(is_first, False):
             await asyncio.to_thread(may_restart.wait)
         return await launch(*args)
 
-    monkeypatch.setattr(Child, "launch", launch_when_told)
+    monkeypatch.setattr(Child, "launch", launch_when_allowed)
     policy = RestartPolicy(first_delay_s=0.01)
     engine = EngineProcess("demo", replace(CONFIG, max_model_len=2048), runtime=runtime, policy=policy)
     with serving(engine) as address, httpx.Client(base_url=address, timeout=30) as http, ExitStack() as stack:
         stack.callback(may_restart.set)
-        with http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 2000, "stream": True}) as response:
+        with http.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 2000, "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             assert engine.pid is not None
@@ -127,7 +129,7 @@ def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(
         assert http.post("/v1/completions", json=ASK).status_code == 200
 
 
-def test_several_models_by_name_end_with_the_server() -> None:
+def test_several_models_are_served_by_name_and_end_with_the_server() -> None:
     with serve("--model", "tall=demo", "--model", "short=demo") as (server, http):
         pids = children(server.pid)
         assert len(pids) == 2
@@ -143,13 +145,13 @@ def test_several_models_by_name_end_with_the_server() -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_ctrl_c_lets_answers_finish_and_weights_are_in_the_engine_s_process_only() -> None:
+def test_sigint_drains_requests_and_only_the_engine_process_loads_kernels() -> None:
     with serve("--drain-timeout", "600", "--send-timeout", "600") as (server, http):
         (pid,) = children(server.pid)
         assert "aethermind_cpu/_native" in Path(f"/proc/{pid}/maps").read_text()
         assert "aethermind_cpu/_native" not in Path(f"/proc/{server.pid}/maps").read_text()
         with unread(http) as response:
-            os.killpg(server.pid, signal.SIGINT)  # as a terminal does
+            os.killpg(server.pid, signal.SIGINT)  # as a terminal sends it
             while http.get("/ready").status_code == 200:
                 pass
             said = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
@@ -160,16 +162,16 @@ def test_ctrl_c_lets_answers_finish_and_weights_are_in_the_engine_s_process_only
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_who_does_not_read_keeps_nobody_from_stopping() -> None:
+def test_a_client_that_does_not_read_does_not_delay_the_stop() -> None:
     with serve("--drain-timeout", "0.1") as (server, http), unread(http):
         server.send_signal(signal.SIGTERM)
         assert server.stderr is not None
         said = server.stderr.read().splitlines()
         assert server.wait(30) == 0
-    assert len(said) == 4, said  # where to chat, how many answers are open, that they end with an error, the request
+    assert len(said) == 4, said  # the address, the open answers, their end with an error, the request
 
 
-def test_a_model_that_does_not_load_is_one_sentence_and_exit_code_2() -> None:
+def test_a_model_that_cannot_be_loaded_is_a_one_line_error_with_exit_code_2() -> None:
     options = ["--port", "0", "--dtype", "float16", "--kv-cache-dtype", "bfloat16"]
     result = subprocess.run(
         [sys.executable, "-m", "aethermind", "serve", *options], capture_output=True, text=True, timeout=60
@@ -180,7 +182,7 @@ def test_a_model_that_does_not_load_is_one_sentence_and_exit_code_2() -> None:
 
 @contextmanager
 def serve(*options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """`aethermind serve` as people run it, in a process group of its own, and a client for it."""
+    """Run `aethermind serve` in a process group of its own; yields the process and a client."""
     command = [sys.executable, "-m", "aethermind", "serve", "--port", "0", "--device", "cpu", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert server.stderr is not None
@@ -196,5 +198,5 @@ def serve(*options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """The child processes of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

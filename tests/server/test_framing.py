@@ -36,7 +36,7 @@ def test_a_text_is_written_as_in_a_whole_event(framing: Framing, text: str, inde
 
 @given(text=TEXTS.filter(bool))
 def test_a_part_with_nothing_but_text_differs_in_its_text_only(text: str) -> None:
-    """From a part that is told as an object, as the last of an answer is."""
+    """Compared with a chunk that is encoded as an object, as the last of an answer is."""
     completion = CompletionAnswer(CompletionRequest(model="m", prompt="x"), MODEL, "req_1")
     plain, last = (_told(completion, text, reason) for reason in (None, "length"))
     assert [one["choices"][0]["text"] for one in (plain[0], last[0])] == [text, text]

@@ -1,4 +1,4 @@
-"""What generation_config.json says, and what a request says itself: over every endpoint they never collide."""
+"""The defaults of generation_config.json and the fields of requests, for each endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aethermind.sampling import SamplingParams
 from aethermind.sampling.generation_config import SAMPLING_FIELDS, read_sampling_defaults
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.completions import CompletionRequest
-from aethermind.server.openai.responses import ResponseRequest, ResponseWish
+from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
 from aethermind.server.served_model import ServedModel
 
 FILE: dict[str, Any] = {
@@ -46,15 +46,17 @@ ENDPOINTS = ("completions", "chat", "responses")
 DEFAULT_LENGTH = {"completions": 16, "chat": None, "responses": None}
 
 
-def asked(endpoint: str, model: ServedModel, **fields: Any) -> SamplingParams:
-    """What an endpoint asks of sampling for a body with these fields."""
+def params_of(endpoint: str, model: ServedModel, **fields: Any) -> SamplingParams:
+    """The sampling parameters of an endpoint for a body with these fields."""
     if endpoint == "completions":
         return CompletionRequest.model_validate({"model": "m", "prompt": "Once", **fields}).sampling(model)
     if endpoint == "chat":
         return ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **fields}).sampling(model)
     if "max_tokens" in fields:
         fields["max_output_tokens"] = fields.pop("max_tokens")
-    return ResponseWish(ResponseRequest.model_validate({"model": "m", "input": "hi", **fields})).sampling(model)
+    return ResponseGenerationParams(ResponseRequest.model_validate({"model": "m", "input": "hi", **fields})).sampling(
+        model
+    )
 
 
 @pytest.fixture
@@ -69,44 +71,46 @@ def test_the_cases_cover_every_field() -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("field", sorted(FILE))
-def test_each_field_counts_unless_the_request_says_otherwise(endpoint: str, field: str, llm: LLM) -> None:
+def test_each_default_applies_unless_the_request_has_the_field(endpoint: str, field: str, llm: LLM) -> None:
     model = replace(
         ServedModel.of("m", llm, AsyncEngine(llm.engine)),
         sampling_defaults=read_sampling_defaults({field: FILE[field]}),
     )
     name = SAMPLING_FIELDS[field]
-    told = tuple(FILE[field]) if name == "stop" else FILE[field]
-    assert getattr(asked(endpoint, model), name) == told
+    expected = tuple(FILE[field]) if name == "stop" else FILE[field]
+    assert getattr(params_of(endpoint, model), name) == expected
     if endpoint == "responses" and name == "stop":
-        return  # which it has no field of OpenAI's for; ours is the same
-    own = asked(endpoint, model, **{name: OWN[name]})
+        return  # /v1/responses has no such field in OpenAI's API
+    own = params_of(endpoint, model, **{name: OWN[name]})
     assert getattr(own, name) == (tuple(OWN[name]) if name == "stop" else OWN[name])
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("name", [None, *sorted(OWN)])
-def test_all_fields_beside_one_of_the_request(endpoint: str, name: str | None, served: ServedModel) -> None:
-    asked(endpoint, served, **({} if name is None else {name: OWN[name]}))
+def test_all_defaults_combine_with_each_field_of_a_request(
+    endpoint: str, name: str | None, served: ServedModel
+) -> None:
+    params_of(endpoint, served, **({} if name is None else {name: OWN[name]}))
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_lengths_are_the_request_s_then_the_model_s_then_the_endpoint_s(endpoint: str, served: ServedModel) -> None:
-    assert asked(endpoint, served, max_tokens=30).max_tokens == 30
-    assert asked(endpoint, served).max_tokens == 24
-    assert asked(endpoint, replace(served, sampling_defaults={})).max_tokens == DEFAULT_LENGTH[endpoint]
+def test_max_tokens_is_that_of_the_request_then_the_model_then_the_endpoint(endpoint: str, served: ServedModel) -> None:
+    assert params_of(endpoint, served, max_tokens=30).max_tokens == 30
+    assert params_of(endpoint, served).max_tokens == 24
+    assert params_of(endpoint, replace(served, sampling_defaults={})).max_tokens == DEFAULT_LENGTH[endpoint]
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_the_least_and_the_most_tokens_never_contradict_each_other(endpoint: str, served: ServedModel) -> None:
-    short = asked(endpoint, served, max_tokens=2)
+def test_min_tokens_and_max_tokens_defaults_never_contradict_the_request(endpoint: str, served: ServedModel) -> None:
+    short = params_of(endpoint, served, max_tokens=2)
     assert (short.min_tokens, short.max_tokens) == (2, 2)
-    long = asked(endpoint, served, min_tokens=40)
+    long = params_of(endpoint, served, min_tokens=40)
     assert (long.min_tokens, long.max_tokens) == (40, 40)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_structured_output_says_itself_where_it_ends(endpoint: str, served: ServedModel) -> None:
-    assert asked(endpoint, served, structured_outputs={"choice": ["yes"]}).min_tokens == 0
+def test_structured_output_ignores_the_default_of_min_tokens(endpoint: str, served: ServedModel) -> None:
+    assert params_of(endpoint, served, structured_outputs={"choice": ["yes"]}).min_tokens == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Many users at once, each with a stream: everyone gets what they would get alone, and nothing of anyone else."""
+"""Many concurrent users with a stream each: every stream equals the answer of a single request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len"
 
 @pytest.fixture(scope="module", params=["process", "inprocess"])
 def online(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[str]:
-    """The address of a server to which every user has a key."""
+    """The address of a server with a key for every user."""
     in_process = request.param == "inprocess"
     model = LLM(**SETTINGS, runtime=runtime) if in_process else EngineProcess("demo", EngineConfig(**SETTINGS))
     with serving(model, tenants=Tenants.of_keys(KEYS)) as address:
@@ -35,8 +35,8 @@ def online(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[str]:
 
 
 @dataclass
-class EventBatch:
-    """What a stream said: the text of each choice, how each ended, and every id that occurred in it."""
+class StreamResult:
+    """The text and finish reason of each choice of a stream, and all ids in its events."""
 
     texts: dict[int, str]
     endings: dict[int, str]
@@ -44,7 +44,7 @@ class EventBatch:
 
 
 class User:
-    """One of them, with a key and a request of their own; no two requests are alike."""
+    """A user with a key of their own; all users send different requests."""
 
     def __init__(self, address: str, index: int) -> None:
         self.index = index
@@ -59,14 +59,14 @@ class User:
         return self.index % 4 == 3
 
     def opened(self, *, is_stream: bool, is_endless: bool = False) -> Coroutine[Any, Any, Any]:
-        """The request: a greedy one, a random one, two answers, or a chat that can only say the secret."""
+        """The request: greedy, random, with two answers, or a chat constrained to the secret."""
         common: dict[str, Any] = {"model": "demo", "stream": is_stream}
         if self.has_secret and not is_endless:
             said = [{"role": "user", "content": f"I am {self.index}. What is my secret?"}]
             forced = {"structured_outputs": {"choice": [self.secret]}}
             return self.client.chat.completions.create(messages=said, **common, max_tokens=200, extra_body=forced)
-        by_chance = {"temperature": 1.0, "seed": self.index, "n": 2} if self.index % 4 == 2 else {"temperature": 0.0}
-        wanted = {"max_tokens": 2000} if is_endless else {"max_tokens": 32, **by_chance}
+        random = {"temperature": 1.0, "seed": self.index, "n": 2} if self.index % 4 == 2 else {"temperature": 0.0}
+        wanted = {"max_tokens": 2000} if is_endless else {"max_tokens": 32, **random}
         prompt = f"User {self.index} asked the fox"
         return self.client.completions.create(prompt=prompt, **common, **wanted, extra_body={"ignore_eos": True})
 
@@ -75,20 +75,20 @@ class User:
         return {one.index: one.message.content if hasattr(one, "message") else one.text for one in answer.choices}
 
 
-async def follow(stream: Any, meeting: asyncio.Barrier | None = None) -> EventBatch:
-    """Read a stream to its end; after the first event wait until everybody has one."""
-    told = EventBatch({}, {}, set())
+async def follow(stream: Any, barrier: asyncio.Barrier | None = None) -> StreamResult:
+    """Read a stream to its end; after the first event wait until all users have one."""
+    result = StreamResult({}, {}, set())
     async for event in stream:
-        told.ids.add(event.id)
+        result.ids.add(event.id)
         for one in event.choices:
             text = one.delta.content if hasattr(one, "delta") else one.text
-            told.texts[one.index] = told.texts.get(one.index, "") + (text or "")
+            result.texts[one.index] = result.texts.get(one.index, "") + (text or "")
             if one.finish_reason is not None:
-                told.endings[one.index] = one.finish_reason
-        if meeting is not None:
-            await meeting.wait()
-            meeting = None
-    return told
+                result.endings[one.index] = one.finish_reason
+        if barrier is not None:
+            await barrier.wait()
+            barrier = None
+    return result
 
 
 def together(address: str, scenario: Any) -> None:
@@ -103,47 +103,49 @@ def together(address: str, scenario: Any) -> None:
     asyncio.run(run())
 
 
-def test_each_stream_is_what_the_request_gets_alone(online: str) -> None:
+def test_concurrent_streams_equal_the_answers_of_single_requests(online: str) -> None:
     async def scenario(users: Sequence[User]) -> None:
         expected = [await user.alone() for user in users]
-        meeting = asyncio.Barrier(NUM_USERS)
+        barrier = asyncio.Barrier(NUM_USERS)
 
-        async def ask(user: User) -> EventBatch:
-            return await follow(await user.opened(is_stream=True), meeting)
+        async def ask(user: User) -> StreamResult:
+            return await follow(await user.opened(is_stream=True), barrier)
 
         answers = await asyncio.gather(*map(ask, users))
-        assert [told.texts for told in answers] == expected
-        assert all(told.texts == {0: user.secret} for user, told in zip(users, answers, strict=True) if user.has_secret)
-        assert all(len(told.ids) == 1 for told in answers)
-        assert len(set.union(*(told.ids for told in answers))) == NUM_USERS
+        assert [result.texts for result in answers] == expected
+        assert all(
+            result.texts == {0: user.secret} for user, result in zip(users, answers, strict=True) if user.has_secret
+        )
+        assert all(len(result.ids) == 1 for result in answers)
+        assert len(set.union(*(result.ids for result in answers))) == NUM_USERS
 
     together(online, scenario)
 
 
-def test_who_cancels_or_leaves_disturbs_nobody(online: str) -> None:
+def test_cancelled_and_disconnected_requests_do_not_affect_others(online: str) -> None:
     async def scenario(users: Sequence[User]) -> None:
         expected = [await user.alone() for user in users[::3]]
-        meeting = asyncio.Barrier(NUM_USERS)
+        barrier = asyncio.Barrier(NUM_USERS)
 
-        async def stay(user: User) -> EventBatch:
-            return await follow(await user.opened(is_stream=True), meeting)
+        async def read_all(user: User) -> StreamResult:
+            return await follow(await user.opened(is_stream=True), barrier)
 
-        async def leave(user: User) -> None:
+        async def disconnect(user: User) -> None:
             async with await user.opened(is_stream=True, is_endless=True) as stream:
                 await anext(stream)
-                await meeting.wait()
+                await barrier.wait()
 
-        async def cancel(user: User) -> EventBatch:
+        async def cancel(user: User) -> StreamResult:
             async with await user.opened(is_stream=True, is_endless=True) as stream:
                 path = f"/requests/{(await anext(stream)).id}"
-                await meeting.wait()
+                await barrier.wait()
                 with pytest.raises(openai.NotFoundError):
                     await users[user.index - 1].client.delete(path, cast_to=object)
                 await user.client.delete(path, cast_to=object)
                 return await follow(stream)
 
-        results = await asyncio.gather(*((stay, leave, cancel)[user.index % 3](user) for user in users))
-        assert [told.texts for told in results[::3]] == expected
-        assert all(told.endings == {0: "abort"} for told in results[2::3])
+        results = await asyncio.gather(*((read_all, disconnect, cancel)[user.index % 3](user) for user in users))
+        assert [result.texts for result in results[::3]] == expected
+        assert all(result.endings == {0: "abort"} for result in results[2::3])
 
     together(online, scenario)

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against the server: what it parses is what the offline API answers."""
+"""The endpoints with OpenAI's Python client against the offline API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_completion_equals_the_offline_api(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (4, 24, 28)
 
 
-def test_stream_adds_up_to_the_whole(client: openai.OpenAI) -> None:
+def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     ask = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 40, "seed": 5}
     whole = client.completions.create(**ask)
     parts = list(client.completions.create(**ask, stream=True))
@@ -41,7 +41,7 @@ def test_stream_adds_up_to_the_whole(client: openai.OpenAI) -> None:
     assert all(part.usage is None for part in parts)
 
 
-def test_prompts_in_every_form(client: openai.OpenAI, llm: LLM) -> None:
+def test_all_forms_of_prompts_give_the_same_answers(client: openai.OpenAI, llm: LLM) -> None:
     texts = ["The old fox", "A small hen"]
     ids = [llm.tokenizer.encode(text) for text in texts]
     ask = {"model": "demo", "max_tokens": 8, **GREEDY}
@@ -53,7 +53,7 @@ def test_prompts_in_every_form(client: openai.OpenAI, llm: LLM) -> None:
     assert client.completions.create(prompt=ids[0], **ask).choices[0].text == expected[0]
 
 
-def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:
+def test_several_prompts_are_streamed_concurrently(client: openai.OpenAI) -> None:
     ask = {"model": "demo", "prompt": ["The old fox", "A small hen", "One day"], "max_tokens": 12, **GREEDY}
     whole = [choice.text for choice in client.completions.create(**ask).choices]
     texts = [""] * 3
@@ -83,7 +83,7 @@ def test_echo_and_logprobs(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("prompt", ["héé 😀 and", [5, 300, 7]])
 @pytest.mark.parametrize("echo", [False, True])
-def test_tokens_stand_in_the_text_where_they_say(client: openai.OpenAI, prompt: str | list[int], echo: bool) -> None:
+def test_text_offsets_point_to_the_tokens(client: openai.OpenAI, prompt: str | list[int], echo: bool) -> None:
     bias = {str(token_id): 60 for token_id in range(100, 300)}  # bytes, many of them parts of characters
     ask = {"model": "demo", "prompt": prompt, "max_tokens": 30, "echo": echo, "logprobs": 0, "seed": 4, "n": 2}
     whole = client.completions.create(**ask, logit_bias=bias)
@@ -99,15 +99,15 @@ def test_tokens_stand_in_the_text_where_they_say(client: openai.OpenAI, prompt: 
                 assert choice.text[place : place + len(token)] == token
 
 
-def test_a_prompts_logprobs_are_those_of_the_answer_that_it_was(client: openai.OpenAI) -> None:
+def test_logprobs_of_an_echoed_answer_equal_those_of_the_answer(client: openai.OpenAI) -> None:
     ask = {"model": "demo", "logprobs": 1, **GREEDY}
     whole = client.completions.create(**ask, prompt="The old fox", max_tokens=6).choices[0]
     echoed = client.completions.create(**ask, prompt="The old fox" + whole.text, max_tokens=1, echo=True).choices[0]
     assert echoed.logprobs.tokens[-7:-1] == whole.logprobs.tokens
     assert echoed.logprobs.token_logprobs[-7:-1] == pytest.approx(whole.logprobs.token_logprobs, abs=1e-4)
     parts = client.completions.create(**ask, prompt="The old fox" + whole.text, max_tokens=3, echo=True, stream=True)
-    told = [one for part in parts for one in part.choices[0].logprobs.tokens]
-    assert told[:-2] == echoed.logprobs.tokens
+    tokens = [one for part in parts for one in part.choices[0].logprobs.tokens]
+    assert tokens[:-2] == echoed.logprobs.tokens
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
@@ -116,23 +116,23 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     assert whole.choices[0].message.role == "assistant"
     assert whole.choices[0].message.content
     parts = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
-    *told, usage = parts
-    assert all("usage" in part.model_fields_set and part.usage is None for part in told)
-    assert "".join(part.choices[0].delta.content or "" for part in told) == whole.choices[0].message.content
-    assert told[0].choices[0].delta.role == "assistant"
-    assert told[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    *chunks, usage = parts
+    assert all("usage" in part.model_fields_set and part.usage is None for part in chunks)
+    assert "".join(part.choices[0].delta.content or "" for part in chunks) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert usage.choices == []
     assert usage.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_a_text_is_scored_without_an_answer(client: openai.OpenAI) -> None:
+def test_echo_with_max_tokens_0_only_scores_the_prompt(client: openai.OpenAI) -> None:
     ask = {"model": "demo", "prompt": "The old fox", "echo": True, "logprobs": 1, "n": 2}
     scored = client.completions.create(**ask, max_tokens=0)
     parts = list(client.completions.create(**ask, max_tokens=0, stream=True, stream_options={"include_usage": True}))
     longer = client.completions.create(**ask, max_tokens=1)
     assert scored.usage.completion_tokens == parts[-1].usage.completion_tokens == 0
-    told = {part.choices[0].index: part.choices[0] for part in parts[:-1]}
-    for choice in (*scored.choices, *told.values()):
+    last = {part.choices[0].index: part.choices[0] for part in parts[:-1]}
+    for choice in (*scored.choices, *last.values()):
         assert (choice.text, choice.finish_reason) == ("The old fox", "length")
         assert choice.logprobs.tokens == longer.choices[0].logprobs.tokens[:-1]
         assert choice.logprobs.token_logprobs == longer.choices[0].logprobs.token_logprobs[:-1]
@@ -151,14 +151,16 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_token_that_is_part_of_a_character_is_told_by_its_bytes(client: openai.OpenAI, is_stream: bool) -> None:
+def test_a_token_that_is_part_of_a_character_has_its_bytes(client: openai.OpenAI, is_stream: bool) -> None:
     demand = {"structured_outputs": {"choice": ["🦊 é"]}}
     ask = {"model": "demo", "messages": MESSAGES, "max_tokens": 16, "logprobs": True, "top_logprobs": 1}
     answer = client.chat.completions.create(**ask, stream=is_stream, extra_body=demand)
     parts = answer if is_stream else [answer]
-    told = [token for part in parts for token in (part.choices[0].logprobs.content if part.choices[0].logprobs else ())]
-    assert b"".join(bytes(token.bytes) for token in told).startswith("🦊 é".encode())
-    assert any(len(token.bytes) != len(token.token.encode()) for token in told), "some are parts"
+    tokens = [
+        token for part in parts for token in (part.choices[0].logprobs.content if part.choices[0].logprobs else ())
+    ]
+    assert b"".join(bytes(token.bytes) for token in tokens).startswith("🦊 é".encode())
+    assert any(len(token.bytes) != len(token.token.encode()) for token in tokens), "some are parts"
 
 
 def test_content_in_parts_and_max_completion_tokens(client: openai.OpenAI) -> None:
@@ -180,7 +182,7 @@ def test_stop_strings_and_extensions(client: openai.OpenAI) -> None:
     assert client.completions.create(**seeded).choices[0].text == client.completions.create(**seeded).choices[0].text
 
 
-def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+def test_errors_are_the_exceptions_of_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="this server has demo"):
         client.completions.create(model="gpt-9", prompt="x")
     with pytest.raises(openai.BadRequestError) as caught:
@@ -203,7 +205,7 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         ({"tools": [], "chat_template_kwargs": {}}, None),
     ],
 )
-def test_tools_that_the_model_is_not_told_of_are_refused(
+def test_tools_that_the_template_does_not_read_are_a_400(
     http: httpx.Client, extra: dict[str, object], param: str | None
 ) -> None:
     ask = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

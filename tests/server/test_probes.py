@@ -1,4 +1,4 @@
-"""What monitors ask: health, readiness, version, metrics."""
+"""Health, readiness, version and metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aethermind.server.app import create_app
 from aethermind.server.observation import Metrics
 
 
-def test_probes(http: httpx.Client) -> None:
+def test_probes_answer_get_and_head(http: httpx.Client) -> None:
     for path in ("/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/demo", "/"):
-        told, head = http.get(path), http.head(path)  # load balancers ask either way
+        got, head = http.get(path), http.head(path)  # load balancers ask either way
         assert (head.status_code, head.content) == (200, b"")
-        assert head.headers.get("Content-Type") == told.headers.get("Content-Type")
+        assert head.headers.get("Content-Type") == got.headers.get("Content-Type")
     assert http.head("/v1/completions").status_code == 405
     assert 'aethermind_http_requests_total{method="HEAD",path="/version",status="200"} ' in http.get("/metrics").text
     assert http.get("/health").json() == {"status": "ok"}
@@ -30,7 +30,7 @@ def test_probes(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("is_draining", "failure", "code"), [(True, None, "draining"), (False, "gone", "engine_dead")])
-def test_who_is_not_ready_says_when_to_ask_again(is_draining: bool, failure: str | None, code: str) -> None:
+def test_a_server_that_is_not_ready_sends_retry_after(is_draining: bool, failure: str | None, code: str) -> None:
     engine = SimpleNamespace(failure=failure, stats=None, pid=None)
     model: Any = SimpleNamespace(name="demo", engine=engine)
     model.with_adapters = lambda: [model]
@@ -46,7 +46,7 @@ def test_who_is_not_ready_says_when_to_ask_again(is_draining: bool, failure: str
     assert int(answer.headers["Retry-After"]) > 0
 
 
-def test_metrics_count_what_was_served(http: httpx.Client) -> None:
+def test_metrics_count_finished_requests(http: httpx.Client) -> None:
     before = read(http)
     http.post("/v1/completions", json={"model": "demo", "prompt": "The old fox", "max_tokens": 6, "ignore_eos": True})
     after = read(http)
@@ -62,7 +62,7 @@ def test_metrics_count_what_was_served(http: httpx.Client) -> None:
     assert after["process_resident_memory_bytes"] > 0
 
 
-def test_metrics_tell_what_is_kept_where() -> None:
+def test_engine_metrics_show_the_memory_and_the_kv_cache() -> None:
     stats = EngineStats(
         0,
         2,

@@ -1,4 +1,4 @@
-"""`/v1/responses` by OpenAI's client: items in, items out, and events that build the same items."""
+"""`/v1/responses` with OpenAI's client: input items, output items and events."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.server.conftest import standing_still
+from tests.server.conftest import paused_engine
 
 from aethermind import LLM
 
 ASK = {"model": "demo", "input": "Who are you?", "max_output_tokens": 32, "temperature": 0.0}
 TOOL = {
     "type": "function",
-    "name": "tell_weather",
+    "name": "get_weather",
     "parameters": {
         "type": "object",
         "properties": {"town": {"type": "string", "maxLength": 8}},
@@ -32,7 +32,7 @@ SCHEMA = {
 }
 
 
-def test_an_answer_is_the_chats(client: openai.OpenAI) -> None:
+def test_a_response_has_the_answer_of_the_chat(client: openai.OpenAI) -> None:
     answer = client.responses.create(**ASK, instructions="Be kind.")
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}]
     chat = client.chat.completions.create(model="demo", messages=messages, max_tokens=32, temperature=0.0)
@@ -48,13 +48,13 @@ def test_an_answer_is_the_chats(client: openai.OpenAI) -> None:
     assert (answer.status, message.status) == (("completed",) * 2 if is_whole else ("incomplete",) * 2)
 
 
-def test_an_answer_that_is_cut_says_so(client: openai.OpenAI) -> None:
+def test_a_response_cut_by_max_output_tokens_is_incomplete(client: openai.OpenAI) -> None:
     answer = client.responses.create(**{**ASK, "max_output_tokens": 2})
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.usage.output_tokens == 2
 
 
-def test_every_form_of_input_is_the_same_conversation(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_all_forms_of_input_are_the_same_conversation(client: openai.OpenAI, http: httpx.Client) -> None:
     whole = client.responses.create(**ASK)
     for given in (
         [{"role": "user", "content": "Who are you?"}],
@@ -98,15 +98,15 @@ def streamed(
     return events, events[-1].response
 
 
-def test_events_build_the_whole(llm: LLM, client: openai.OpenAI) -> None:
+def test_the_events_build_the_whole_response(llm: LLM, client: openai.OpenAI) -> None:
     whole = client.responses.create(**ASK)
-    with standing_still(llm) as goes_on:  # or all of it may be told at once
+    with paused_engine(llm) as resume:  # otherwise a single delta may have the whole text
 
-        def go_on(event: Any) -> None:
+        def resume_at_first_delta(event: Any) -> None:
             if event.type == "response.output_text.delta":
-                goes_on.set()
+                resume.set()
 
-        events, response = streamed(client, go_on, **ASK)
+        events, response = streamed(client, resume_at_first_delta, **ASK)
     kinds = [event.type.removeprefix("response.") for event in events[2:-1]]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert kinds == [
@@ -119,7 +119,7 @@ def test_events_build_the_whole(llm: LLM, client: openai.OpenAI) -> None:
     assert (response.status, response.usage) == (whole.status, whole.usage)
 
 
-def test_the_clients_own_accumulation_agrees(client: openai.OpenAI) -> None:
+def test_the_client_accumulates_the_events_to_the_same_response(client: openai.OpenAI) -> None:
     ask = {**ASK, "extra_body": {"stop": ["."]}}
     with client.responses.stream(**ask) as stream:
         for _ in stream:
@@ -127,14 +127,14 @@ def test_the_clients_own_accumulation_agrees(client: openai.OpenAI) -> None:
         assert stream.get_final_response().output_text == client.responses.create(**ask).output_text
 
 
-def test_a_call_and_what_came_of_it(client: openai.OpenAI) -> None:
+def test_a_function_call_and_its_output(client: openai.OpenAI) -> None:
     ask = {**ASK, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 100}
     (call,) = client.responses.create(**ask).output
-    assert (call.type, call.name, call.status) == ("function_call", "tell_weather", "completed")
+    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
     assert set(json.loads(call.arguments)) == {"town"}
     events, response = streamed(client, **ask)
-    (told,) = response.output
-    assert told.arguments == call.arguments
+    (streamed_call,) = response.output
+    assert streamed_call.arguments == call.arguments
     assert [event.type.removeprefix("response.") for event in events[2:-1]] == [
         *("output_item.added", "function_call_arguments.delta"),
         *("function_call_arguments.done", "output_item.done"),
@@ -143,20 +143,22 @@ def test_a_call_and_what_came_of_it(client: openai.OpenAI) -> None:
     question = {"role": "user", "content": "And the weather?"}
     given = [question, call.model_dump(exclude_none=True), result]
     assert client.responses.create(**{**ASK, "input": given, "tools": [TOOL], "tool_choice": "none"}).output
-    named = client.responses.create(**{**ask, "tool_choice": {"type": "function", "name": "tell_weather"}})
-    assert named.output[0].name == "tell_weather"
+    named = client.responses.create(**{**ask, "tool_choice": {"type": "function", "name": "get_weather"}})
+    assert named.output[0].name == "get_weather"
 
 
 def test_json_by_schema_and_logprobs(client: openai.OpenAI) -> None:
     form = {"format": {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}}
     answer = client.responses.create(**ASK, text=form)
     assert 0 <= json.loads(answer.output_text)["age"] <= 99
-    asked = {**ASK, "max_output_tokens": 5, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    logprobs = client.responses.create(**asked).output[0].content[0].logprobs
+    ask = {**ASK, "max_output_tokens": 5, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    logprobs = client.responses.create(**ask).output[0].content[0].logprobs
     assert [len(token.top_logprobs) for token in logprobs] == [2] * 5
-    events, _ = streamed(client, **asked)
-    told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
-    assert [one.logprob for one in told] == [one.logprob for one in logprobs]
+    events, _ = streamed(client, **ask)
+    streamed_logprobs = [
+        one for event in events if event.type == "response.output_text.delta" for one in event.logprobs
+    ]
+    assert [one.logprob for one in streamed_logprobs] == [one.logprob for one in logprobs]
 
 
 @pytest.mark.parametrize(
@@ -184,12 +186,12 @@ def test_json_by_schema_and_logprobs(client: openai.OpenAI) -> None:
         ({"tools": [TOOL]}, "tools"),
     ],
 )
-def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str) -> None:
+def test_unsupported_response_fields_are_a_400(http: httpx.Client, extra: dict[str, object], param: str) -> None:
     answer = http.post("/v1/responses", json={**ASK, **extra})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_context_that_is_too_long(http: httpx.Client) -> None:
+def test_an_input_beyond_the_context_is_a_400(http: httpx.Client) -> None:
     answer = http.post("/v1/responses", json={**ASK, "input": "word " * 2000})
     assert answer.json()["error"]["code"] == "context_length_exceeded"

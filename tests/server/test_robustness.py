@@ -1,4 +1,4 @@
-"""Requests that are legal JSON and far too much: refused in words, without memory or time, and the engine goes on."""
+"""Valid JSON beyond any limit: rejected with an error, without much memory or time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TOO_MUCH: dict[str, Any] = {
 }
 ODD_CHATS: dict[str, Any] = {
     "no role": [{"content": "Hi"}],
-    "a role of ours": [{"role": "root", "content": "Hi"}],
+    "an unknown role": [{"role": "root", "content": "Hi"}],
     "a content of numbers": [{"role": "user", "content": 5}],
     "a part of no kind": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc"}}]}],
     "an answer to no call": [{"role": "tool", "content": 3}],
@@ -60,7 +60,7 @@ ODD_CHATS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_too_much_is_refused(http: httpx.Client, name: str) -> None:
+def test_requests_beyond_any_limit_are_a_400(http: httpx.Client, name: str) -> None:
     answer = http.post(COMPLETIONS, json=TOO_MUCH[name])
     assert answer.status_code == 400, answer.text
     assert 10 < len(answer.json()["error"]["message"]) < 700
@@ -68,7 +68,7 @@ def test_too_much_is_refused(http: httpx.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_CHATS)
-def test_odd_conversations_are_refused(http: httpx.Client, name: str) -> None:
+def test_invalid_conversations_are_a_400(http: httpx.Client, name: str) -> None:
     answer = http.post(CHAT, json={"model": "demo", "messages": ODD_CHATS[name], "max_tokens": 3})
     assert answer.status_code == 400, answer.text
     assert http.post(CHAT, json={"model": "demo", "messages": SAY, "max_tokens": 3}).status_code == 200
@@ -76,10 +76,10 @@ def test_odd_conversations_are_refused(http: httpx.Client, name: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize", "/detokenize"])
 def test_hostile_bodies_are_400_everywhere(open_server: Callable[..., httpx.Client], path: str) -> None:
-    """Of a server that ignores no field: some bodies are hostile by fields that /tokenize does not have."""
+    """The server is strict, because some of these bodies are invalid only by fields that /tokenize does not have."""
     http = open_server(strict_requests=True)
     for name, content in HOSTILE.items():
-        if (path, name) != ("/tokenize", "empty prompt"):  # which is no prompt, but a text
+        if (path, name) != ("/tokenize", "empty prompt"):  # an empty text is valid there
             assert http.post(path, content=content).status_code == 400
     assert http.get("/ready").status_code == 200
 
@@ -92,12 +92,12 @@ def test_a_context_overflow_has_both_numbers(http: httpx.Client) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process, in which the server runs too."""
+    """Resident memory of this process, in which the server runs."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_200_megabytes_are_refused_without_being_kept(http: httpx.Client, has_length: bool) -> None:
+def test_200_megabytes_are_rejected_without_being_buffered(http: httpx.Client, has_length: bool) -> None:
     size, piece = 200 << 20, b" " * (1 << 16)
     framing = f"Content-Length: {size}" if has_length else "Transfer-Encoding: chunked"
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
@@ -105,21 +105,21 @@ def test_200_megabytes_are_refused_without_being_kept(http: httpx.Client, has_le
     before = resident_bytes()
     with socket.create_connection((http.base_url.host, http.base_url.port), timeout=20) as connection:
         connection.sendall(head.encode())
-        answer, is_heard = b"", False
+        answer, is_closed = b"", False
         try:
             for _ in range(size // len(piece)):
                 connection.sendall(chunk)
-        except OSError:  # the server has heard enough
-            is_heard = True
+        except OSError:  # the server has closed the connection
+            is_closed = True
         with suppress(ConnectionError):
             answer = connection.recv(1 << 16)
-    assert is_heard
+    assert is_closed
     assert not answer or b" 413 " in answer.split(b"\r\n")[0]
     assert resident_bytes() - before < 32 << 20
     assert http.post(COMPLETIONS, json=GOOD).status_code == 200
 
 
-def test_a_flood_of_refusals_leaves_nothing_behind(http: httpx.Client) -> None:
+def test_many_rejected_requests_leak_no_memory(http: httpx.Client) -> None:
     def flood() -> Iterator[int]:
         for _ in range(10):
             for name in ("NaN", "deep list", "fraction", "token id out of range"):
@@ -131,9 +131,7 @@ def test_a_flood_of_refusals_leaves_nothing_behind(http: httpx.Client) -> None:
     assert resident_bytes() - before < 16 << 20
 
 
-def test_a_user_field_of_a_megabyte_is_no_line_of_a_megabyte(
-    http: httpx.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_fields_are_truncated_in_the_log(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "aethermind.request"):
         http.post(COMPLETIONS, json={**GOOD, "user": "u" * 1_000_000})
         http.get("/x" * 20_000)

@@ -1,4 +1,4 @@
-"""A served model reads prompts so that others have their turns."""
+"""A served model tokenises prompts without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.server.served_model import ServedModel
 
 
-def test_others_have_turns_between_many_short_texts(llm: LLM) -> None:
+def test_tokenising_many_short_texts_does_not_block_the_event_loop(llm: LLM) -> None:
     async def read() -> int:
         model = ServedModel.of("demo", llm, AsyncEngine(llm.engine))
-        reading = asyncio.create_task(model.read_all(["a fox"] * 50))
+        reading = asyncio.create_task(model.read_all(["a fox"] * 50, "prompt"))
         num_turns = 0
         while not reading.done():
             num_turns += 1

@@ -1,4 +1,4 @@
-"""A stream of events, part by part: signs of life while there are none, and one end, whoever brings it about."""
+"""A stream of server-sent events: keep-alive comments, and one end for every cause."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Client:
     async def serve(self, events: AsyncIterator[EventBatch], timeout_s: float = 60.0) -> None:
         resources = AsyncExitStack()
         resources.callback(setattr, self, "is_closed", True)
-        stream = EventStream(events, resources, framing=PLAIN, slow_reader_timeout_s=timeout_s)
+        stream = EventStream(events, resources, framing=PLAIN, send_timeout_s=timeout_s)
         cut = partial(setattr, self, "is_cut", True)
-        own = {"gone": self.gone, "cut": cut, "send_part": self.send_part, "all_sent": self.read_all}
+        own = {"disconnected": self.gone, "abort": cut, "send_chunk": self.send_part, "flush": self.read_all}
         state = {"record": self.record, **own}
         scope: Any = {"state": state}
         await asyncio.wait_for(stream(scope, self.receive, self.send), 30)
@@ -62,7 +62,7 @@ class Client:
         assert len(asyncio.all_tasks()) == 1, "a stream leaves no task behind"
 
 
-def test_a_silent_stream_shows_signs_of_life_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_sends_keep_alive_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.001)
 
     async def talk() -> list[bytes]:
@@ -83,7 +83,7 @@ def test_a_silent_stream_shows_signs_of_life_between_its_events(monkeypatch: pyt
     assert got[-1] == b"{'n': 1}end"
 
 
-def test_an_error_on_the_way_is_the_last_event() -> None:
+def test_an_error_during_a_stream_is_the_last_event() -> None:
     async def talk() -> Client:
         client = Client()
 
@@ -100,7 +100,7 @@ def test_an_error_on_the_way_is_the_last_event() -> None:
     assert client.record.error_code == code
 
 
-def test_who_leaves_ends_the_events() -> None:
+def test_a_disconnect_cancels_the_events() -> None:
     async def talk() -> tuple[Client, list[str]]:
         client, ended = Client(), list[str]()
 
@@ -121,7 +121,7 @@ def test_who_leaves_ends_the_events() -> None:
     assert not client.is_complete
 
 
-def test_much_to_say_at_the_end_is_read_before_the_last_word() -> None:
+def test_a_large_last_event_is_flushed_before_the_end() -> None:
     """The connection closes behind that, and a server that stops waits for nobody then."""
 
     async def talk() -> list[bytes]:
@@ -136,7 +136,7 @@ def test_much_to_say_at_the_end_is_read_before_the_last_word() -> None:
     assert [len(part) > 100_000 for part in asyncio.run(talk())] == [True, False]
 
 
-def test_who_does_not_read_the_end_is_cut_off() -> None:
+def test_a_client_that_does_not_read_the_end_is_disconnected() -> None:
     async def talk() -> Client:
         client = Client()
 
@@ -154,7 +154,7 @@ def test_who_does_not_read_the_end_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, is_silent: bool) -> None:
+def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch, is_silent: bool) -> None:
     """Also where it is a sign of life that is not read."""
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.001)
 

@@ -1,4 +1,4 @@
-"""The end of a server: who is not finished in time is told, and who does not listen is cut off."""
+"""The stop of a server: unfinished answers end with an error, and connections that are not read are closed."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import Any
 import pytest
 
 from aethermind import LLM
-from aethermind.server.limits import Admission, Limits
-from aethermind.server.open_requests import OpenRequests
-from aethermind.server.run import bind, dismiss, running
+from aethermind.server.admission import AdmissionController, Limits
+from aethermind.server.cancellation import InFlightRequests
+from aethermind.server.run import bind, fail_unfinished, running
 
 
-def test_engines_end_before_connections_are_cut() -> None:
-    async def stop(*, is_heard: bool) -> list[str]:
-        happened: list[str] = []
-        admission, requests = Admission(Limits()), OpenRequests()
+def test_engines_are_closed_before_connections_are_aborted() -> None:
+    async def stop(*, is_read: bool) -> list[str]:
+        events: list[str] = []
+        admission, requests = AdmissionController(Limits()), InFlightRequests()
 
         async def close() -> None:
-            happened.append("engine closed")
-            if is_heard:
+            events.append("engine closed")
+            if is_read:
                 answer.close()
 
         def open_answer() -> Any:
-            with admission.enter(), requests.holding("req_1", "", lambda: True, lambda: happened.append("cut")):
+            with admission.admit(), requests.registered("req_1", "", lambda: True, lambda: events.append("aborted")):
                 yield
 
         answer = open_answer()
         next(answer)
         models = SimpleNamespace(loaded=(SimpleNamespace(engine=SimpleNamespace(close=close)),))
-        state = SimpleNamespace(admission=admission, open_requests=requests, models=models)
-        await dismiss(SimpleNamespace(state=state))  # type: ignore[arg-type]
+        state = SimpleNamespace(admission=admission, in_flight_requests=requests, models=models)
+        await fail_unfinished(SimpleNamespace(state=state))  # type: ignore[arg-type]
         answer.close()
-        await dismiss(SimpleNamespace(state=state))  # type: ignore[arg-type]  # nobody is there any more
-        return happened
+        await fail_unfinished(SimpleNamespace(state=state))  # type: ignore[arg-type]  # no request is in flight
+        return events
 
-    assert asyncio.run(stop(is_heard=True)) == ["engine closed"]
-    assert asyncio.run(stop(is_heard=False)) == ["engine closed", "cut"]
+    assert asyncio.run(stop(is_read=True)) == ["engine closed"]
+    assert asyncio.run(stop(is_read=False)) == ["engine closed", "aborted"]
 
 
-def test_a_body_that_is_half_there_is_not_waited_for(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_body_is_rejected_when_the_server_stops(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     async def stop() -> tuple[bytes, float]:
         with bind("127.0.0.1", 0) as listening:
             async with running({"demo": llm}, listening, limits=Limits()) as app:

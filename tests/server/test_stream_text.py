@@ -1,4 +1,4 @@
-"""What is streamed is what is answered, in every script: no character torn apart between tokens, none made up."""
+"""Streamed text equals the whole answer in every script; no character is split or invented."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = {"model": "demo", "prompt": "The fox says", "temperature": 0.0, "max_to
 
 
 def forced(text: str) -> dict[str, object]:
-    """A demand that leaves nothing but this text."""
+    """A constraint to exactly this text."""
     return {"structured_outputs": {"choice": [text]}}
 
 
@@ -32,7 +32,7 @@ def streamed(client: openai.OpenAI, **ask: object) -> str:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_any_text_comes_whole_and_in_pieces(client: openai.OpenAI, name: str) -> None:
+def test_any_text_is_the_same_whole_and_streamed(client: openai.OpenAI, name: str) -> None:
     ask = {**GREEDY, "extra_body": forced(TEXTS[name])}
     answer = client.completions.create(**ask)
     assert answer.choices[0].text == TEXTS[name]
@@ -43,7 +43,7 @@ def test_any_text_comes_whole_and_in_pieces(client: openai.OpenAI, name: str) ->
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_an_answer_that_ends_within_a_character_leaves_it_out(client: openai.OpenAI, name: str) -> None:
+def test_an_answer_that_ends_within_a_character_omits_it(client: openai.OpenAI, name: str) -> None:
     text = TEXTS[name]
     num_tokens = client.completions.create(**GREEDY, extra_body=forced(text)).usage.completion_tokens
     for most in range(1, num_tokens, max(num_tokens // 8, 1)):
@@ -53,13 +53,13 @@ def test_an_answer_that_ends_within_a_character_leaves_it_out(client: openai.Ope
         assert streamed(client, **ask) == whole
 
 
-def test_answers_by_chance_are_the_same_in_pieces(client: openai.OpenAI) -> None:
+def test_random_answers_are_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
     for seed in range(6):
         ask = {**GREEDY, "temperature": 4.0, "seed": seed, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
         assert streamed(client, **ask) == client.completions.create(**ask).choices[0].text
 
 
-def test_a_stop_in_the_middle_of_an_emoji_text(client: openai.OpenAI) -> None:
+def test_a_stop_string_ends_a_text_of_emoji(client: openai.OpenAI) -> None:
     ask = {**GREEDY, "stop": ["👍"], "extra_body": forced("🦊🐔👍🦊")}
     assert client.completions.create(**ask).choices[0].text == streamed(client, **ask) == "🦊🐔"
 

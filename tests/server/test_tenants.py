@@ -1,4 +1,4 @@
-"""Keys and their owners: how they are read, kept and told apart."""
+"""API keys, key files, and the separation of tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.server.tenants import ANYONE, Quota, Tenant, Tenants, key_hash, read_tenants
+from aethermind.server.tenants import ANONYMOUS, Quota, Tenant, Tenants, key_hash, read_tenants
 
 ASK = {"model": "demo", "prompt": "Once upon a time there was an old fox who lived in the deep forest", "max_tokens": 2}
 
@@ -21,7 +21,7 @@ def cached_tokens(http: httpx.Client, key: str, **extra: object) -> int:
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_nobody_learns_what_another_tenant_asked(open_server: Callable[..., httpx.Client]) -> None:
+def test_tenants_do_not_share_prefix_cache_hits(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants.of_keys(["first", "second"]), block_size=4)
     assert [cached_tokens(http, "first") for _ in range(2)] == [0, 12]
     assert [cached_tokens(http, "second") for _ in range(2)] == [0, 12]
@@ -30,7 +30,7 @@ def test_nobody_learns_what_another_tenant_asked(open_server: Callable[..., http
     assert cached_tokens(http, "second", cache_salt="a") == 0
 
 
-def test_a_conversation_belongs_to_its_tenant(open_server: Callable[..., httpx.Client]) -> None:
+def test_sessions_are_separate_for_each_tenant(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants.of_keys(["first", "second"]), block_size=4)
     assert [cached_tokens(http, "first", session_id="tale") for _ in range(2)] == [0, 12]
     assert cached_tokens(http, "second", session_id="tale") == 0
@@ -38,7 +38,7 @@ def test_a_conversation_belongs_to_its_tenant(open_server: Callable[..., httpx.C
     assert 'aethermind_num_sessions{model_name="demo"} 2.0' in sessions
 
 
-def test_a_file_of_keys(tmp_path: Path) -> None:
+def test_key_files_are_read_as_json_yaml_and_toml(tmp_path: Path) -> None:
     entries = [
         {"key": "open sesame", "name": "ali", "max_concurrency": 2, "priority": 3},
         {"key_sha256": key_hash("hidden"), "requests_per_minute": 5},
@@ -88,7 +88,7 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         {"key": "top-secret", "quota": 5},
     ],
 )
-def test_a_wrong_entry_is_named_and_its_key_is_not(tmp_path: Path, entry: object) -> None:
+def test_an_error_names_the_entry_but_not_its_key(tmp_path: Path, entry: object) -> None:
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": [entry]}))
     with pytest.raises(SettingsError, match="entry 1 of keys") as caught:
@@ -97,7 +97,7 @@ def test_a_wrong_entry_is_named_and_its_key_is_not(tmp_path: Path, entry: object
 
 
 @pytest.mark.parametrize("text", ["keys: [{key: top-secret", "[]", "keys: 5", "keys: []\nmore: 1", "top-secret"])
-def test_a_file_that_is_none_is_refused_without_being_quoted(tmp_path: Path, text: str) -> None:
+def test_an_invalid_key_file_is_an_error_that_does_not_quote_it(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:
@@ -107,20 +107,20 @@ def test_a_file_that_is_none_is_refused_without_being_quoted(tmp_path: Path, tex
         read_tenants([], tmp_path / "missing.yaml", Quota())
 
 
-def test_a_key_belongs_to_one_tenant() -> None:
+def test_duplicate_and_empty_keys_are_an_error() -> None:
     with pytest.raises(InvalidArgumentError, match="given twice"):
         Tenants.of_keys(["same", "same"])
     with pytest.raises(InvalidArgumentError, match="not empty"):
         Tenants.of_keys([""])
 
 
-def test_salts_differ_by_tenant_and_by_request() -> None:
+def test_prefix_cache_salts_differ_by_tenant_and_by_request() -> None:
     one, two = Tenant("one", "1"), Tenant("two", "2")
-    salts = {tenant.salt(salt) for tenant in (ANYONE, one, two) for salt in (None, "a", "b")}
+    salts = {tenant.prefix_cache_salt(salt) for tenant in (ANONYMOUS, one, two) for salt in (None, "a", "b")}
     assert len(salts) == 9
-    assert ANYONE.salt(None) == b""
+    assert ANONYMOUS.prefix_cache_salt(None) == b""
 
 
-def test_a_tenant_cannot_be_more_urgent_than_it_may() -> None:
-    assert [Tenant("batch", "1", priority=5).urgency(asked) for asked in (None, -9, 7)] == [5, 5, 7]
-    assert [ANYONE.urgency(asked) for asked in (None, -9)] == [0, -9]
+def test_the_priority_of_a_tenant_bounds_that_of_its_requests() -> None:
+    assert [Tenant("batch", "1", priority=5).bounded_priority(requested) for requested in (None, -9, 7)] == [5, 5, 7]
+    assert [ANONYMOUS.bounded_priority(requested) for requested in (None, -9)] == [0, -9]

@@ -1,4 +1,4 @@
-"""Tokens there and back over HTTP."""
+"""`/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aethermind import LLM, Runtime
 TEXT = "Once upon a time, in Köln: 🦊"
 
 
-def test_a_text_there_and_back(http: httpx.Client, llm: LLM) -> None:
+def test_a_text_is_tokenised_and_detokenised(http: httpx.Client, llm: LLM) -> None:
     tokens = http.post("/tokenize", json={"model": "demo", "prompt": TEXT}).json()
     assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 512, "tokens": llm.tokenizer.encode(TEXT)}
     assert http.post("/detokenize", json={"model": "demo", "tokens": tokens["tokens"]}).json() == {"prompt": TEXT}
 
 
-def test_a_conversation_there_and_back(http: httpx.Client) -> None:
+def test_a_conversation_is_tokenised_and_detokenised(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "Who are you?"}]
     tokens = http.post("/tokenize", json={"model": "demo", "messages": messages}).json()["tokens"]
     text = http.post("/detokenize", json={"model": "demo", "tokens": tokens}).json()["prompt"]
@@ -28,14 +28,14 @@ def test_a_conversation_there_and_back(http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"model": "demo", "prompt": text}).json()["tokens"] == tokens
 
 
-def test_a_conversation_counts_as_it_is_charged(http: httpx.Client, client: openai.OpenAI) -> None:
+def test_the_token_count_of_a_conversation_equals_its_usage(http: httpx.Client, client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Who are you?"}]
     count = http.post("/tokenize", json={"model": "demo", "messages": messages}).json()["count"]
     answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
     assert answer.usage.prompt_tokens == count
 
 
-def test_what_fits_no_context_is_not_worked_at(http: httpx.Client) -> None:
+def test_texts_far_beyond_the_context_are_rejected(http: httpx.Client) -> None:
     for url, body in (
         ("/tokenize", {"prompt": "word " * 50_000}),
         ("/tokenize", {"messages": [{"role": "user", "content": "word " * 50_000}]}),
@@ -47,7 +47,7 @@ def test_what_fits_no_context_is_not_worked_at(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"model": "demo", "tokens": [5] * 1024}).status_code == 200
 
 
-def test_a_bos_token_that_the_template_writes_comes_once(tmp_path: Path, runtime: Runtime) -> None:
+def test_the_bos_token_of_a_template_occurs_once(tmp_path: Path, runtime: Runtime) -> None:
     llm = LLM(copy_demo_with_bos(tmp_path / "model"), device="cpu", max_model_len=64, runtime=runtime)
     messages = [{"role": "user", "content": TEXT}]
     tokens = llm.tokenizer.encode(TEXT, add_special_tokens=True)
@@ -59,7 +59,7 @@ def test_a_bos_token_that_the_template_writes_comes_once(tmp_path: Path, runtime
             assert (usage.get("prompt_tokens") or usage["input_tokens"]) == len(tokens)
 
 
-def test_bad_input(http: httpx.Client) -> None:
+def test_invalid_requests_are_a_400(http: httpx.Client) -> None:
     for url, body in (
         ("/tokenize", {"model": "demo"}),
         ("/tokenize", {"model": "demo", "prompt": "x", "messages": []}),

@@ -1,4 +1,4 @@
-"""Tools over OpenAI's client: calls the model makes, calls that are asked for, and conversations that recall them."""
+"""Tool calls with OpenAI's client: calls of the model, required calls, and conversations with earlier calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
 from aethermind.errors import TokenizerError
-from aethermind.server.openai.chat import ChatMessage, ChatRequest
-from aethermind.server.openai.reading import AnswerReader
-from aethermind.server.openai.tools import ForcedCall, Tool, ToolChoice, demand_for
+from aethermind.server.openai.chat import AnswerReader, ChatMessage, ChatRequest
+from aethermind.server.openai.tools import RequiredCallParser, Tool, ToolChoice, call_constraint
 from aethermind.text.answer_parser import AnswerFormat, Content, Reasoning, ToolCall
 
 TOOLS = [
@@ -44,7 +43,7 @@ ASK: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "m
 BARE = {"model": "demo", "messages": MESSAGES}
 CALL = {"name": "weather", "arguments": {"place": "Rome"}}
 WRITES_A_CALL = {"choice": [f"Let me see.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"]}
-"""The model was not taught tools; this makes it write what a model that was would."""
+"""A constraint that makes the demo model, which was not trained on tools, write a call."""
 
 
 TEMPLATE = b"""{% for tool in tools or () %}{{ tool.function.name }} {% endfor %}
@@ -54,8 +53,8 @@ TEMPLATE = b"""{% for tool in tools or () %}{{ tool.function.name }} {% endfor %
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> Iterator[str]:
-    """A server whose model is told of tools."""
-    model = copy_demo(tmp_path_factory.mktemp("told") / "demo", files={"chat_template.jinja": TEMPLATE})
+    """A server whose chat template renders tools."""
+    model = copy_demo(tmp_path_factory.mktemp("tools") / "demo", files={"chat_template.jinja": TEMPLATE})
     with serving(LLM(model, device="cpu", dtype="float32", runtime=runtime, max_model_len=512)) as address:
         yield address
 
@@ -66,16 +65,16 @@ def client(address: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_call_that_the_model_writes(client: openai.OpenAI) -> None:
+def test_a_call_of_the_model_is_parsed(client: openai.OpenAI) -> None:
     choice = client.chat.completions.create(**ASK, extra_body={"structured_outputs": WRITES_A_CALL}).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me see."
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", CALL["arguments"])
-    assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)  # which is what Mistral's templates demand
+    assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)  # the format that Mistral's templates require
 
 
-def test_the_same_streamed(client: openai.OpenAI) -> None:
+def test_a_call_of_the_model_is_streamed(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(**ASK, extra_body={"structured_outputs": WRITES_A_CALL}) as stream:
         for _ in stream:
             pass
@@ -87,7 +86,7 @@ def test_the_same_streamed(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
-def test_a_call_that_is_asked_for(client: openai.OpenAI, choice: Any) -> None:
+def test_a_required_call_is_generated(client: openai.OpenAI, choice: Any) -> None:
     for seed in range(3):
         answer = client.chat.completions.create(**{**ASK, "seed": seed}, tool_choice=choice).choices[0]
         (call,) = answer.message.tool_calls
@@ -96,20 +95,20 @@ def test_a_call_that_is_asked_for(client: openai.OpenAI, choice: Any) -> None:
         assert answer.finish_reason == "tool_calls"
 
 
-def test_a_call_that_is_asked_for_is_told_as_it_is_written() -> None:
+def test_the_arguments_of_a_required_call_are_returned_unchanged() -> None:
     for arguments in ('{"x": 12345678901234567890123.50, "y":1e999}', '{"x": %s}' % ("9" * 5000)):
-        reader = ForcedCall()
+        reader = RequiredCallParser()
         text = f'{{"name": "clock", "arguments": {arguments}}}'
         assert [*reader.push(text[:20]), *reader.push(text[20:]), *reader.finish()] == [ToolCall(0, "clock", arguments)]
 
 
-def test_a_call_that_is_no_call_after_all_is_text() -> None:
+def test_a_truncated_required_call_is_returned_as_content() -> None:
     for text in ('{"name": "clock", "argum', '{"name": "clock", "arguments": ' + "[" * 100_000):
-        reader = ForcedCall()
+        reader = RequiredCallParser()
         assert [*reader.push(text), *reader.finish()] == [Content(text)]
 
 
-def test_without_tools_tags_are_text(client: openai.OpenAI) -> None:
+def test_call_tags_are_text_without_tools(client: openai.OpenAI) -> None:
     for change in ({"tools": openai.NOT_GIVEN}, {"tool_choice": "none"}):
         ask = {**ASK, **change, "extra_body": {"structured_outputs": WRITES_A_CALL}}
         message = client.chat.completions.create(**ask).choices[0].message
@@ -117,7 +116,7 @@ def test_without_tools_tags_are_text(client: openai.OpenAI) -> None:
         assert message.content == WRITES_A_CALL["choice"][0]
 
 
-def test_a_conversation_recalls_calls(client: openai.OpenAI) -> None:
+def test_a_conversation_may_contain_earlier_calls(client: openai.OpenAI) -> None:
     called = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome"}'}}
     messages = [
         *MESSAGES,
@@ -127,8 +126,8 @@ def test_a_conversation_recalls_calls(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(**{**ASK, "messages": messages, "max_tokens": 4}).choices
 
 
-def test_an_answer_s_message_goes_back_as_it_is(client: openai.OpenAI) -> None:
-    """As OpenAI's guide to function calling writes it: with all the nulls that the message came with."""
+def test_the_message_of_an_answer_can_be_sent_back_unchanged(client: openai.OpenAI) -> None:
+    """OpenAI's guide to function calling does so, with all nulls of the message."""
     for forced in (WRITES_A_CALL, {"choice": ["Sunny."]}):
         message = client.chat.completions.create(**ASK, extra_body={"structured_outputs": forced}).choices[0].message
         results = [
@@ -138,7 +137,7 @@ def test_an_answer_s_message_goes_back_as_it_is(client: openai.OpenAI) -> None:
         assert client.chat.completions.create(**{**ASK, "messages": messages, "max_tokens": 4}).choices
 
 
-def recalling(arguments: str) -> list[dict[str, Any]]:
+def with_earlier_call(arguments: str) -> list[dict[str, Any]]:
     call = {"id": "1", "function": {"name": "x", "arguments": arguments}}
     return [{"role": "assistant", "tool_calls": [call]}]
 
@@ -146,29 +145,29 @@ def recalling(arguments: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "extra",
     [
-        {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+        {"tool_choice": {"type": "function", "function": {"name": "unknown"}}},
         {"tool_choice": "required", "tools": []},
         {"tool_choice": "sometimes"},
         {"tools": [{"type": "browser"}]},
         {"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
         {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        {"messages": recalling("{")},
-        {"messages": recalling("[" * 100_000)},
+        {"messages": with_earlier_call("{")},
+        {"messages": with_earlier_call("[" * 100_000)},
         {"chat_template_kwargs": {"messages": []}},
     ],
 )
-def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, Any]) -> None:
+def test_invalid_tool_requests_are_a_400(http: httpx.Client, extra: dict[str, Any]) -> None:
     answer = http.post("/v1/chat/completions", json={**ASK, **extra})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
 
 
-def test_a_name_that_the_template_looks_at(http: httpx.Client) -> None:
-    plain, merry = (
+def test_chat_template_kwargs_change_the_prompt(http: httpx.Client) -> None:
+    plain, with_mood = (
         http.post("/v1/chat/completions", json={**ASK, "max_tokens": 1, **extra}).json()["usage"]["prompt_tokens"]
         for extra in ({}, {"chat_template_kwargs": {"mood": "merrily"}})
     )
-    assert merry > plain
+    assert with_mood > plain
 
 
 HISTORY = [
@@ -184,14 +183,14 @@ HISTORY = [
 ]
 
 
-def _written(template: str, messages: list[dict[str, Any]]) -> str:
-    """A conversation as a server's model with this template would read it."""
+def _rendered(template: str, messages: list[dict[str, Any]]) -> str:
+    """A conversation rendered by this template."""
     request = ChatRequest(model="m", messages=[ChatMessage(**one) for one in messages])
     return request.prompt(_model({"default": template}))
 
 
 def _model(templates: dict[str, str]) -> Any:
-    """As much of a served model as writing a prompt takes."""
+    """The parts of a served model that rendering a prompt needs."""
     return SimpleNamespace(name="m", tokenizer=SimpleNamespace(chat_templates=templates, special_tokens={}))
 
 
@@ -217,28 +216,30 @@ def _model(templates: dict[str, str]) -> Any:
         ),
     ],
 )
-def test_a_turn_of_nothing_but_calls_is_told_as_the_template_asks(template: str, content: Any, expected: str) -> None:
+def test_a_message_with_only_calls_has_the_content_that_the_template_expects(
+    template: str, content: Any, expected: str
+) -> None:
     messages = [HISTORY[0], {**HISTORY[1], "content": content}, HISTORY[2]]
-    assert _written(template, messages) == expected
+    assert _rendered(template, messages) == expected
 
 
-def test_a_template_that_fails_on_calls_either_way_says_why() -> None:
+def test_the_error_of_a_template_that_rejects_calls_is_shown() -> None:
     with pytest.raises(TokenizerError, match="refuses these messages: no calls"):
-        _written(
+        _rendered(
             "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}{% endfor %}",
             HISTORY,
         )
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_tools_go_to_the_template_for_them(tools: Any) -> None:
+def test_tools_are_rendered_by_the_tool_use_template(tools: Any) -> None:
     model = _model({"default": "{{ mood }}", "tool_use": "{{ tools[0].function.name }}"})
     request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], tools=tools)
     assert request.prompt(model) == ("weather" if tools else "")
 
 
 @pytest.mark.parametrize(
-    ("demand", "told"),
+    ("constraint", "expected"),
     [
         ({}, [Reasoning("hm"), Content("Yes.")]),
         ({"response_format": {"type": "text"}}, [Reasoning("hm"), Content("Yes.")]),
@@ -246,10 +247,10 @@ def test_tools_go_to_the_template_for_them(tools: Any) -> None:
         ({"structured_outputs": {"regex": "[^x]*"}}, [Content("hm\n</think>\n\nYes.")]),
     ],
 )
-def test_thoughts_that_the_template_opened(demand: dict[str, Any], told: list[Any]) -> None:
-    request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], **demand)
+def test_reasoning_that_the_template_opened_is_parsed(constraint: dict[str, Any], expected: list[Any]) -> None:
+    request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], **constraint)
     reader = AnswerReader(request, AnswerFormat(reasoning=("<think>", "</think>")), "<|assistant|><think>\n")
-    assert reader.read("hm\n</think>\n\nYes.", is_last=True) == told
+    assert reader.read("hm\n</think>\n\nYes.", is_last=True) == expected
 
 
 NESTED = {
@@ -266,7 +267,7 @@ NESTED = {
     "$defs": {"Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}, "maxItems": 2}},
     "definitions": {"a/b": {"type": "boolean"}},
 }
-"""Parameters that refer to parts of themselves, as Pydantic, zod and MCP write them."""
+"""Parameters with references to subschemas, as Pydantic, zod and MCP generate them."""
 
 
 @pytest.mark.parametrize("name", ["weather", "nested"])
@@ -285,20 +286,22 @@ NESTED = {
     ],
     ids=json.dumps,
 )
-def test_a_call_has_the_arguments_that_its_function_takes(name: str, choice: str, arguments: dict[str, Any]) -> None:
+def test_the_constraint_accepts_the_arguments_that_the_schema_accepts(
+    name: str, choice: str, arguments: dict[str, Any]
+) -> None:
     tools = [Tool(**TOOLS[0]), Tool(type="function", function={"name": "nested", "parameters": NESTED})]
     wanted = choice if choice == "required" else {"type": "function", "function": {"name": name}}
-    demand = demand_for(tools, TypeAdapter(ToolChoice).validate_python(wanted))
-    assert demand is not None
-    assert demand.json is not None
+    constraint = call_constraint(tools, TypeAdapter(ToolChoice).validate_python(wanted))
+    assert constraint is not None
+    assert constraint.json is not None
     parameters = {"weather": TOOLS[0]["function"]["parameters"], "nested": NESTED}[name]
-    right = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
+    is_valid = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
     call = {"name": name, "arguments": arguments}
-    assert jsonschema.Draft202012Validator(json.loads(demand.json)).is_valid(call) == right
+    assert jsonschema.Draft202012Validator(json.loads(constraint.json)).is_valid(call) == is_valid
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find"}}])
-def test_a_forced_call_of_a_function_with_definitions(client: openai.OpenAI, choice: Any) -> None:
+def test_a_required_call_of_a_function_with_definitions(client: openai.OpenAI, choice: Any) -> None:
     city = {"type": "object", "properties": {"of": {"const": "Rome"}}, "required": ["of"]}
     city["additionalProperties"] = False
     parameters = {"$defs": {"City": city}, "type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}}
@@ -311,10 +314,10 @@ def test_a_forced_call_of_a_function_with_definitions(client: openai.OpenAI, cho
 
 @pytest.mark.parametrize(
     "extra",
-    [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"chat_template_kwargs": {"mood": " and merry"}}],
+    [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"chat_template_kwargs": {"mood": " and with_mood"}}],
     ids=["tools", "no_choice", "names"],
 )
-def test_tools_are_counted_as_they_are_charged(address: str, extra: dict[str, Any]) -> None:
+def test_the_token_count_with_tools_equals_the_usage(address: str, extra: dict[str, Any]) -> None:
     ask = {**BARE, **extra}
     with httpx.Client(base_url=address) as http:
         plain, tokens = (http.post("/tokenize", json=one).json()["tokens"] for one in (BARE, ask))

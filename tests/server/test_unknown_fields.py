@@ -1,4 +1,4 @@
-"""Unknown fields of requests: ignored with one warning, unless the answer would be a wrong one."""
+"""Unknown fields of requests: ignored with one warning, unless they would change the answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.completions import CompletionRequest
 from aethermind.server.openai.embeddings import EmbeddingRequest
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_ANSWERS, OF_EMBEDDINGS
-from aethermind.server.openai.ignored_fields import IgnoredFields
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.responses import ResponseRequest
+from aethermind.server.openai.unknown_fields import OF_ANSWERS, OF_EMBEDDINGS, IgnoredFields
 
 COMPLETION = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
@@ -54,7 +53,7 @@ NEUTRAL = {
     "chat_template_kwargs": {},
     "tools": [],
 }
-"""Values that ask for what happens anyway."""
+"""Values that ask for the default behaviour."""
 
 WOULD_CHANGE = {
     "skip_special_tokens": False,
@@ -77,12 +76,12 @@ WOULD_CHANGE = {
     "truncate_prompt_tokens": 8,
     "previous_response_id": "resp_1",
 }
-"""Values without which the answer would be another one."""
+"""Values that would change the answer."""
 
 
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
-    """What the server warns of."""
+    """The warnings that the server logs."""
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -94,11 +93,11 @@ def warnings() -> Iterator[list[str]]:
 
 @pytest.fixture
 def lenient(open_server: Callable[..., httpx.Client]) -> httpx.Client:
-    """A server of the test's own, which has warned of nothing yet."""
+    """A new server, which has logged no warnings yet."""
     return open_server()
 
 
-def test_an_unknown_field_is_ignored_and_warned_of_once(lenient: httpx.Client, warnings: list[str]) -> None:
+def test_an_unknown_field_is_ignored_and_logged_once(lenient: httpx.Client, warnings: list[str]) -> None:
     url = "/v1/chat/completions"
     plain = lenient.post(url, json=CHAT).json()["choices"]
     for _ in range(2):
@@ -110,7 +109,7 @@ def test_an_unknown_field_is_ignored_and_warned_of_once(lenient: httpx.Client, w
     assert "--strict-requests" in warnings[0]
 
 
-def test_a_field_inside_a_message_is_named_by_its_place(lenient: httpx.Client, warnings: list[str]) -> None:
+def test_an_unknown_field_of_a_message_is_logged_with_its_path(lenient: httpx.Client, warnings: list[str]) -> None:
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}}, *CHAT["messages"]]
     assert lenient.post("/v1/chat/completions", json={**CHAT, "messages": messages}).status_code == 200
@@ -119,12 +118,12 @@ def test_a_field_inside_a_message_is_named_by_its_place(lenient: httpx.Client, w
     assert [any(name in one for one in warnings) for name in names] == [True] * 3
 
 
-def test_a_misspelt_field_is_warned_of_with_the_one_that_was_meant(lenient: httpx.Client, warnings: list[str]) -> None:
+def test_a_misspelt_field_is_logged_with_a_suggestion(lenient: httpx.Client, warnings: list[str]) -> None:
     assert lenient.post("/v1/completions", json={**COMPLETION, "temprature": 0.5}).status_code == 200
     assert "did you mean temperature?" in warnings[0]
 
 
-def test_clients_that_invent_names_fill_no_log(warnings: list[str]) -> None:
+def test_the_number_of_logged_names_is_bounded(warnings: list[str]) -> None:
     ignored = IgnoredFields()
     for number in range(1000):
         ignored.warn_once(f"field_{number}" + "x" * 10_000)
@@ -133,7 +132,7 @@ def test_clients_that_invent_names_fill_no_log(warnings: list[str]) -> None:
     assert max(map(len, warnings)) < 300
 
 
-def test_a_strict_server_refuses_what_it_does_not_know(open_server: Callable[..., httpx.Client]) -> None:
+def test_a_strict_server_rejects_unknown_fields(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(strict_requests=True)
     for url, body in (("/v1/completions", COMPLETION), ("/v1/embeddings", EMBEDDING)):
         error = http.post(url, json={**body, "keep_alive": "5m"}).json()["error"]
@@ -157,25 +156,25 @@ def test_a_value_that_means_the_default_is_accepted(kind: type[StrictModel], nam
 
 @pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
 @pytest.mark.parametrize("name", WOULD_CHANGE)
-def test_what_would_change_the_answer_is_refused(kind: type[StrictModel], name: str) -> None:
+def test_a_foreign_field_that_would_change_the_answer_is_a_400(kind: type[StrictModel], name: str) -> None:
     with pytest.raises(ApiError) as caught:
         kind.model_validate({**BODIES[kind], name: WOULD_CHANGE[name]}, context=IgnoredFields())
     assert (caught.value.status, caught.value.param) == (400, name)
     assert caught.value.message.startswith(f"{name} is not supported with this value. ")
 
 
-def test_a_refusal_says_what_to_use(http: httpx.Client) -> None:
+def test_the_error_of_a_foreign_field_names_the_replacement(http: httpx.Client) -> None:
     error = http.post("/v1/completions", json={**COMPLETION, "guided_choice": ["a", "b"]}).json()["error"]
     assert 'Use structured_outputs, such as {"choice": [...]}.' in error["message"]
     error = http.post("/v1/chat/completions", json={**CHAT, "chat_template": "{{ x }}"}).json()["error"]
     assert "--chat-template FILE" in error["message"]
     for url in ("/v1/completions", "/v1/chat/completions"):
-        demand = {"structured_outputs": {"regx": "a"}}
+        constraint = {"structured_outputs": {"regx": "a"}}
         body = COMPLETION if url == "/v1/completions" else CHAT
-        assert http.post(url, json={**body, **demand}).json()["error"]["param"] == "structured_outputs.regx"
+        assert http.post(url, json={**body, **constraint}).json()["error"]["param"] == "structured_outputs.regx"
 
 
-def test_special_tokens_are_those_of_the_endpoint() -> None:
+def test_add_special_tokens_accepts_only_the_behaviour_of_the_endpoint() -> None:
     for kind, is_added in ((CompletionRequest, True), (ChatRequest, False), (ResponseRequest, False)):
         assert kind.model_validate({**BODIES[kind], "add_special_tokens": is_added})
         with pytest.raises(ApiError):
@@ -184,29 +183,29 @@ def test_special_tokens_are_those_of_the_endpoint() -> None:
 
 @pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, ResponseRequest])
 def test_no_field_of_another_endpoint_is_ignored(kind: type[StrictModel]) -> None:
-    """Somebody who sends `max_tokens` to /v1/responses would get an answer of another length."""
+    """A client that sends `max_tokens` to /v1/responses would get an answer of another length."""
     harmless = {"stream", "store", "user", "parallel_tool_calls", "reasoning_effort", "reasoning", "stream_options"}
     of_others = {name for other in (CompletionRequest, ChatRequest, ResponseRequest) for name in other.model_fields}
     assert of_others - set(kind.model_fields) - harmless <= OF_ANSWERS.keys()
 
 
 @pytest.mark.parametrize("extra", [{"input_type": "query"}, {"normalize": False}, {"truncate_prompt_tokens": 5}])
-def test_what_would_change_a_vector_is_refused(http: httpx.Client, extra: dict[str, Any]) -> None:
+def test_a_foreign_field_that_would_change_an_embedding_is_a_400(http: httpx.Client, extra: dict[str, Any]) -> None:
     error = http.post("/v1/embeddings", json={**EMBEDDING, **extra}).json()["error"]
     assert error["param"] in extra
     assert extra.keys() <= OF_EMBEDDINGS.keys()
     assert http.post("/v1/embeddings", json={**EMBEDDING, "normalize": True, "truncate": "NONE"}).status_code == 200
 
 
-def test_a_number_is_no_boolean() -> None:
+def test_neutral_values_distinguish_numbers_and_booleans() -> None:
     with pytest.raises(ApiError):
         CompletionRequest.model_validate({**COMPLETION, "best_of": True})
     with pytest.raises(ApiError):
         CompletionRequest.model_validate({**COMPLETION, "skip_special_tokens": 1})
 
 
-def test_reasoning_goes_back_by_either_name() -> None:
+def test_reasoning_of_earlier_messages_has_either_name() -> None:
     said = {"role": "assistant", "content": "Four.", "reasoning": "I ponder.", "reasoning_details": []}
     body = {**CHAT, "messages": [*CHAT["messages"], said]}
     message = ChatRequest.model_validate(body, context=IgnoredFields()).messages[1]
-    assert message.plain()["reasoning"] == "I ponder."
+    assert message.for_template()["reasoning"] == "I ponder."

@@ -1,4 +1,4 @@
-"""Clients that send slowly, send too much before the body, or do not read."""
+"""Limits of the HTTP protocol: slow clients, large headers, invalid data and clients that do not read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from tests.server.conftest import standing_still
+from tests.server.conftest import paused_engine
 
 from aethermind import LLM
-from aethermind.server.limits import Limits
+from aethermind.server.admission import Limits
 
-CHATTY = b'{"model":"demo","prompt":"x","max_tokens":400,"ignore_eos":true,"n":16,"logprobs":20,"stream":true}'
+LONG = b'{"model":"demo","prompt":"x","max_tokens":400,"ignore_eos":true,"n":16,"logprobs":20,"stream":true}'
 GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
 
 
@@ -30,7 +30,7 @@ def wire(http: httpx.Client, **options: int) -> Iterator[socket.socket]:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """All that comes until the other side ends."""
+    """All data until the server closes the connection."""
     received = b""
     try:
         while part := connection.recv(1 << 16):
@@ -40,27 +40,27 @@ def everything(connection: socket.socket) -> bytes:
     return received
 
 
-def refusals(http: httpx.Client, reason: str) -> float:
+def rejections(http: httpx.Client, reason: str) -> float:
     name = f'aethermind_requests_rejected_total{{reason="{reason}"}} '
     return sum(float(line.removeprefix(name)) for line in http.get("/metrics").text.splitlines() if name in line)
 
 
-def test_headers_of_any_length_are_not_kept(http: httpx.Client) -> None:
-    before = refusals(http, "headers_too_large")
+def test_headers_beyond_the_limit_are_a_431(http: httpx.Client) -> None:
+    before = rejections(http, "headers_too_large")
     with wire(http) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         for _ in range(32):
             connection.sendall(b"x" * (1 << 16))
         assert everything(connection).startswith(b"HTTP/1.1 431 ")
     assert http.get("/health", headers={"X-Long": "x" * 70_000}).status_code == 431
-    assert refusals(http, "headers_too_large") == before + 2
+    assert rejections(http, "headers_too_large") == before + 2
     assert http.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("nonsense", [b"HELLO\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
-def test_what_is_no_http_is_told_so(http: httpx.Client, nonsense: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("data", [b"HELLO\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
+def test_data_that_is_not_http_is_a_400(http: httpx.Client, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with wire(http) as connection:
-        connection.sendall(nonsense)
+        connection.sendall(data)
         head, _, body = everything(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 Bad Request")
     assert json.loads(body)["error"]["message"].startswith("This is no HTTP request.")
@@ -68,7 +68,7 @@ def test_what_is_no_http_is_told_so(http: httpx.Client, nonsense: bytes, caplog:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_nonsense_behind_requests_is_told_so_behind_their_answers(http: httpx.Client, is_stream: bool) -> None:
+def test_an_error_is_sent_behind_the_answers_to_earlier_requests(http: httpx.Client, is_stream: bool) -> None:
     body = json.dumps({**GOOD, "stream": is_stream}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with wire(http) as connection:
@@ -80,15 +80,15 @@ def test_nonsense_behind_requests_is_told_so_behind_their_answers(http: httpx.Cl
     assert received.rpartition(b"HTTP/1.1 ")[2].startswith(b"400 Bad Request")
 
 
-def test_nonsense_while_an_answer_is_sent_leaves_it_whole(http: httpx.Client, llm: LLM) -> None:
+def test_invalid_data_during_an_answer_does_not_truncate_it(http: httpx.Client, llm: LLM) -> None:
     body = json.dumps({**GOOD, "max_tokens": 40, "ignore_eos": True, "stream": True}).encode()
-    with wire(http) as connection, standing_still(llm) as goes_on:
+    with wire(http) as connection, paused_engine(llm) as resume:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % len(body) + body)
         received = connection.recv(1 << 16)
         assert received.startswith(b"HTTP/1.1 200")
         connection.sendall(b"HELLO\r\n\r\n")
-        goes_on.set()
+        resume.set()
         received += everything(connection)
     answer, _, refusal = received.partition(b"HTTP/1.1 400 ")
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -96,7 +96,7 @@ def test_nonsense_while_an_answer_is_sent_leaves_it_whole(http: httpx.Client, ll
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_a_body_in_broken_chunks_is_a_400(http: httpx.Client, before: bytes) -> None:
+def test_a_body_with_an_invalid_chunk_size_is_a_400(http: httpx.Client, before: bytes) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with wire(http) as connection:
         connection.sendall(before + head + b"5\r\n12345\r\n")
@@ -119,10 +119,10 @@ def test_a_request_answered_without_its_body_is_not_answered_twice(http: httpx.C
     assert received.startswith(b"HTTP/1.1 403 ")
 
 
-@pytest.mark.parametrize("behind", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_a_url_of_any_length_is_not_taken(http: httpx.Client, behind: bytes) -> None:
+@pytest.mark.parametrize("following", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_url_beyond_the_limit_is_a_431(http: httpx.Client, following: bytes) -> None:
     with wire(http) as connection:
-        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 70_000) + behind)
+        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 70_000) + following)
         received = everything(connection)
     assert received.startswith(b"HTTP/1.1 431 ")
     assert received.count(b"HTTP/1.1 ") == 1
@@ -131,10 +131,8 @@ def test_a_url_of_any_length_is_not_taken(http: httpx.Client, behind: bytes) -> 
 
 @pytest.mark.parametrize("size", [1 << 16, 1, 7])
 @pytest.mark.parametrize("other", [b"h2c", b"websocket"])
-def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(
-    http: httpx.Client, other: bytes, size: int
-) -> None:
-    """Java's HttpClient asks for HTTP/2 with the first request of a connection, body and all."""
+def test_an_upgrade_header_is_ignored(http: httpx.Client, other: bytes, size: int) -> None:
+    """Java's HttpClient asks for an upgrade to HTTP/2 in its first request, which may have a body."""
     body = json.dumps(GOOD).encode()
     head = (
         b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
@@ -152,7 +150,7 @@ def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(
 
 
 @pytest.mark.parametrize(("version", "connection"), [(b"1.1", b"Upgrade, close"), (b"1.0", b"Upgrade")])
-def test_who_would_rather_speak_another_protocol_may_close_the_connection(
+def test_an_upgrade_header_is_ignored_on_a_connection_to_be_closed(
     http: httpx.Client, version: bytes, connection: bytes
 ) -> None:
     body = json.dumps({**GOOD, "stream": True}).encode()
@@ -167,8 +165,8 @@ def test_who_would_rather_speak_another_protocol_may_close_the_connection(
     assert (b"transfer-encoding: chunked" in answer) == (version == b"1.1")
 
 
-def test_http_1_0_has_no_chunks_and_ends_with_its_connection(http: httpx.Client) -> None:
-    """As `ab`, HAProxy's checks and older proxies ask; they send no Host either."""
+def test_an_http_1_0_answer_has_no_chunks_and_closes_the_connection(http: httpx.Client) -> None:
+    """`ab`, HAProxy's health checks and older proxies use HTTP/1.0 without a Host header."""
     whole = http.post("/v1/completions", json={**GOOD, "temperature": 0}).json()["choices"][0]["text"]
     for extra, kind in (({}, b"application/json"), ({"stream": True}, b"text/event-stream")):
         body = json.dumps({**GOOD, "temperature": 0, **extra}).encode()
@@ -190,20 +188,20 @@ def test_http_1_0_has_no_chunks_and_ends_with_its_connection(http: httpx.Client)
 
 
 @pytest.mark.parametrize("other", [b"localhost", b"elsewhere"])
-def test_two_hosts_are_one_too_many(http: httpx.Client, other: bytes) -> None:
+def test_two_host_headers_are_a_400(http: httpx.Client, other: bytes) -> None:
     with wire(http) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: %s\r\nConnection: close\r\n\r\n" % other)
         assert everything(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_this_is_no_proxy(http: httpx.Client) -> None:
+def test_a_connect_request_is_a_400(http: httpx.Client) -> None:
     with wire(http) as connection:
         connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
         assert everything(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(idle_timeout_s=0.3))
+def test_an_idle_connection_is_a_408(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(keep_alive_timeout_s=0.3))
     for beginning in (
         b"",
         b"GET /health HTTP/1.1\r\nHost: loc",
@@ -214,18 +212,18 @@ def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..
             answer = everything(connection)
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b'"code":"idle"' in answer.replace(b" ", b"")
-    assert refusals(http, "idle") == 3
+    assert rejections(http, "idle") == 3
 
 
-def test_who_does_not_read_is_cut_and_frees_its_blocks(
+def test_a_client_that_does_not_read_is_disconnected_and_frees_its_blocks(
     open_server: Callable[..., httpx.Client], caplog: pytest.LogCaptureFixture
 ) -> None:
-    http = open_server(limits=Limits(slow_reader_timeout_s=0.05))
+    http = open_server(limits=Limits(send_timeout_s=0.05))
     with wire(http, SO_RCVBUF=4096) as connection:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-        connection.sendall(head % len(CHATTY) + CHATTY)
-        while not refusals(http, "slow_reader"):
-            assert http.post("/v1/completions", json=GOOD).status_code == 200  # others are not held up
+        connection.sendall(head % len(LONG) + LONG)
+        while not rejections(http, "slow_reader"):
+            assert http.post("/v1/completions", json=GOOD).status_code == 200  # other requests are served
         received = everything(connection)
         assert received.startswith(b"HTTP/1.1 200 ")
         assert not received.endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
@@ -236,7 +234,7 @@ def test_who_does_not_read_is_cut_and_frees_its_blocks(
 
 
 @pytest.mark.parametrize("depth", [64, 65])
-def test_bodies_are_so_deep(http: httpx.Client, depth: int) -> None:
+def test_the_nesting_depth_of_a_body_is_limited(http: httpx.Client, depth: int) -> None:
     prompt = "[" * (depth - 1) + "]" * (depth - 1)
     answer = http.post("/v1/completions", content=f'{{"model":"demo","prompt":{prompt}}}')
     assert answer.status_code == 400

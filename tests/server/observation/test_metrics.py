@@ -1,4 +1,4 @@
-"""Metrics: each kind of end is counted once, times add up, and the dashboard asks for nothing that is not there."""
+"""Metrics: each outcome is counted once, times add up, and the dashboard queries existing metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.conftest import await_idle, serving, standing_still
+from tests.server.conftest import await_idle, paused_engine, serving
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.server.limits import Limits
+from aethermind.server.admission import Limits
 from aethermind.server.observation.records import GenerationRecord
 
 COMPLETIONS = "/v1/completions"
@@ -63,12 +63,12 @@ def test_the_times_of_a_request_add_up(http: httpx.Client) -> None:
     first, whole = (
         gained(http, before, f"{name}_seconds_sum") for name in ("time_to_first_token", "e2e_request_latency")
     )
-    assert 0 < first <= whole  # the same where the server was told of the first token and the last at once
+    assert 0 < first <= whole  # equal if the first and the last token arrived together
     assert sum(parts) < whole
     assert gained(http, before, "request_params_max_tokens_sum") == 6
 
 
-def test_several_answers_are_counted_each(http: httpx.Client) -> None:
+def test_each_of_several_answers_is_counted(http: httpx.Client) -> None:
     before = samples(http)
     http.post(COMPLETIONS, json={**ASK, "n": 3, "seed": 1})
     assert gained(http, before, "request_success_total", "length") == 3
@@ -77,9 +77,9 @@ def test_several_answers_are_counted_each(http: httpx.Client) -> None:
     assert gained(http, before, "request_prompt_tokens_count") == 1
 
 
-def test_a_client_that_leaves_is_an_abort(llm: LLM, http: httpx.Client) -> None:
+def test_a_disconnect_is_counted_as_an_abort(llm: LLM, http: httpx.Client) -> None:
     before = samples(http)
-    with standing_still(llm):
+    with paused_engine(llm):
         with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
             next(answer.iter_lines())
         while not gained(http, before, "request_success_total", "abort"):
@@ -91,12 +91,12 @@ def test_a_client_that_leaves_is_an_abort(llm: LLM, http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("num_padding", [0, 200_000])
-def test_who_leaves_before_a_whole_answer_is_an_abort_however_long_its_body(
+def test_a_disconnect_before_a_whole_answer_is_counted_as_an_abort(
     llm: LLM, http: httpx.Client, num_padding: int
 ) -> None:
     before = samples(http)
     body = json.dumps({**ASK, "max_tokens": 400}).encode() + b" " * num_padding
-    with standing_still(llm):
+    with paused_engine(llm):
         with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=30) as plug:
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             plug.sendall(head.encode() + body)
@@ -107,7 +107,7 @@ def test_who_leaves_before_a_whole_answer_is_an_abort_however_long_its_body(
     await_idle(http)
 
 
-def test_what_the_engine_refuses_was_never_begun(http: httpx.Client) -> None:
+def test_a_request_that_the_engine_rejects_is_not_counted(http: httpx.Client) -> None:
     before = samples(http)
     assert (
         http.post(COMPLETIONS, json={**ASK, "ignore_eos": False, "structured_outputs": {"regex": "("}}).status_code
@@ -118,38 +118,38 @@ def test_what_the_engine_refuses_was_never_begun(http: httpx.Client) -> None:
     assert gained(http, before, "request_prompt_tokens_count") == 0
 
 
-def test_what_fails_is_an_error(open_server: Callable[..., httpx.Client]) -> None:
+def test_a_failed_request_is_counted_as_an_error(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(limits=Limits(request_timeout_s=0.001))
     assert http.post(COMPLETIONS, json={**ASK, "max_tokens": 400}).status_code == 408
     assert samples(http)["aethermind_request_success_total", "error"] == 1
 
 
-def test_texts_of_embeddings_are_prompt_tokens(http: httpx.Client) -> None:
+def test_embeddings_count_prompt_tokens(http: httpx.Client) -> None:
     before = samples(http)
     assert http.post("/v1/embeddings", json={"model": "demo", "input": [[5] * 7, [6] * 4]}).status_code == 200
     assert http.post("/v1/embeddings", json={"model": "demo", "input": [[]]}).status_code == 400
     assert gained(http, before, "prompt_tokens_total") == 11
 
 
-def test_answers_side_by_side_take_the_time_of_one() -> None:
+def test_tpot_of_parallel_answers_is_that_of_one() -> None:
     record = GenerationRecord("demo", 0.0, SamplingParams(n=3))
     assert record.tpot_s is None
     for lengths in ((1, 1, 1), (5, 3, 4)):
         outputs = [CompletionOutput(i, "", [7] * size, None, None, None) for i, size in enumerate(lengths)]
-        record.grow(RequestOutput("r", None, [1], outputs, False, RequestMetrics(0.0, None, None)))
+        record.update(RequestOutput("r", None, [1], outputs, False, RequestMetrics(0.0, None, None)))
     record.first_token_s, record.last_token_s = 10.0, 12.0
     assert record.tpot_s == 0.5
 
 
-def test_an_engines_own_process_is_measured(apart: httpx.Client, http: httpx.Client) -> None:
+def test_the_engine_process_has_metrics_of_its_own(apart: httpx.Client, http: httpx.Client) -> None:
     taken = samples(apart)
     assert taken["aethermind_engine_cpu_seconds_total", ""] > 0
     assert taken["aethermind_engine_resident_memory_bytes", ""] > 1 << 20
     assert ("aethermind_engine_resident_memory_bytes", "") not in samples(http), "that engine is in the server's"
 
 
-def test_a_prompt_asked_again_is_a_hit(http: httpx.Client) -> None:
-    ask = {**ASK, "prompt": "A fox that nobody has met before. " * 8}
+def test_a_repeated_prompt_counts_cached_tokens(http: httpx.Client) -> None:
+    ask = {**ASK, "prompt": "A fox that no test has met before. " * 8}
     http.post(COMPLETIONS, json=ask)
     before = samples(http)
     http.post(COMPLETIONS, json=ask)
@@ -168,7 +168,7 @@ def queries() -> Iterator[str]:
     yield from (one["definition"] for one in dashboard["templating"]["list"] if one["type"] == "query")
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are(apart: httpx.Client) -> None:
+def test_the_dashboard_queries_existing_metrics(apart: httpx.Client) -> None:
     apart.post(COMPLETIONS, json=ASK)
     known = {name for name, _ in samples(apart)}
     asked = {name for query in queries() for name in NAME.findall(query)}
@@ -176,7 +176,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(apart: httpx.Client) -> N
     assert asked <= known
 
 
-def test_the_dashboard_is_one_that_grafana_reads() -> None:
+def test_the_dashboard_is_valid_for_grafana() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= dashboard.keys()
     variables = {one["name"] for one in dashboard["templating"]["list"]}

@@ -1,4 +1,4 @@
-"""The log of a server: a line for each request, which never says what was said unless it was told to."""
+"""The request log: one line for each request, without prompts unless enabled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.conftest import await_idle, standing_still
+from tests.server.conftest import await_idle, paused_engine
 
 from aethermind import LLM
 from aethermind.server.tenants import Tenants
@@ -18,7 +18,7 @@ ASK = {"model": "demo", "prompt": "The secret is a heron", "max_tokens": 5, "ign
 
 
 class Records(logging.Handler):
-    """Everything that is logged, as it would be formatted."""
+    """Collects all log lines as they would be formatted."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -34,7 +34,7 @@ class Records(logging.Handler):
 
 @pytest.fixture
 def records() -> Iterator[Records]:
-    """All that every logger of the process says, from debug on."""
+    """All log lines of the process from level debug on."""
     handler, root = Records(), logging.getLogger()
     ours, level = logging.getLogger("aethermind"), logging.getLogger("aethermind").level
     root.addHandler(handler)
@@ -44,7 +44,7 @@ def records() -> Iterator[Records]:
     root.removeHandler(handler)
 
 
-def test_a_line_says_what_a_request_took(http: httpx.Client, records: Records) -> None:
+def test_a_log_line_has_the_usage_and_times_of_a_request(http: httpx.Client, records: Records) -> None:
     answer = http.post(COMPLETIONS, json={**ASK, "user": "mary"}, headers={"X-Request-ID": "order-7"})
     await_idle(http)
     (fields,) = records.fields
@@ -69,10 +69,10 @@ def test_a_line_says_what_a_request_took(http: httpx.Client, records: Records) -
     }
 
 
-def test_a_line_says_how_it_ended(llm: LLM, http: httpx.Client, records: Records) -> None:
+def test_a_log_line_has_the_outcome_of_a_request(llm: LLM, http: httpx.Client, records: Records) -> None:
     http.post(COMPLETIONS, json={**ASK, "model": "gpt-9"})
     http.post(COMPLETIONS, json={**ASK, "prompt": "word " * 2000})
-    with standing_still(llm):
+    with paused_engine(llm):
         with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
             next(answer.iter_lines())
         while len(records.fields) < 3:
@@ -83,14 +83,14 @@ def test_a_line_says_how_it_ended(llm: LLM, http: httpx.Client, records: Records
     assert (left["status"], left["finish_reason"], left["stream"]) == (200, "abort", True)
 
 
-def test_a_line_about_vectors(http: httpx.Client, records: Records) -> None:
+def test_a_log_line_of_an_embedding_request_has_its_tokens(http: httpx.Client, records: Records) -> None:
     http.post("/v1/embeddings", json={"model": "demo", "input": [[5] * 7, [6] * 4]})
     while not (lines := [line for line in records.lines if "/v1/embeddings" in line]):
         http.get("/health")
     assert "'model': 'demo', 'prompt_tokens': 11" in lines[0]
 
 
-def test_what_was_said_is_not_in_the_log(http: httpx.Client, records: Records) -> None:
+def test_the_log_contains_no_prompts(http: httpx.Client, records: Records) -> None:
     http.post(COMPLETIONS, json=ASK)
     http.post(COMPLETIONS, json={**ASK, "bird": "heron"})
     http.post(COMPLETIONS, json={**ASK, "guided_regex": "heron"})
@@ -103,20 +103,20 @@ def test_what_was_said_is_not_in_the_log(http: httpx.Client, records: Records) -
     assert not [line for line in records.lines if "heron" in line]
 
 
-def test_prompts_are_logged_where_that_is_asked_for(open_server: Callable[..., httpx.Client], records: Records) -> None:
+def test_prompts_are_logged_with_log_prompts(open_server: Callable[..., httpx.Client], records: Records) -> None:
     http = open_server(log_prompts=True, tenants=Tenants.of_keys(["open sesame"]))
     http.post(COMPLETIONS, json=ASK, headers={"Authorization": "Bearer open sesame"})
     assert http.post(COMPLETIONS, json=ASK).status_code == 401
-    http.get("/health")  # by its answer the line about the one before is written
-    asked, refused = records.fields
-    assert asked["prompts"] == [ASK["prompt"]]
-    assert asked["tenant"] == "key 1"
-    assert refused["error"] == "invalid_api_key"
-    assert "prompts" not in refused
+    http.get("/health")  # the line of a request is written before the next is answered
+    accepted, rejected = records.fields
+    assert accepted["prompts"] == [ASK["prompt"]]
+    assert accepted["tenant"] == "key 1"
+    assert rejected["error"] == "invalid_api_key"
+    assert "prompts" not in rejected
     assert not [line for line in records.lines if "sesame" in line]
 
 
-def test_a_harmful_id_of_a_client_is_not_repeated(http: httpx.Client, records: Records) -> None:
+def test_an_unsafe_client_id_is_not_logged(http: httpx.Client, records: Records) -> None:
     for name in ("\x1b[31mred", "x\tforged=1", "ünï"):
         answer = http.post(COMPLETIONS, json=ASK, headers=[(b"X-Request-ID", name.encode())])
         assert "X-Client-Request-Id" not in answer.headers
@@ -124,20 +124,20 @@ def test_a_harmful_id_of_a_client_is_not_repeated(http: httpx.Client, records: R
     assert all("client_request_id" not in fields for fields in records.fields)
 
 
-def test_probes_are_no_news(http: httpx.Client, records: Records) -> None:
+def test_probes_are_logged_as_debug(http: httpx.Client, records: Records) -> None:
     logging.getLogger("aethermind").setLevel(logging.INFO)
     for path in ("/health", "/ready", "/metrics", "/version"):
         http.get(path)
     assert records.lines == []
     http.get("/v1/models")
     http.get("/nowhere")
-    while len(records.lines) < 2:  # a line may come a moment after its answer
+    while len(records.lines) < 2:  # a line may be written shortly after its response
         pass
     assert ["127.0.0.1 GET /v1/models 200" in line for line in records.lines] == [True, False]
     assert "127.0.0.1 GET /nowhere 404" in records.lines[1]
 
 
-def test_a_path_cannot_forge_a_line(http: httpx.Client, records: Records) -> None:
+def test_a_path_cannot_inject_a_log_line(http: httpx.Client, records: Records) -> None:
     http.get("/x%0A127.0.0.1 GET /v1/models 200")
     while not (lines := [line for line in records.lines if "404" in line]):
         http.get("/health")

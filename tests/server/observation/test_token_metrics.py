@@ -1,4 +1,4 @@
-"""Our own histogram says what the library's says of the same times."""
+"""The server's own histogram of inter-token latency equals that of the Prometheus library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from aethermind.server.observation.token_metrics import TokenCollector
+from aethermind.server.observation.metrics import TokenCollector
 
 BOUNDS = (0.001, 0.25, 1.0)
 GAPS = st.lists(st.tuples(st.integers(1, 3), st.floats(0, 2) | st.sampled_from(BOUNDS)))
@@ -19,7 +19,7 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
 
 
 @given(GAPS)
-def test_gaps_fall_into_the_buckets_of_the_library(gaps: list[tuple[int, float]]) -> None:
+def test_the_inter_token_histogram_equals_that_of_the_library(gaps: list[tuple[int, float]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     tokens = TokenCollector(BOUNDS)
     ours.register(tokens)

@@ -1,4 +1,4 @@
-"""A span for each request: in the trace of whoever asked, with what the conventions say of it, and no word of it."""
+"""A span for each request in the client's trace, by OpenTelemetry's conventions, without prompts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def http(open_server: Callable[..., httpx.Client], exporter: InMemorySpanExporte
     return open_server(tracing=Tracing(provider))
 
 
-def test_a_span_says_what_a_request_took(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
+def test_a_span_has_the_usage_and_times_of_a_request(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
     answer = http.post(COMPLETIONS, json=ASK, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     await_idle(http)
     (span,) = exporter.get_finished_spans()
@@ -81,7 +81,7 @@ def test_a_span_says_what_a_request_took(http: httpx.Client, exporter: InMemoryS
     }
 
 
-def test_without_a_parent_a_request_is_a_trace_of_its_own(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
+def test_a_request_without_traceparent_starts_a_trace(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
     for header in (None, "00-nonsense-01", f"00-{'0' * 32}-{PARENT}-01"):
         http.post(COMPLETIONS, json=ASK, headers={} if header is None else {"traceparent": header})
     await_idle(http)
@@ -90,7 +90,7 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own(http: httpx.Client, ex
     assert len({span.context.trace_id for span in spans}) == 3
 
 
-def test_errors_and_chats_and_probes(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
+def test_spans_of_chats_errors_and_probes(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
     http.post(
         "/v1/chat/completions", json={"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     )
@@ -108,7 +108,7 @@ def test_errors_and_chats_and_probes(http: httpx.Client, exporter: InMemorySpanE
     assert unknown.status.status_code is StatusCode.UNSET, "it is the client's mistake"
 
 
-def test_vectors_have_a_model_and_tokens(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
+def test_an_embedding_span_has_the_model_and_tokens(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
     http.post("/v1/embeddings", json={"model": "demo", "input": [[5] * 7, [6] * 4]})
     await_idle(http)
     (span,) = exporter.get_finished_spans()
@@ -118,7 +118,7 @@ def test_vectors_have_a_model_and_tokens(http: httpx.Client, exporter: InMemoryS
     assert span.attributes["gen_ai.usage.input_tokens"] == 11
 
 
-def test_what_was_said_is_in_no_span(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
+def test_spans_contain_no_prompts(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
     http.post(COMPLETIONS, json=ASK)
     http.post(COMPLETIONS, json={**ASK, "temperature": "heron"})
     await_idle(http)
@@ -133,12 +133,12 @@ def test_a_server_without_tracing_does_not_import_it() -> None:
     assert result.stdout == "[]\n"
 
 
-def test_an_endpoint_that_is_no_address() -> None:
+def test_an_invalid_otlp_endpoint_is_an_error() -> None:
     with pytest.raises(SettingsError, match="--otlp-endpoint is 'collector:4318'"):
         open_tracing("collector:4318")
 
 
-def test_where_the_extra_is_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_otel_extra_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"pip install .*\[otel\]"):
         open_tracing("http://127.0.0.1:4318/v1/traces")

@@ -141,7 +141,7 @@ def tenants_of(access: AccessOptions, quota: Quota) -> Any:
     `insecure_no_auth` does not allow that.
     """
     from aethermind import server
-    from aethermind.server.loopback import is_loopback
+    from aethermind.server.access import is_loopback
 
     file = None if access.api_keys_file is None else Path(access.api_keys_file)
     tenants = server.read_tenants(access.api_key or (), file, quota)
@@ -157,15 +157,15 @@ def _limits(limits: LimitOptions) -> Limits:
     from aethermind.server import Limits
 
     return Limits(
-        max_open_requests=limits.max_concurrent_requests,
+        max_concurrent_requests=limits.max_concurrent_requests,
         max_queued_requests=limits.max_queued_requests,
         max_queued_tokens=limits.max_queued_tokens,
         max_body_bytes=limits.max_body_bytes,
         max_header_bytes=limits.max_header_bytes,
         max_json_depth=limits.max_json_depth,
         request_timeout_s=limits.request_timeout,
-        idle_timeout_s=limits.keep_alive_timeout,
-        slow_reader_timeout_s=limits.send_timeout,
+        keep_alive_timeout_s=limits.keep_alive_timeout,
+        send_timeout_s=limits.send_timeout,
         drain_timeout_s=limits.drain_timeout,
     )
 

@@ -1,9 +1,9 @@
-"""The HTTP server: OpenAI's API over models that engines run. It needs the extra `serve` of `aethermind`."""
+"""The HTTP server: OpenAI's API for one or several models. It needs the extra `serve` of `aethermind`."""
 
 from __future__ import annotations
 
+from aethermind.server.admission import Limits
 from aethermind.server.app import create_app
-from aethermind.server.limits import Limits
 from aethermind.server.observation.tracing import open_tracing
 from aethermind.server.run import bind, running, serve
 from aethermind.server.served_model import ServedModel

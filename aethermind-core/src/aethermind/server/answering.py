@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.admission import AdmissionTicket
     from aethermind.server.framing import Event
-    from aethermind.server.limits import Stay
     from aethermind.server.observation.metrics import Metrics
     from aethermind.server.observation.records import HttpRecord
     from aethermind.server.served_model import ServedModel
@@ -44,7 +44,7 @@ class Answering:
         record: HttpRecord,
         params: SamplingParams,
         options: RequestOptions,
-        stay: Stay,
+        ticket: AdmissionTicket,
         *,
         timeout_s: float,
         metrics: Metrics,
@@ -53,7 +53,7 @@ class Answering:
         self._record = record
         self._params = params
         self._options = options
-        self._stay = stay
+        self._ticket = ticket
         self._num_prompts = 0
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -128,11 +128,11 @@ class Answering:
             with self._metrics.observing(generation):
                 async with aclosing(states):
                     async for state in states:
-                        self._stay.begin()
-                        self._metrics.grow(generation, state)
+                        self._ticket.leave_queue()
+                        self._metrics.update(generation, state)
                         yield index, state
         finally:
-            self._stay.spend(generation.num_output_tokens)
+            self._ticket.charge(generation.num_output_tokens)
 
     def _id_of(self, index: int) -> str:
         return f"{self._record.request_id}-{index}"

@@ -1,4 +1,4 @@
-"""The HTTP application: which function answers which URL, and what stands at the door."""
+"""The HTTP application: its state, its middleware and its routes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from aethermind import __version__
-from aethermind.server.door import Door
-from aethermind.server.limits import Admission, Limits
+from aethermind.server.access import AccessMiddleware
+from aethermind.server.admission import AdmissionController, Limits
+from aethermind.server.cancellation import InFlightRequests
+from aethermind.server.cancellation import router as request_routes
 from aethermind.server.observation import Metrics, Observer
-from aethermind.server.open_requests import OpenRequests
-from aethermind.server.open_requests import router as request_routes
-from aethermind.server.openai.direct_route import DirectRoutes
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
-from aethermind.server.openai.ignored_fields import IgnoredFields
+from aethermind.server.openai.routes import DirectDispatch
 from aethermind.server.openai.routes import model_router as model_routes
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
+from aethermind.server.openai.unknown_fields import IgnoredFields
 from aethermind.server.served_model import ServedModels
 from aethermind.server.tenants import Tenants
 from aethermind.server.web_ui import router as web_ui_routes
@@ -48,26 +48,26 @@ def create_app(
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
-    With `tenants` clients have to have the key of one; with `only_local` they have to call the server by a name of
-    this machine. Web pages that come from `origins` may ask as its own page does; `*` is all. Prompts come into the
-    log only with `log_prompts`; requests are spans of `tracing`. Unknown fields of requests are ignored, or are errors
-    with `strict_requests`.
+    With `tenants`, clients need the API key of one. With `only_local`, requests have to name this machine as their
+    host. Web pages of `origins` may call the API as the server's own page does; `*` allows all. Prompts are logged only
+    with `log_prompts`; each request is a span of `tracing`. Unknown fields of requests are ignored, or errors with
+    `strict_requests`.
     """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     state = app.state
     state.limits = limits or Limits()
     state.models = ServedModels(models)
-    state.admission = Admission(state.limits)
-    state.open_requests = OpenRequests()
+    state.admission = AdmissionController(state.limits)
+    state.in_flight_requests = InFlightRequests()
     state.ignored_fields = None if strict_requests else IgnoredFields()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    app.add_middleware(DirectRoutes, routes=openai_routes.routes)
+    app.add_middleware(DirectDispatch, routes=openai_routes.routes)
     app.add_middleware(
-        Door,
+        AccessMiddleware,
         tenants=tenants or Tenants(),
         admission=state.admission,
-        admitted=_paths_posted_to(openai_routes),
+        admitted=_post_paths(openai_routes),
         max_header_bytes=state.limits.max_header_bytes,
         only_local=only_local,
         origins=frozenset(origins),
@@ -80,23 +80,23 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Should-Retry", "Retry-After"],
         )
-    app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts, tracing=tracing)
+    app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     app.include_router(openai_routes)
     _add_probes(app)
     for routes in (model_routes, token_routes, request_routes, web_ui_routes):
         app.include_router(routes)
-    state.addresses = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
+    state.documented_paths = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
     return app
 
 
-def _paths_posted_to(routes: APIRouter) -> frozenset[str]:
+def _post_paths(routes: APIRouter) -> frozenset[str]:
     return frozenset(
         one.path for one in routes.routes if isinstance(one, APIRoute) and one.methods and "POST" in one.methods
     )
 
 
 def _paths(routes: APIRouter) -> list[str]:
-    """The addresses, of those that are documented and have no names in them."""
+    """The paths of the documented routes without path parameters."""
     found = (one for one in routes.routes if isinstance(one, APIRoute) and one.include_in_schema)
     return [one.path for one in found if "{" not in one.path]
 
@@ -104,12 +104,12 @@ def _paths(routes: APIRouter) -> list[str]:
 def _add_probes(app: FastAPI) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """The process answers."""
+        """Liveness: the server process answers."""
         return {"status": "ok"}
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Requests would be served."""
+        """Readiness: 503 while the server stops or an engine is down."""
         state = app.state
         if state.admission.is_draining:
             raise draining()
@@ -124,5 +124,5 @@ def _add_probes(app: FastAPI) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """The metrics for Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(app.state.metrics.render(), media_type="text/plain; version=0.0.4")

@@ -1,6 +1,6 @@
-"""HTTP's wire, within bounds: headers no longer and requests no slower than allowed, and little kept for slow readers.
+"""The HTTP/1.1 protocol of a connection, with limits on header size, request time and send buffers.
 
-uvicorn's protocol over httptools has no such bounds: it keeps headers of any length, and waits for them for ever.
+It extends uvicorn's protocol over httptools, which buffers headers of any length and has no timeout for them.
 """
 
 from __future__ import annotations
@@ -21,236 +21,244 @@ from aethermind.server.openai.errors import error_body
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-    from aethermind.server.limits import Limits
+    from aethermind.server.admission import Limits
 
-__all__ = ["SendPart", "bound_sending", "bounded_protocol"]
+__all__ = ["SendChunk", "bounded_protocol", "limit_send_buffer"]
 
 SEND_BUFFER_BYTES = 64 << 10
-"""What a connection's socket may hold of an answer; Linux doubles it. asyncio holds another 64 KiB."""
+"""Size of a connection's send buffer, which Linux doubles. asyncio buffers another 64 KiB."""
 
 _LINGER_S = 5.0
-"""Seconds that a connection is kept after a refusal, if the client does not close it."""
+"""Seconds until a connection is closed after an error, if the client does not close it."""
 
-_LONGEST_URL = (1 << 16) - 1
-"""Bytes of a URL that the library can take apart."""
+_MAX_URL_BYTES = (1 << 16) - 1
+"""Bytes of a URL that httptools can parse."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-_REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+_ERROR_HEAD = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 
 
-def bound_sending(listening: socket.socket) -> None:
-    """Bound what the connections of a listening socket hold for readers that do not read."""
+def limit_send_buffer(listening: socket.socket) -> None:
+    """Limit the send buffers of the connections of a listening socket, so that backpressure reaches the engine soon."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
-def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, held to `limits`; `on_refusal` is told the code of each limit that ends a connection."""
-    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits, "on_refusal": staticmethod(on_refusal)})
+def bounded_protocol(limits: Limits, on_rejection: Callable[[str], None]) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol class with `limits`; `on_rejection` gets the error code of each limit that is exceeded."""
+    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits, "on_rejection": staticmethod(on_rejection)})
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """One connection. Mutable."""
+    """One connection. After a protocol error or an exceeded limit it reads nothing more. Mutable.
+
+    `state` of each request gets `disconnected`, a future that is done once the client disconnects, and the functions
+    `abort`, which closes the connection at once, `send_chunk` (see `SendChunk`) and `flush`.
+    """
 
     limits: Limits
-    on_refusal: Callable[[str], None]
+    on_rejection: Callable[[str], None]
 
     def __init__(self, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
         self._num_header_bytes = 0
-        self._is_awaiting = True
+        self._is_reading_headers = True
         self._is_reading_body = False
         self._num_unanswered = 0
-        self._is_refused = False
-        self._refusal = b""
-        self._patience: asyncio.TimerHandle | None = None
+        self._has_failed = False
+        self._error = b""
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._gone: asyncio.Future[None] = self.loop.create_future()
-        self._await_request()
+        self._disconnected: asyncio.Future[None] = self.loop.create_future()
+        self._start_header_timeout()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._stop_waiting()
+        self._cancel_timer()
         super().connection_lost(error)
-        self._gone.set_result(None)
+        self._disconnected.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._has_failed:
             return
-        was_awaiting = self._is_awaiting
-        if was_awaiting:
+        was_reading_headers = self._is_reading_headers
+        if was_reading_headers:
             self._num_header_bytes += len(data)
         self._feed(data)
-        # Headers that came whole in one piece are measured at the door, where there is a request to answer.
-        if was_awaiting and self._is_awaiting and self._num_header_bytes > self.limits.max_header_bytes:
-            self._refuse_headers()
+        # The size of complete headers is checked by `AccessMiddleware`, where there is a request to answer.
+        if was_reading_headers and self._is_reading_headers and self._num_header_bytes > self.limits.max_header_bytes:
+            self._fail_headers()
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            self._ignore_upgrade(data[upgrade.args[0] :])
         except HttpParserError:
             self.send_400_response("")
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Read a request again that would rather speak another protocol, in its own (RFC 9110, 7.8).
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Parse a request with an Upgrade header again, without that header (RFC 9110, 7.8, lets a server ignore it).
 
-        Java's HttpClient asks for HTTP/2 in each first request. The parser takes what follows such headers for the
-        other protocol, although it is the request's body.
+        Java's HttpClient asks for an upgrade to HTTP/2 in its first request. The parser does not parse the body behind
+        such headers, because it takes it for data of the other protocol.
         """
         kept = [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
-        if len(kept) == len(self.headers):  # it is CONNECT, after which anything may come
+        if len(kept) == len(self.headers):  # a CONNECT request, which data of any protocol follows
             self.send_400_response("")
             return
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
-        # The old parser reads nothing more where the connection is to be closed behind this request.
+        # A parser that has seen `Connection: close` parses nothing more, so a new one is needed.
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._feed(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(kept)) + rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._is_refused:
-            self._await_request()
+        if not self._has_failed:
+            self._start_header_timeout()
 
     def on_body(self, body: bytes) -> None:
-        if not (self._is_refused or self.parser.should_upgrade()):
+        if not (self._has_failed or self.parser.should_upgrade()):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_refused or self.parser.should_upgrade():
+        if self._has_failed or self.parser.should_upgrade():
             return
         self._is_reading_body = False
         super().on_message_complete()
         if not self.pipeline:
-            self.flow.resume_reading()  # which a large body has paused: that the client leaves has to be seen
+            self.flow.resume_reading()  # a large body has paused it, and a disconnect is seen only while reading
 
     def on_headers_complete(self) -> None:
-        if self._is_refused or self.parser.should_upgrade():
+        if self._has_failed or self.parser.should_upgrade():
             return
-        self._is_awaiting = False
-        self._stop_waiting()
-        if len(self.url) > min(self.limits.max_header_bytes, _LONGEST_URL):
-            self._refuse_headers()
+        self._is_reading_headers = False
+        self._cancel_timer()
+        if len(self.url) > min(self.limits.max_header_bytes, _MAX_URL_BYTES):
+            self._fail_headers()
             return
         super().on_headers_complete()
         self._is_reading_body = True
         self._num_unanswered += 1
         if self.scope["http_version"] == "1.0":
-            _send_without_chunks(self.cycle)
-        # Closing waits until everything is sent, which a reader that does not read puts off for ever.
+            _disable_chunked_encoding(self.cycle)
         self.scope["state"] |= {
-            "gone": self._gone,
-            "cut": partial(self._cut, self.cycle),
-            "send_part": _part_sender(self.cycle),
-            "all_sent": self._all_sent,
+            "disconnected": self._disconnected,
+            "abort": partial(self._abort, self.cycle),
+            "send_chunk": _chunk_sender(self.cycle),
+            "flush": self._flush,
         }
 
     def on_response_complete(self) -> None:
         self._num_unanswered -= 1
         super().on_response_complete()
-        if self._is_refused and not self._num_unanswered:
-            self._end()
+        if self._has_failed and not self._num_unanswered:
+            self._send_error()
 
-    def _cut(self, cycle: RequestResponseCycle) -> None:
-        """Close the connection with what is not sent; that the answer has no end is then no mistake of the app's."""
+    def _abort(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection and discard unsent data, on which `close` would wait while the client does not read.
+
+        uvicorn then does not report an incomplete response.
+        """
         cycle.disconnected = True
         self.transport.abort()
 
-    async def _all_sent(self) -> None:
-        """Wait until the system has taken everything that was written."""
+    async def _flush(self) -> None:
+        """Wait until all data written is in the socket's send buffer."""
         self.transport.set_write_buffer_limits(high=0)
         try:
             await self.flow.drain()
         finally:
             self.transport.set_write_buffer_limits()
 
-    def _await_request(self) -> None:
-        self._stop_waiting()
-        self._is_awaiting, self._num_header_bytes = True, 0
-        self._patience = self.loop.call_later(self.limits.idle_timeout_s, self._lose_patience)
+    def _start_header_timeout(self) -> None:
+        self._cancel_timer()
+        self._is_reading_headers, self._num_header_bytes = True, 0
+        self._timer = self.loop.call_later(self.limits.keep_alive_timeout_s, self._time_out)
 
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _lose_patience(self) -> None:
-        seconds = self.limits.idle_timeout_s
-        self._refuse(408, "idle", f"No request came in {seconds:g} s.")
+    def _time_out(self) -> None:
+        seconds = self.limits.keep_alive_timeout_s
+        self._fail(408, "idle", f"No request came in {seconds:g} s.")
 
-    def _refuse_headers(self) -> None:
-        self._refuse(431, "headers_too_large", f"Headers are longer than {self.limits.max_header_bytes} bytes.")
+    def _fail_headers(self) -> None:
+        self._fail(431, "headers_too_large", f"Headers are longer than {self.limits.max_header_bytes} bytes.")
 
     def send_400_response(self, msg: str) -> None:
         if self._is_reading_body:
             message = "The request body is not as its headers say: a chunk's size is wrong."
         else:
             message = "This is no HTTP request. The server speaks plain HTTP/1.1, without TLS."
-        self._refuse(400, None, message)
+        self._fail(400, None, message)
 
-    def _refuse(self, status: int, code: str | None, message: str) -> None:
-        """Read nothing more, and say so behind the answers to the requests that came before."""
-        if self._is_refused or self.transport.is_closing():
+    def _fail(self, status: int, code: str | None, message: str) -> None:
+        """Stop reading, and send an error behind the answers to the requests received before."""
+        if self._has_failed or self.transport.is_closing():
             return
-        self._is_refused = True
+        self._has_failed = True
         if code is not None:
-            self.on_refusal(code)
+            self.on_rejection(code)
         body = json.dumps(error_body(status, message, code=code)).encode()
-        self._refusal = _REFUSAL % (status, _REASONS[status], len(body)) + body
+        self._error = _ERROR_HEAD % (status, _REASONS[status], len(body)) + body
         if self._is_reading_body:
-            self._give_up(self.cycle)
+            self._abandon(self.cycle)
         if not self._num_unanswered:
-            self._end()
+            self._send_error()
 
-    def _give_up(self, cycle: RequestResponseCycle) -> None:
-        """Have the refusal answer a request whose body cannot be read, unless it is being answered without."""
+    def _abandon(self, cycle: RequestResponseCycle) -> None:
+        """Let the error answer the request whose body cannot be read, unless its response has started already."""
         if cycle.response_started:
-            self._refusal = b""
+            self._error = b""
             return
         self._num_unanswered -= 1
         self.pipeline = deque(one for one in self.pipeline if one[0] is not cycle)
         cycle.disconnected = True
         cycle.message_event.set()
 
-    def _end(self) -> None:
+    def _send_error(self) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(self._refusal)
+        self.transport.write(self._error)
         self.transport.write_eof()
-        # To close on a client that still sends would take the answer from it: what it sends is dropped for a while.
-        self._stop_waiting()
-        self._patience = self.loop.call_later(_LINGER_S, self.transport.abort)
+        # Closing while the client still sends would reset the connection and discard the error (RFC 9112, 9.6), so
+        # received data is ignored for a while.
+        self._cancel_timer()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
 
 
-class SendPart(Protocol):
-    """Sends a part of a body whose length nobody knows, when the client has read enough of those before."""
+class SendChunk(Protocol):
+    """Sends a chunk of a body of unknown length; waits while the connection's write buffer is full (backpressure)."""
 
     async def __call__(self, data: bytes, *, is_last: bool = False) -> None: ...
 
 
-def _part_sender(cycle: RequestResponseCycle) -> SendPart:
-    """What `cycle.send` does, quicker for a chunk that can be sent at once, as most can."""
+def _chunk_sender(cycle: RequestResponseCycle) -> SendChunk:
+    """`cycle.send` with a fast path for the common case: a chunk that need not wait for the write buffer."""
 
-    async def send_part(data: bytes, *, is_last: bool = False) -> None:
-        is_easy = cycle.chunked_encoding and data and not (is_last or cycle.flow.write_paused or cycle.disconnected)
-        if is_easy:
+    async def send_chunk(data: bytes, *, is_last: bool = False) -> None:
+        can_write = cycle.chunked_encoding and data and not (is_last or cycle.flow.write_paused or cycle.disconnected)
+        if can_write:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         else:
             await cycle.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
-    return send_part
+    return send_chunk
 
 
-def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """Have what is of no known length end with its connection, as HTTP/1.0 has it: that knows no chunks, in which
-    uvicorn would send it all the same (RFC 9112, 6.1). Old proxies and load generators ask so.
+def _disable_chunked_encoding(cycle: RequestResponseCycle) -> None:
+    """End a body of unknown length by closing the connection, as HTTP/1.0 requires (RFC 9112, 6.1).
+
+    uvicorn would send chunks, which HTTP/1.0 does not have. Old proxies and load generators use HTTP/1.0.
     """
     send, has_length = cycle.send, True
 
-    async def send_bare(message: ASGISendEvent) -> None:
+    async def send_unchunked(message: ASGISendEvent) -> None:
         nonlocal has_length
         if message["type"] == "http.response.start":
             has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
@@ -260,4 +268,4 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
-    cycle.send = send_bare  # type: ignore[method-assign]
+    cycle.send = send_unchunked  # type: ignore[method-assign]

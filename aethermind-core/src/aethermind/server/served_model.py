@@ -1,10 +1,10 @@
-"""A model as the server knows it: its name, the engine that runs it, and what requests leave unsaid."""
+"""A served model: its name, its engine client, its tokenizer and the defaults of its sampling parameters."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedModel", "ServedModels"]
 
-_FAR_TOO_LONG = 2
-"""Contexts that no more than are written in tokens or read from them: more is no mistake in counting."""
+_MAX_CONTEXTS = 2
+"""Prompts longer than this multiple of the context are rejected early, before all of the text is tokenised.
 
-_BEGINNING_CHARS = 16
-"""Characters for each token of the context that are tokenised before the rest of a text. Text has 3 or 4 a token."""
+Shorter ones are tokenised completely, so that the error can name the exact number of tokens.
+"""
+
+_CHARS_PER_TOKEN = 16
+"""Upper bound of the characters that a token of ordinary text has on average, which is 3 or 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model behind one name; `sampling_defaults` are those of its generation_config.json.
+    """One model under one name; `sampling_defaults` are those of its generation_config.json.
 
-    A model with one of its adapters has the adapter's name, and its `parent` is the model's.
+    An adapter (LoRA) of a model is served as a model with the adapter's name, whose `parent` is the base model's name.
     """
 
     name: str
@@ -51,22 +54,22 @@ class ServedModel:
 
     @property
     def adapter(self) -> str:
-        """The adapter that answers, by its name; empty for none."""
+        """The name of the adapter; empty for the base model."""
         return "" if self.parent is None else self.name
 
     def with_adapters(self) -> list[ServedModel]:
-        """The model, and with each of its adapters."""
+        """The model and one served model for each of its adapters."""
         return [self, *(replace(self, name=name, parent=self.name) for name in self.info.adapters)]
 
     def with_chat_template(self, chosen: ChosenTemplate) -> ServedModel:
-        """The model with this chat template in place of its own; an AetherMindError where it is none."""
+        """The model with another chat template; AetherMindError if the template is unknown or has a syntax error."""
         source = chosen.of(self.tokenizer.chat_templates)
-        names_read(source)  # a template with a syntax error is found now, and by no request
+        names_read(source)  # compiles the template, so that a syntax error is found at start
         return replace(self, tokenizer=self.tokenizer.with_chat_template(source))
 
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
-        """A loaded model, run by `engine` from now on."""
+        """A loaded model that `engine` runs in this process."""
         llm.tokenizer.read_whole()
         planned = llm.engine.planned
         vocab_size = planned.model.config.vocab_size
@@ -75,7 +78,7 @@ class ServedModel:
 
     @classmethod
     def of_process(cls, name: str, engine: EngineProcess) -> ServedModel:
-        """A model whose engine was started in a process of its own."""
+        """A model whose engine runs in a process of its own."""
         frontend, loaded = engine.frontend, engine.loaded
         return cls(
             name,
@@ -88,37 +91,60 @@ class ServedModel:
         )
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
-        """A prompt as token ids. A text that is far too long is refused by its beginning: megabytes take seconds."""
+        """Tokenise a prompt.
+
+        ContextLengthError for a text whose beginning alone exceeds `_MAX_CONTEXTS` contexts: to tokenise megabytes of
+        text takes seconds.
+        """
         limit = self.info.max_model_len
-        if isinstance(prompt, str) and len(prompt) > limit * _BEGINNING_CHARS:
-            beginning = await self.engine.read(type(prompt)(prompt[: limit * _BEGINNING_CHARS]))
+        if isinstance(prompt, str) and len(prompt) > limit * _CHARS_PER_TOKEN:
+            beginning = await self.engine.read(type(prompt)(prompt[: limit * _CHARS_PER_TOKEN]))
             self.check_length(len(beginning.token_ids))
         return await self.engine.read(prompt)
 
-    async def read_all(self, prompts: Sequence[Prompt]) -> list[EnginePrompt]:
-        """Prompts as token ids, with turns of the event loop between them: many short ones take as long as a long."""
+    async def read_all(self, prompts: Sequence[Prompt], field: str) -> list[EnginePrompt]:
+        """Tokenise the prompts of a request, and check the ids of those given as ids.
+
+        ApiError 400 that names `field` for ids outside the vocabulary. The event loop runs other tasks between two
+        prompts, because thousands of short ones take as long as a long one.
+        """
         read = []
         for prompt in prompts:
             read.append(await self.read(prompt))
             await asyncio.sleep(0)
+        for one in read:
+            if one.text is None:
+                self.check_token_ids(one.token_ids, field)
         return read
 
     def check_length(self, num_tokens: int) -> None:
-        """ContextLengthError for so many tokens that nobody can have a use for them."""
+        """ContextLengthError for more tokens than `_MAX_CONTEXTS` contexts hold."""
         limit = self.info.max_model_len
-        if num_tokens > _FAR_TOO_LONG * limit:
+        if num_tokens > _MAX_CONTEXTS * limit:
             raise ContextLengthError(
                 f"The context holds {limit} tokens, and there are {num_tokens} or more. Shorten it."
             )
 
+    def check_token_ids(self, token_ids: Collection[int], field: str) -> None:
+        """ApiError 400 that names `field` if one of its token ids is outside the vocabulary."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            wrong = next(one for one in token_ids if not 0 <= one < self.vocab_size)
+            raise ApiError(
+                400,
+                f"{field} has the token id {min(wrong, 2**63)}, which is out of range: the vocabulary has "
+                f"{self.vocab_size} entries, numbered from 0.",
+                param=field,
+                code="invalid_value",
+            )
+
 
 class ServedModels:
-    """The models of a server by name, and their adapters by theirs."""
+    """The models of a server and their adapters, by name."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        """InvalidArgumentError where an adapter has a name that is taken."""
+        """InvalidArgumentError if two models or adapters have the same name."""
         self.loaded = tuple(models)
-        """Those with an engine of their own."""
+        """The base models, each with an engine of its own."""
         self._models: dict[str, ServedModel] = {}
         for model in chain.from_iterable(one.with_adapters() for one in models):
             if model.name in self._models:
@@ -131,7 +157,7 @@ class ServedModels:
         return iter(self._models.values())
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name; ApiError 404 names those there are."""
+        """The model or adapter with this name; ApiError 404 lists the names."""
         if name not in self._models:
             raise ApiError(
                 404,
@@ -143,7 +169,7 @@ class ServedModels:
 
     @property
     def failure(self) -> str | None:
-        """Which engine serves nothing, and why; None while all do."""
+        """The first engine that is down, and why; None while all engines run."""
         return next(
             (f"{one.name}: {failure}" for one in self.loaded if (failure := one.engine.failure) is not None), None
         )

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
-from aethermind.server.ended_by import EndedBy
+from aethermind.server.cancellation import CancelScope
 from aethermind.server.openai.errors import as_api_error
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from aethermind.server.framing import EventBatch, Framing
-    from aethermind.server.protocol import SendPart
+    from aethermind.server.protocol import SendChunk
 
 __all__ = ["EventStream", "KEEP_ALIVE_S"]
 
@@ -44,24 +44,24 @@ class EventStream(Response):
         resources: AsyncExitStack,
         *,
         framing: Framing,
-        slow_reader_timeout_s: float,
+        send_timeout_s: float,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._resources = resources
         self._framing = framing
-        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
-        writer = _Writer(send, state["send_part"], state["all_sent"], self._slow_reader_timeout_s)
+        writer = _Writer(send, state["send_chunk"], state["flush"], self._send_timeout_s)
         async with self._resources, writer:
-            with EndedBy(state["gone"], writer.is_too_late):
+            with CancelScope(state["disconnected"], writer.is_too_late):
                 await self._send(scope, writer)
             if writer.is_too_late.done():
                 state["record"].error_code = "slow_reader"
-                state["cut"]()
+                state["abort"]()
 
     async def _send(self, scope: Scope, writer: _Writer) -> None:
         await writer.start(self.status_code, self.raw_headers)
@@ -80,16 +80,16 @@ class EventStream(Response):
 class _Writer:
     """A response, and a timer that watches over it while the context is open. Mutable.
 
-    Its start passes the middlewares, which have a say in headers; its parts go by the connection's own `send_part`.
+    Its start passes the middlewares, which have a say in headers; its parts go by the connection's own `send_chunk`.
     `is_too_late` is done when the client has not read for too long.
     """
 
     def __init__(
-        self, send: Send, send_part: SendPart, all_sent: Callable[[], Awaitable[None]], timeout_s: float
+        self, send: Send, send_chunk: SendChunk, flush: Callable[[], Awaitable[None]], timeout_s: float
     ) -> None:
         self._send = send
-        self._send_part = send_part
-        self._all_sent = all_sent
+        self._send_chunk = send_chunk
+        self._flush = flush
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
@@ -116,7 +116,7 @@ class _Writer:
     async def write(self, data: bytes) -> None:
         """Send a part, however long it takes: the timer knows when that is too long."""
         self._waits_since_s = self._now()
-        await self._send_part(data)
+        await self._send_chunk(data)
         self._last_s, self._waits_since_s = self._waits_since_s, None
 
     async def end(self, data: bytes, last_word: bytes) -> None:
@@ -126,8 +126,8 @@ class _Writer:
         if len(data) > _SMALL_BYTES:
             await self.write(data)
             data = b""
-        await self._watched(self._all_sent())
-        await self._watched(self._send_part(data + last_word, is_last=True))
+        await self._watched(self._flush())
+        await self._watched(self._send_chunk(data + last_word, is_last=True))
 
     async def _watched(self, work: Awaitable[None]) -> None:
         self._waits_since_s = self._now()
@@ -155,7 +155,7 @@ class _Writer:
     async def _keep_alive(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._send_part(_KEEP_ALIVE)
+                await self._send_chunk(_KEEP_ALIVE)
         except TimeoutError:
             self.is_too_late.set_result(None)
             return

@@ -1,4 +1,4 @@
-"""Who asks: API keys, kept as hashes, and what each of their owners may take."""
+"""Tenants: API keys, stored as hashes, with the quota and priority of each key's owner."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from typing import Any
 from aethermind.config.file import read_file
 from aethermind.errors import InvalidArgumentError, SettingsError
 
-__all__ = ["ANYONE", "Quota", "Tenant", "Tenants", "key_hash", "read_tenants"]
+__all__ = ["ANONYMOUS", "Quota", "Tenant", "Tenants", "key_hash", "read_tenants"]
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may take; None sets no bound. Minutes slide: the last 60 seconds count."""
+    """Limits of one tenant; None sets no limit. Rates count the last 60 seconds.
+
+    InvalidArgumentError for a limit that is not a positive integer.
+    """
 
     max_concurrency: int | None = None
-    """Answers open at once."""
+    """Answers that are queued or generated at once."""
     requests_per_minute: int | None = None
-    """Requests let in."""
+    """Requests admitted."""
     tokens_per_minute: int | None = None
-    """Tokens read and written."""
+    """Prompt and output tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "requests_per_minute", "tokens_per_minute"):
@@ -36,41 +39,44 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The owner of a key. `name` is for logs; `id` stands for the key where the key must not be told."""
+    """The owner of an API key. `name` is for logs; `id` identifies the key without revealing it."""
 
     name: str
     id: str = ""
     quota: Quota = Quota()
     priority: int | None = None
-    """How urgent its requests are, and the most urgent that they can ask to be; None leaves it to them."""
+    """Default and upper bound of the priority of its requests; None leaves it to them."""
 
-    def salt(self, cache_salt: str | None) -> bytes:
-        """What keys and values are shared by: 16 bytes, or none where everybody shares with everybody."""
+    def prefix_cache_salt(self, cache_salt: str | None) -> bytes:
+        """The salt of its prefix cache keys: 16 bytes, or empty if the request shares its prefix with every other.
+
+        `cache_salt` is that of the request, which separates requests of one tenant.
+        """
         if not self.id and not cache_salt:
             return b""
         return hashlib.blake2b((cache_salt or "").encode(), key=self.id.encode()[:64], digest_size=16).digest()
 
-    def urgency(self, asked: int | None) -> int:
-        """The priority of a request that asks for `asked`; smaller is more urgent."""
+    def bounded_priority(self, requested: int | None) -> int:
+        """The priority of a request that asks for `requested`; smaller is more urgent."""
         if self.priority is None:
-            return asked or 0
-        return self.priority if asked is None else max(self.priority, asked)
+            return requested or 0
+        return self.priority if requested is None else max(self.priority, requested)
 
 
-ANYONE = Tenant("anyone")
-"""Who asks a server that wants no key."""
+ANONYMOUS = Tenant("anonymous")
+"""The tenant of all requests to a server without API keys."""
 
 
 def key_hash(key: str) -> str:
-    """SHA-256 of a key, in hexadecimal: what a file of keys may hold instead of the key.
+    """The SHA-256 of a key in hexadecimal, which a key file may hold instead of the key.
 
-    A plain hash is enough for keys that nobody can guess, as random ones are, and takes no time for each request.
+    Random keys have too much entropy to be guessed, so a fast hash without salt is enough.
     """
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Tenants:
-    """The tenants of a server by the hashes of their keys. Without any, everyone is let in as `ANYONE`."""
+    """The tenants of a server by the hashes of their keys. If there are none, every request is `ANONYMOUS`."""
 
     def __init__(self, by_hash: Iterable[tuple[str, Tenant]] = ()) -> None:
         self._by_hash = [(bytes.fromhex(one), tenant) for one, tenant in by_hash]
@@ -87,9 +93,9 @@ class Tenants:
         return cls(_named(keys))
 
     def find(self, key: str) -> Tenant | None:
-        """Whose key it is; takes the same time whatever the key is like."""
+        """The owner of a key; None for an unknown key. The time it takes does not depend on the key."""
         if not self._by_hash:
-            return ANYONE
+            return ANONYMOUS
         given, found = hashlib.sha256(key.encode()).digest(), None
         for known, tenant in self._by_hash:
             if hmac.compare_digest(given, known):
@@ -98,10 +104,10 @@ class Tenants:
 
 
 def read_tenants(keys: Sequence[str], file: Path | None, quota: Quota) -> Tenants:
-    """The tenants of `--api-key` and of a file, who have `quota` where the file says nothing else.
+    """The tenants of `--api-key` and of a key file. `quota` has the default of each limit.
 
-    The file is YAML, TOML or JSON: `keys` is a list of mappings with `key` or `key_sha256`, and perhaps `name`,
-    `priority` and the fields of `Quota`. SettingsError says what is wrong with it, and never tells a key.
+    The file is YAML, TOML or JSON: `keys` is a list of mappings with `key` or `key_sha256`, and optionally `name`,
+    `priority` and the fields of `Quota`. The message of a SettingsError names the wrong entry but never contains a key.
     """
     tenants = [(one, Tenant(tenant.name, tenant.id, quota)) for one, tenant in _named(keys)]
     if file is not None:
@@ -118,7 +124,7 @@ def _named(keys: Sequence[str]) -> Iterator[tuple[str, Tenant]]:
 
 
 def _id_of(hashed: str) -> str:
-    """A name for a key that does not lead to its hash."""
+    """An identifier of a key from which its hash cannot be recovered."""
     return hashlib.blake2b(bytes.fromhex(hashed), digest_size=16, person=b"aethermind").hexdigest()
 
 
@@ -146,7 +152,7 @@ def _content(file: Path) -> Any:
     try:
         return json.loads(file.read_text("utf-8")) if file.suffix == ".json" else read_file(file)
     except (SettingsError, OSError, ValueError):
-        # Readers quote the line that is wrong, and a key could stand in it.
+        # The parsers' own messages quote the wrong line, which may contain a key.
         raise SettingsError(f"{file} cannot be read as YAML, TOML or JSON, by its ending. Correct it.") from None
 
 

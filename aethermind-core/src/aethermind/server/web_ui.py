@@ -1,4 +1,4 @@
-"""The chat page at `/`: files that were built from `webui/` and came with the package."""
+"""The chat page at `/`: static files that are built from `webui/` and shipped in the package."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from aethermind.server.openai.errors import ApiError
 __all__ = ["ASSETS", "router"]
 
 ASSETS = "/assets/"
-"""Below this are files whose names change with their contents."""
+"""Path prefix of the files whose names contain a hash of their contents."""
 
 _POLICY = "; ".join(
     (
-        "default-src 'self'",  # nothing is loaded from elsewhere, and nothing is sent there
+        "default-src 'self'",  # no requests to other origins
         "img-src 'self' data:",
         "object-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # HTML enters the page through the sanitiser or not at all
+        "require-trusted-types-for 'script'",  # the page inserts sanitised HTML only
         "trusted-types dompurify",
     )
 )
@@ -45,7 +45,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """The page. It is asked for anew each time, and sent again when it has changed."""
+    """The page. Browsers revalidate it on each visit and download it if it has changed."""
     return _answer(request, "index.html", "no-cache")
 
 
@@ -58,24 +58,24 @@ async def asset(request: Request, name: str) -> Response:
 @dataclass(frozen=True, slots=True)
 class _File:
     content: bytes
-    packed: bytes
+    gzipped: bytes
     media_type: str
     etag: str
 
 
 @cache
 def _bundle() -> dict[str, _File]:
-    """Every file of the page by its path: they are few and small, and a path that is none of them leads nowhere."""
+    """The files of the page by their paths. They are few and small; no path is looked up in the file system."""
     root = files("aethermind.server") / "web"
     found = {f"assets/{item.name}": item.read_bytes() for item in (root / "assets").iterdir()}
     found["index.html"] = (root / "index.html").read_bytes()
-    return {path: _described(path, content) for path, content in found.items()}
+    return {path: _loaded(path, content) for path, content in found.items()}
 
 
-def _described(path: str, content: bytes) -> _File:
-    types = {".js": "text/javascript", ".svg": "image/svg+xml"}  # the machine's own table may say otherwise
+def _loaded(path: str, content: bytes) -> _File:
+    types = {".js": "text/javascript", ".svg": "image/svg+xml"}  # `mimetypes` depends on the machine's configuration
     media_type = types.get(PurePosixPath(path).suffix) or mimetypes.guess_type(path)[0] or "application/octet-stream"
-    etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: it stands for the file packed and plain
+    etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: the same for both encodings
     return _File(content, gzip.compress(content, mtime=0), media_type, etag)
 
 
@@ -88,4 +88,4 @@ def _answer(request: Request, path: str, cache_control: str) -> Response:
         return Response(status_code=304, headers=headers)
     if "gzip" not in request.headers.get("accept-encoding", ""):
         return Response(file.content, headers=headers, media_type=file.media_type)
-    return Response(file.packed, headers={**headers, "Content-Encoding": "gzip"}, media_type=file.media_type)
+    return Response(file.gzipped, headers={**headers, "Content-Encoding": "gzip"}, media_type=file.media_type)

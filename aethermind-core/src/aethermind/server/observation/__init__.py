@@ -1,4 +1,4 @@
-"""What the server tells about itself: metrics for Prometheus, and a line in the log for each request."""
+"""Observability of the server: Prometheus metrics, the request log and OpenTelemetry traces."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What the engines say of themselves when Prometheus asks: queues, memory, and what was loaded."""
+"""Metrics that are read from the engines when Prometheus scrapes: queues, KV cache, memory and CPU time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -15,11 +17,11 @@ if TYPE_CHECKING:
     from aethermind.engine.observation.model_info import ModelInfo
     from aethermind.server.served_model import ServedModels
 
-__all__ = ["EngineCollector"]
+__all__ = ["EngineCollector", "EngineProcessCollector"]
 
 
 class _Reading(NamedTuple):
-    """A metric whose value is read when it is asked for."""
+    """A metric whose value is a field of `EngineStats`."""
 
     name: str
     help: str
@@ -28,51 +30,51 @@ class _Reading(NamedTuple):
 
 
 _READINGS = (
-    _Reading("num_requests_running", "Requests that are computed.", lambda stats: stats.num_running),
-    _Reading("num_requests_waiting", "Requests that wait to be computed.", lambda stats: stats.num_waiting),
+    _Reading("num_requests_running", "Requests in the running batch.", lambda stats: stats.num_running),
+    _Reading("num_requests_waiting", "Requests in the waiting queue.", lambda stats: stats.num_waiting),
     _Reading(
-        "kv_cache_usage_ratio", "Fraction of the KV cache that open requests hold.", lambda stats: stats.kv_cache_usage
+        "kv_cache_usage_ratio", "Fraction of the KV cache that requests hold.", lambda stats: stats.kv_cache_usage
     ),
     _Reading(
         "kv_memory_pressure_ratio",
-        "The same fraction of the cache and the swap space together.",
+        "Fraction of the KV cache and the swap space together that requests hold.",
         lambda stats: stats.memory_pressure,
     ),
-    _Reading("num_sessions", "Conversations whose last turn is kept.", lambda stats: stats.num_sessions),
+    _Reading("num_sessions", "Sessions whose KV cache is kept.", lambda stats: stats.num_sessions),
     _Reading("num_kv_blocks", "Blocks of the KV cache.", lambda stats: stats.num_blocks),
-    _Reading("num_free_kv_blocks", "Those that can be had at once.", lambda stats: stats.num_free_blocks),
+    _Reading(
+        "num_free_kv_blocks",
+        "Blocks of the KV cache that are free or can be evicted.",
+        lambda stats: stats.num_free_blocks,
+    ),
     _Reading(
         "num_swapped_blocks",
         "KV blocks of waiting requests in the swap space.",
         lambda stats: stats.num_swapped_blocks,
     ),
-    _Reading(
-        "swapped_out_bytes", "Moved to the swap space.", lambda stats: stats.swapped_out_bytes, CounterMetricFamily
-    ),
-    _Reading(
-        "swapped_in_bytes", "Moved back from the swap space.", lambda stats: stats.swapped_in_bytes, CounterMetricFamily
-    ),
+    _Reading("swapped_out_bytes", "Bytes swapped out.", lambda stats: stats.swapped_out_bytes, CounterMetricFamily),
+    _Reading("swapped_in_bytes", "Bytes swapped in.", lambda stats: stats.swapped_in_bytes, CounterMetricFamily),
     _Reading(
         "num_preemptions",
-        "Times that a request gave way to others.",
+        "Preemptions of requests.",
         lambda stats: stats.num_preemptions,
         CounterMetricFamily,
     ),
     _Reading(
         "spec_decode_num_draft_tokens",
-        "Drafts that were checked.",
+        "Draft tokens that were verified.",
         lambda stats: stats.num_draft_tokens,
         CounterMetricFamily,
     ),
     _Reading(
         "spec_decode_num_accepted_tokens",
-        "Drafts that were right.",
+        "Draft tokens that were accepted.",
         lambda stats: stats.num_accepted_tokens,
         CounterMetricFamily,
     ),
     _Reading(
         "spec_decode_acceptance_ratio",
-        "Fraction of the checked drafts that were right.",
+        "Fraction of the verified draft tokens that were accepted.",
         lambda stats: stats.acceptance_rate,
     ),
 )
@@ -85,13 +87,13 @@ _MEMORY: dict[str, Callable[[ModelInfo], int]] = {
 
 
 class EngineCollector(Collector):
-    """The readings of every model of a server."""
+    """The engine statistics, memory and model information of every model of a server."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each reading."""
+        """One metric family for each reading, with a sample for each model."""
         stats = {model.name: model.engine.stats for model in self._models.loaded}
         for reading in _READINGS:
             family = reading.kind(f"aethermind_{reading.name}", reading.help, labels=["model_name"])
@@ -100,9 +102,11 @@ class EngineCollector(Collector):
             yield family
         yield from _store_families(stats)
         memory = GaugeMetricFamily(
-            "aethermind_model_memory_bytes", "Taken on the device, by use.", labels=["model_name", "use"]
+            "aethermind_model_memory_bytes", "Device memory, by use.", labels=["model_name", "use"]
         )
-        loaded = InfoMetricFamily("aethermind_model", "What is loaded, and where.", labels=["model_name"])
+        loaded = InfoMetricFamily(
+            "aethermind_model", "The model's architecture, device and data types.", labels=["model_name"]
+        )
         for model in self._models.loaded:
             info = model.info
             for use, of_info in _MEMORY.items():
@@ -119,13 +123,13 @@ class EngineCollector(Collector):
             )
         yield memory
         yield loaded
-        version = InfoMetricFamily("aethermind_build", "What runs.")
+        version = InfoMetricFamily("aethermind_build", "The version of AetherMind.")
         version.add_metric([], {"version": __version__})
         yield version
 
 
 def _store_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    """What became of the blocks of KV stores, for models that have one."""
+    """Hits, misses and errors of KV stores, for models that have one."""
     blocks = CounterMetricFamily(
         "aethermind_kv_store_blocks",
         "Blocks fetched from a KV store (hit), computed instead (miss), stored, not stored (dropped).",
@@ -144,3 +148,55 @@ def _store_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         errors.add_metric([name], store.num_errors)
     yield blocks
     yield errors
+
+
+_USER_TIME, _SYSTEM_TIME, _RESIDENT_PAGES = 11, 12, 21
+"""Indices of fields of /proc/PID/stat behind the process name, the second field (proc_pid_stat(5))."""
+
+
+class EngineProcessCollector(Collector):
+    """CPU time and memory of each engine process and its child processes, the ranks of tensor parallelism.
+
+    There are no samples for engines in the server's process, which `ProcessCollector` measures, nor without /proc.
+    """
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """The counter of CPU time and the gauge of memory."""
+        labels = ["model_name"]
+        cpu = CounterMetricFamily("aethermind_engine_cpu_seconds", "CPU time of an engine's process.", labels=labels)
+        memory = GaugeMetricFamily(
+            "aethermind_engine_resident_memory_bytes", "Memory that an engine's process holds.", labels=labels
+        )
+        for model in self._models.loaded:
+            if model.engine.pid is None:
+                continue
+            usages = [usage for pid in _process_tree(model.engine.pid) if (usage := _usage(pid)) is not None]
+            if usages:
+                cpu.add_metric([model.name], sum(seconds for seconds, _ in usages))
+                memory.add_metric([model.name], sum(size for _, size in usages))
+        yield cpu
+        yield memory
+
+
+def _process_tree(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # the process has ended, or the system has no such file
+        return
+    for child in children:
+        yield from _process_tree(int(child))
+
+
+def _usage(pid: int) -> tuple[float, int] | None:
+    """Seconds of CPU time and resident bytes of a process; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])
+    return ticks / os.sysconf("SC_CLK_TCK"), int(fields[_RESIDENT_PAGES]) * os.sysconf("SC_PAGE_SIZE")

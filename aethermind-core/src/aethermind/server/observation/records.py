@@ -1,4 +1,4 @@
-"""What is known of a request while it is served: of the HTTP request as a whole, and of each prompt in it."""
+"""Records of requests: what the log, the metrics and the traces show of an HTTP request and of each prompt in it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
 
 @dataclass(slots=True)
 class GenerationRecord:
-    """A prompt and its answers, as the server saw them grow. Times are those of `time.perf_counter`. Mutable.
+    """A prompt and its answers. Points in time are those of `time.perf_counter`. Mutable.
 
-    `arrived_s` is when the HTTP request arrived, so that reading and tokenising it count as waiting. The engine's own
-    times split what followed: in the queue until `queue_s` seconds had passed, then `prefill_s`, then `decode_s`.
+    `arrived_s` is the arrival of the HTTP request, so TTFT includes reading and tokenising it. `queue_s`, `prefill_s`
+    and `decode_s` are the durations of the engine's phases.
     """
 
     model: str
@@ -31,9 +31,9 @@ class GenerationRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    """Of all answers."""
+    """Tokens of all answers."""
     longest_answer: int = 0
-    """Tokens of the longest."""
+    """Tokens of the longest answer."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     queue_s: float | None = None
@@ -41,10 +41,10 @@ class GenerationRecord:
     decode_s: float | None = None
     num_preemptions: int = 0
     finish_reasons: Sequence[str] = ()
-    """One for each answer once there is no more to come: stop, length, abort (the client left), or error."""
+    """The finish reason of each finished answer: stop, length, abort (the client disconnected) or error."""
 
-    def grow(self, output: RequestOutput) -> int:
-        """Take the newest state; returns how many tokens came with it."""
+    def update(self, output: RequestOutput) -> int:
+        """Update the record from the newest output; returns the number of new tokens."""
         lengths = [one.num_tokens for one in output.outputs]
         num_output_tokens = sum(lengths)
         self.longest_answer = max(lengths, default=0)
@@ -67,7 +67,7 @@ class GenerationRecord:
 
     @property
     def inference_s(self) -> float | None:
-        """Seconds in the engine after the queue."""
+        """Seconds of prefill and decode."""
         return None if self.prefill_s is None or self.decode_s is None else self.prefill_s + self.decode_s
 
     @property
@@ -77,7 +77,7 @@ class GenerationRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token of an answer after the first. Those to one prompt are written side by side."""
+        """Mean time per output token after the first (TPOT). Answers to one prompt are generated in one batch."""
         if self.first_token_s is None or self.last_token_s is None or self.longest_answer < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.longest_answer - 1)
@@ -85,7 +85,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRecord:
-    """Texts of which vectors are made."""
+    """The texts of an embedding request."""
 
     model: str
     num_prompt_tokens: int
@@ -93,46 +93,46 @@ class EmbeddingRecord:
 
 @dataclass(slots=True)
 class HttpRecord:
-    """One HTTP request. `request_id` is the server's; `client_id` is what the client calls it, which nobody trusts.
+    """One HTTP request. `request_id` is the server's id; `client_id` is the client's own, which is not unique.
 
-    `tenant` is the name that goes with the client's key, never the key. Mutable.
+    `tenant` is the name of the API key's owner, never the key. Mutable.
     """
 
     request_id: str
     method: str
     path: str
     client: str | None = None
-    """The address that it came from: the client's, or that of a proxy before it."""
+    """The address of the client, or of the proxy in front of the server."""
     client_id: str | None = None
     arrived_s: float = field(default_factory=time.perf_counter)
     ended_s: float | None = None
     route: str = "other"
-    """The URL's pattern, of which there are few; `other` where none goes with it."""
+    """The path pattern of the route, a label of low cardinality; `other` for an unknown path."""
     status: int | None = None
-    """None where the client was gone before there was an answer."""
+    """None if the client disconnected before the response started."""
     error_code: str | None = None
     tenant: str | None = None
     user: str | None = None
-    """What the client says about who asks."""
+    """The end user, as the client names it."""
     is_stream: bool = False
     prompts: list[str | Sequence[int]] | None = None
-    """What was asked, only where the server was told to keep it."""
+    """The prompts, only if the server logs them."""
     generations: list[GenerationRecord] = field(default_factory=list)
     embedding: EmbeddingRecord | None = None
 
     @property
-    def is_work(self) -> bool:
-        """Whether somebody wants something, and no monitor or page asks what it asks all the time."""
+    def is_api_call(self) -> bool:
+        """Whether the request is neither a health probe nor a file of the chat page."""
         return self.route not in _PROBES and not self.route.startswith("/assets")
 
     @property
     def duration_s(self) -> float:
-        """From its arrival to the end of its answer, or until now."""
+        """Seconds from its arrival to the end of its response, or until now."""
         return (time.perf_counter() if self.ended_s is None else self.ended_s) - self.arrived_s
 
     @property
     def ttft_s(self) -> float | None:
-        """When the first token of any of its answers came."""
+        """The least time to first token of its prompts."""
         return min((one.ttft_s for one in self.generations if one.ttft_s is not None), default=None)
 
 

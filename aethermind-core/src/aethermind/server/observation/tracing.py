@@ -1,9 +1,8 @@
-"""A span for each request, by OpenTelemetry: part of the client's trace, in the names of its conventions for GenAI.
+"""OpenTelemetry tracing: one span for each request, as a child of the client's span.
 
-Spans are made when a request is over, from its record, so that nothing is paid while it is served. The library is an
-extra, imported when tracing is asked for.
-
-Names: OpenTelemetry's semantic conventions, "Generative AI" and "HTTP".
+A span is created from a request's record when the request ends, which costs nothing while it is served. The library is
+an extra, imported only if tracing is enabled. Attribute names follow OpenTelemetry's semantic conventions for
+generative AI and HTTP.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _OPERATIONS = {
 
 
 def open_tracing(endpoint: str) -> Tracing:
-    """Send spans to an OTLP endpoint over HTTP, such as http://127.0.0.1:4318/v1/traces.
+    """Export spans to an OTLP endpoint over HTTP, such as http://127.0.0.1:4318/v1/traces.
 
-    OTEL_SERVICE_NAME and the other variables of the SDK apply. SettingsError for what is no URL, and where the extra is
-    not installed.
+    OTEL_SERVICE_NAME and the other variables of the SDK apply. SettingsError if the endpoint is not a URL or the extra
+    is not installed.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise SettingsError(
@@ -56,7 +55,7 @@ def open_tracing(endpoint: str) -> Tracing:
 
 
 class Tracing:
-    """Turns records into spans of a provider, which it shuts down at the end."""
+    """Converts records into spans of a provider, which `close` shuts down."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -65,11 +64,11 @@ class Tracing:
         self._tracer = provider.get_tracer("aethermind", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, record: HttpRecord, headers: Mapping[str, str]) -> None:
-        """Make the span of a request that is over. It belongs to the trace that the `traceparent` header names."""
+    def record(self, record: HttpRecord, headers: Mapping[str, str]) -> None:
+        """Export the span of a finished request. Its parent is the span of the `traceparent` header."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        assert record.ended_s is not None, "a span is made when its request is over"
+        assert record.ended_s is not None, "the request is finished"
         elapsed_ns = int((time.perf_counter() - record.arrived_s) * 1e9)
         start_ns = time.time_ns() - elapsed_ns
         operation = _OPERATIONS.get(record.route)
@@ -89,12 +88,12 @@ class Tracing:
         span.end(start_ns + int(record.duration_s * 1e9))
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Export the spans that are still queued."""
         self._provider.shutdown()
 
 
 def _has_failed(record: HttpRecord) -> bool:
-    """Whether it was the server's fault that there is no answer."""
+    """Whether the request failed by a fault of the server."""
     reasons = {reason for one in record.generations for reason in one.finish_reasons}
     return (record.status or 0) >= 500 or (record.status == 200 and "error" in reasons)
 

@@ -1,4 +1,4 @@
-"""The endpoints of OpenAI's HTTP API: requests read strictly, answers and errors in its shapes."""
+"""The endpoints of OpenAI's HTTP API: strict request schemas, and responses and errors in its formats."""
 
 from __future__ import annotations
 

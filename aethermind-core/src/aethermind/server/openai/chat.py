@@ -1,10 +1,11 @@
-"""`/v1/chat/completions`: conversations answered."""
+"""`/v1/chat/completions`: the request's schema, the prompt by the chat template, and the whole or streamed answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,12 +13,18 @@ from aethermind.errors import TokenizerError
 from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_CHATS, OF_MESSAGES, ForeignField
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.reading import AnswerReader, token_logprobs
-from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
-from aethermind.server.openai.tools import RecalledCall, Tool, ToolChoice, delta_of, demand_for
-from aethermind.text.answer_parser import Content
+from aethermind.server.openai.sampling import SamplingFields, naming_fields, sampling_params
+from aethermind.server.openai.tools import (
+    RequestToolCall,
+    RequiredCallParser,
+    Tool,
+    ToolChoice,
+    call_constraint,
+    delta_of,
+)
+from aethermind.server.openai.unknown_fields import OF_CHATS, OF_MESSAGES, ForeignField
+from aethermind.text.answer_parser import AnswerParser, Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
 from aethermind.text.chat_template import names_read, tells_null
 from aethermind.text.chat_templates import choose_template
@@ -28,41 +35,46 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
-    from aethermind.server.openai.ignored_fields import IgnoredFields
+    from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
+    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["ChatAnswer", "ChatMessage", "ChatRequest"]
+__all__ = ["AnswerReader", "ChatAnswer", "ChatMessage", "ChatRequest", "Piece", "token_logprobs"]
 
 
 class ContentPart(StrictModel):
-    """A piece of a message. Text is the only kind so far."""
+    """A part of a message's content. Text is the only type supported."""
 
-    place = "messages.content"
+    location = "messages.content"
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(StrictModel):
-    """One turn of a conversation. An answer's annotations come back as they were given, and mean nothing.
+    """One message of a conversation.
 
-    `reasoning` is what OpenRouter and newer servers call `reasoning_content`.
+    Clients return the annotations of an answer's message, which have no effect. `reasoning` is the name of
+    `reasoning_content` at OpenRouter and in newer servers.
     """
 
-    place = "messages"
+    location = "messages"
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[RecalledCall] | None = None
+    tool_calls: list[RequestToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     annotations: list[Any] | None = None
 
-    def plain(self, empty: str | None = "", *, are_arguments_texts: bool = False) -> dict[str, Any]:
-        """The message as chat templates take it; a developer is what used to be the system. `empty` is the content of
-        one that has none, or an empty one beside calls, which some clients write instead.
+    def for_template(self, empty: str | None = "", *, keep_json_text: bool = False) -> dict[str, Any]:
+        """The message in the format of chat templates, where the role `developer` is `system`.
+
+        `empty` replaces an absent content, and the empty one that some clients send beside tool calls. The arguments of
+        calls are objects, or JSON text with `keep_json_text`.
         """
         given = empty if self.content is None or (self.tool_calls and not self.content) else self.content
         content = [part.model_dump() for part in given] if isinstance(given, list) else given
@@ -71,7 +83,7 @@ class ChatMessage(StrictModel):
             if (value := getattr(self, key)) is not None:
                 message[key] = value
         if self.tool_calls:
-            message["tool_calls"] = [call.plain(are_texts=are_arguments_texts) for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template(keep_json_text=keep_json_text) for call in self.tool_calls]
         return message
 
 
@@ -92,45 +104,45 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def offered(self) -> list[Tool]:
-        """The tools that the model may call in this answer."""
+    def callable_tools(self) -> list[Tool]:
+        """The tools that this answer may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
-    def is_call_forced(self) -> bool:
+    def requires_call(self) -> bool:
         """Whether the answer has to be a call."""
         return self.tool_choice not in (None, "none", "auto")
 
     def prompt(self, model: ServedModel, ignored: IgnoredFields | None = None) -> WrittenChat:
-        """The conversation as the model's template writes it.
+        """Render the conversation by the model's chat template.
 
-        ApiError 400 for tools that the template does not look at. Other names that it does not look at change nothing:
-        they go to `ignored`, or are a 400 where that is None.
+        ApiError 400 for tools if the template does not read them. Other template variables that it does not read have
+        no effect: `ignored` logs them, or they are a 400 if it is None.
         """
-        names = dict(self.chat_template_kwargs or {})
+        variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
-            names.setdefault("reasoning_effort", self.reasoning_effort)
-        self._check_effect(model.tokenizer.chat_templates, names, ignored)
-        tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
-        return _written(self.messages, model, tools, names)
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        self._check_effect(model.tokenizer.chat_templates, variables, ignored)
+        tools = [tool.model_dump(exclude_none=True) for tool in self.callable_tools]
+        return _rendered(self.messages, model, tools, variables)
 
     def _check_effect(
-        self, templates: Mapping[str, str], names: Mapping[str, Any], ignored: IgnoredFields | None
+        self, templates: Mapping[str, str], variables: Mapping[str, Any], ignored: IgnoredFields | None
     ) -> None:
-        if not (self.offered or names):
+        if not (self.callable_tools or variables):
             return
         try:
-            read = names_read(choose_template(templates, None, has_tools=bool(self.offered)))
+            read = names_read(choose_template(templates, None, has_tools=bool(self.callable_tools)))
         except TokenizerError:
-            return  # there is none for this conversation, which is said where it would be written
-        if self.offered and not self.is_call_forced and "tools" not in read:
+            return  # `_rendered` raises the error
+        if self.callable_tools and not self.requires_call and "tools" not in read:
             raise ApiError(
                 400,
-                "tools have no effect: the model's chat template tells it of none. Leave them out, or demand a call by "
-                "tool_choice.",
+                "tools have no effect: the model's chat template does not read them. Leave them out, or require a call "
+                "by tool_choice.",
                 param="tools",
             )
-        for name in sorted(names.keys() - read - RESERVED_NAMES):
+        for name in sorted(variables.keys() - read - RESERVED_NAMES):
             field = "chat_template_kwargs" if name in (self.chat_template_kwargs or ()) else name
             if ignored is None:
                 raise ApiError(
@@ -141,38 +153,42 @@ class ChatRequest(SamplingFields):
             ignored.warn_once(f"{field}.{name}" if field != name else name, read)
 
     @property
-    def asked_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def length_field(self) -> str:
+    def max_tokens_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def other_names(self) -> Mapping[str, str]:
-        return {"max_tokens": self.length_field, "logprobs": "top_logprobs"}
+    def field_names(self) -> Mapping[str, str]:
+        return {"max_tokens": self.max_tokens_field, "logprobs": "top_logprobs"}
 
     def sampling(self, model: ServedModel) -> SamplingParams:
-        """What to ask of sampling. Without a limit an answer may fill the context."""
+        """The sampling parameters. An answer without a limit may fill the context."""
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.", param="max_tokens")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        with named_fields(self):
-            demand = demand_for(self.offered, self.tool_choice)
-        if demand is not None and (self.response_format or self.structured_outputs):
-            raise ApiError(400, "A call is asked for, and another form of answer too.", param="tool_choice")
-        return sampling_params(self, model, max_tokens=self.asked_tokens, logprobs=logprobs, demand=demand)
+        with naming_fields(self):
+            constraint = call_constraint(self.callable_tools, self.tool_choice)
+        if constraint is not None and (self.response_format or self.structured_outputs):
+            raise ApiError(
+                400, "tool_choice requires a call, and the request asks for another format too.", param="tool_choice"
+            )
+        return sampling_params(
+            self, model, max_tokens=self.requested_max_tokens, logprobs=logprobs, constraint=constraint
+        )
 
 
-def _written(
+def _rendered(
     messages: Sequence[ChatMessage],
     model: ServedModel,
     tools: Sequence[dict[str, Any]],
-    names: dict[str, Any] | None,
+    variables: dict[str, Any] | None,
 ) -> WrittenChat:
-    """A conversation as the model's template writes it; `names` are further ones for the template."""
+    """A conversation rendered by the model's chat template with additional template variables."""
     if not messages:
         raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
     templates = model.tokenizer.chat_templates
@@ -187,19 +203,79 @@ def _written(
             code="no_chat_template",
         ) from None
     empty = None if tells_null(template) else ""
-    write = partial(chat_prompt, model.tokenizer, tools=tools or None, chat_template_kwargs=names)
+    render = partial(chat_prompt, model.tokenizer, tools=tools or None, chat_template_kwargs=variables)
     try:
-        return write([message.plain(empty) for message in messages])
+        return render([message.for_template(empty) for message in messages])
     except TokenizerError:
         if not any(message.tool_calls for message in messages):
             raise
-        with suppress(TokenizerError):  # templates of DeepSeek's models put arguments together as texts
-            return write([message.plain(empty, are_arguments_texts=True) for message in messages])
+        with suppress(TokenizerError):  # templates of DeepSeek's models concatenate arguments as JSON text
+            return render([message.for_template(empty, keep_json_text=True) for message in messages])
         raise
 
 
+Piece = Content | Reasoning | ToolCall
+
+
+class AnswerReader:
+    """Parses one answer to a chat request, as it grows, into content, reasoning and tool calls. Mutable.
+
+    `format` is the output format of the model, and `prompt` may end within an opened reasoning block. A constrained
+    answer has no reasoning, because the constraint applies from its first character on.
+    """
+
+    def __init__(self, request: ChatRequest, format: AnswerFormat, prompt: str) -> None:
+        is_call = request.callable_tools and request.requires_call
+        self._parser = RequiredCallParser() if is_call else _answer_parser(request, format, prompt)
+        self._max_calls = 1 if request.parallel_tool_calls is False else None
+        self._num_calls = 0
+
+    def read(self, text: str, *, is_last: bool) -> list[Piece]:
+        """Parse more of the text; returns the pieces that are complete."""
+        pieces = []
+        for piece in (*self._parser.push(text), *(self._parser.finish() if is_last else ())):
+            if isinstance(piece, ToolCall):
+                if self._num_calls == self._max_calls:
+                    continue
+                self._num_calls += 1
+            pieces.append(piece)
+        return pieces
+
+    def reason(self, finish_reason: str | None) -> str | None:
+        """The finish reason in OpenAI's API."""
+        return "tool_calls" if finish_reason == "stop" and self._num_calls else finish_reason
+
+
+def _answer_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> AnswerParser:
+    functions = [tool.function.name for tool in request.callable_tools]
+    if not functions:
+        format = replace(format, tool_call=None)
+    is_thinking = format.is_thinking(prompt) and not request.is_constrained
+    return AnswerParser(format, is_thinking=is_thinking, functions=functions)
+
+
+def token_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]] | None, num_top: int
+) -> list[dict[str, Any]] | None:
+    """Each token with its log probability and the `num_top` most likely alternatives; None without `logprobs`."""
+    if logprobs is None:
+        return None
+    tokens = []
+    for token_id, alternatives in zip(token_ids, logprobs, strict=True):
+        top = [_token_logprob(tokenizer, other, one) for other, one in alternatives.items() if one.rank <= num_top]
+        tokens.append({**_token_logprob(tokenizer, token_id, alternatives[token_id]), "top_logprobs": top})
+    return tokens
+
+
+def _token_logprob(tokenizer: Tokenizer, token_id: int, one: Logprob) -> dict[str, Any]:
+    """A token with its bytes, from which clients can join a character that several tokens encode."""
+    raw = tokenizer.token_bytes(token_id)
+    token_bytes = one.decoded_token.encode() if raw is None else raw
+    return {"token": one.decoded_token, "logprob": one.logprob, "bytes": list(token_bytes)}
+
+
 class ChatAnswer(Answer):
-    """Objects for the answer to one request, whole or in parts."""
+    """The completion object of one request, whole or as chunks."""
 
     def __init__(self, request: ChatRequest, model: ServedModel, request_id: str, prompt: str) -> None:
         self._tokenizer = model.tokenizer
@@ -207,7 +283,7 @@ class ChatAnswer(Answer):
         self._has_usage = request.has_stream_usage
         self._head: dict[str, Any] = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time())}
         self._head["model"] = model.name
-        if self._has_usage:  # every chunk has the field then, and the last one its value
+        if self._has_usage:  # all chunks have the field, which is null in all but the last
             self._head["usage"] = None
         self._new_reader = partial(AnswerReader, request, model.answer_format, prompt)
         self._readers: dict[int, AnswerReader] = {}
@@ -259,7 +335,7 @@ class ChatAnswer(Answer):
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
         for call in message.get("tool_calls", ()):
-            del call["index"]  # which streams have, so that parts find each other
+            del call["index"]  # a field of deltas only
         return {
             "index": one.index,
             "message": message,

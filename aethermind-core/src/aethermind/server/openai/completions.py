@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts continued."""
+"""`/v1/completions`: the request's schema, and the whole or streamed continuation of one or several prompts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aethermind.engine.requests.output import CompletionOutput
 from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
-from aethermind.server.openai.foreign_fields import OF_PROMPTS, ForeignField
-from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
+from aethermind.server.openai.serving import TextsOrTokens, prompts_of
+from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField
 from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
 
 if TYPE_CHECKING:
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.text.tokenizer import Tokenizer
 
-    _Told = tuple[int, dict[int, Logprob] | None, int]
-    """A token, what was likely in its place, and where it begins in the text."""
+    _ScoredToken = tuple[int, dict[int, Logprob] | None, int]
+    """A token id, the log probabilities at its position, and its offset in the text."""
 
 __all__ = ["CompletionAnswer", "CompletionRequest"]
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""The default of OpenAI's API."""
 
 
 class CompletionRequest(SamplingFields):
-    """The body of a request. `prompt` is a text, some texts, the token ids of one, or those of some."""
+    """The body of a request."""
 
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_PROMPTS
 
@@ -46,15 +46,15 @@ class CompletionRequest(SamplingFields):
 
     @property
     def is_only_echo(self) -> bool:
-        """Whether the prompt is wanted without an answer, as who scores texts asks."""
+        """Whether the request only scores the prompt (`echo` with `max_tokens` 0)."""
         return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[Prompt]:
-        """The prompts, each as the engine takes them."""
+        """The prompts in the engine's format."""
         return prompts_of(self.prompt, "prompt", MAX_PROMPTS)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
-        """What to ask of sampling. Engines write one token at least, which is not told where none is wanted."""
+        """The sampling parameters. Engines generate at least one token, which a response omits if it only echoes."""
         return sampling_params(
             self,
             model,
@@ -66,7 +66,7 @@ class CompletionRequest(SamplingFields):
 
 
 class CompletionAnswer(Answer):
-    """Objects for the answer to one request, whole or in parts."""
+    """The completion object of one request, whole or as chunks."""
 
     def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str) -> None:
         self._is_echoing = bool(request.echo)
@@ -78,7 +78,7 @@ class CompletionAnswer(Answer):
             "created": int(time.time()),
             "model": model.name,
         }
-        if self._has_usage:  # every chunk has the field then, and the last one its value
+        if self._has_usage:  # all chunks have the field, which is null in all but the last
             self._head["usage"] = None
         self._tokenizer = model.tokenizer
         self._offsets: dict[int, TokenOffsets] = {}
@@ -86,7 +86,7 @@ class CompletionAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
-        outputs = self._told(outputs)
+        outputs = self._shown(outputs)
         for output in outputs:
             prefix = self._echoed(output)
             for one in output.outputs:
@@ -102,16 +102,16 @@ class CompletionAnswer(Answer):
         text = self._echoed(output) + part.text if part.is_first else part.text
         if part.is_only_text:
             return (self._texts.written(index, text),)
-        told = self._logprobs(index, part.token_ids, part.logprobs, output if part.is_first else None)
-        return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, told)),)
+        logprobs = self._logprobs(index, part.token_ids, part.logprobs, output if part.is_first else None)
+        return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, logprobs)),)
 
     def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
         if not self._has_usage:
             return ()
-        return ({**self._head, "choices": [], "usage": usage_of(self._told(outputs))},)
+        return ({**self._head, "choices": [], "usage": usage_of(self._shown(outputs))},)
 
-    def _told(self, outputs: Sequence[RequestOutput]) -> Sequence[RequestOutput]:
-        """Outputs as far as they are told."""
+    def _shown(self, outputs: Sequence[RequestOutput]) -> Sequence[RequestOutput]:
+        """The outputs that the response shows: without text if it only echoes."""
         if not self._is_only_echo:
             return outputs
         return [replace(output, outputs=[_emptied(one) for one in output.outputs]) for output in outputs]
@@ -124,21 +124,21 @@ class CompletionAnswer(Answer):
         index: int,
         token_ids: Sequence[int],
         logprobs: Sequence[dict[int, Logprob]] | None,
-        begun: RequestOutput | None,
+        first: RequestOutput | None,
     ) -> dict[str, Any] | None:
-        """Those of tokens that an answer gained, after those of the echoed prompt where it has just `begun`."""
+        """The log probabilities of new tokens, behind those of the echoed prompt in the `first` output of an answer."""
         if logprobs is None:
             return None
-        told: list[_Told] = []
-        if begun is not None:
-            prefix, prompt_ids = self._echoed(begun), begun.prompt_token_ids
-            if begun.prompt_logprobs is not None and self._is_echoing:
-                places = prompt_offsets(self._tokenizer, prefix, prompt_ids)
-                told += zip(prompt_ids, begun.prompt_logprobs, places, strict=True)
+        tokens: list[_ScoredToken] = []
+        if first is not None:
+            prefix, prompt_ids = self._echoed(first), first.prompt_token_ids
+            if first.prompt_logprobs is not None and self._is_echoing:
+                offsets = prompt_offsets(self._tokenizer, prefix, prompt_ids)
+                tokens += zip(prompt_ids, first.prompt_logprobs, offsets, strict=True)
             self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix), before=prompt_ids)
-        places = [self._offsets[index].push(token_id) for token_id in token_ids]
-        told += zip(token_ids, logprobs, places, strict=True)
-        return _described(told, self._tokenizer)
+        offsets = [self._offsets[index].push(token_id) for token_id in token_ids]
+        tokens += zip(token_ids, logprobs, offsets, strict=True)
+        return _logprobs_object(tokens, self._tokenizer)
 
     def _echoed(self, output: RequestOutput) -> str:
         if not self._is_echoing:
@@ -147,7 +147,7 @@ class CompletionAnswer(Answer):
 
 
 def _emptied(answer: CompletionOutput) -> CompletionOutput:
-    """An answer of which nothing is told but its end."""
+    """An answer without its text and tokens."""
     logprobs: list[dict[int, Logprob]] | None = None if answer.logprobs is None else []
     return CompletionOutput(answer.index, "", [], logprobs, "length", None)
 
@@ -158,12 +158,12 @@ def _choice(
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
 
-def _described(told: Sequence[_Told], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Tokens with their log probabilities, in lists; nothing comes before a prompt's first token, which has none."""
+def _logprobs_object(scored: Sequence[_ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    """The `logprobs` object of OpenAI's API. The first token of a prompt has no log probability."""
     tokens, chosen, top = [], [], []
-    for token_id, alternatives, _ in told:
+    for token_id, alternatives, _ in scored:
         tokens.append(tokenizer.decode([token_id]) if alternatives is None else alternatives[token_id].decoded_token)
         chosen.append(None if alternatives is None else alternatives[token_id].logprob)
         top.append(None if alternatives is None else {one.decoded_token: one.logprob for one in alternatives.values()})
-    offsets = [offset for _, _, offset in told]
+    offsets = [offset for _, _, offset in scored]
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts as vectors, the model's hidden states pooled and made 1 long."""
+"""`/v1/embeddings`: embeddings of texts, which are the model's pooled and normalised hidden states."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fastapi.responses import JSONResponse
 
 from aethermind.engine.requests.prompt_reader import TextToEmbed
 from aethermind.errors import RequestTimeoutError
+from aethermind.server.cancellation import unless_disconnected
 from aethermind.server.observation.records import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_EMBEDDINGS, ForeignField
-from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.serving import GONE, check_prompt_ids, unless_gone
+from aethermind.server.openai.serving import CLIENT_CLOSED_REQUEST, TextsOrTokens, prompts_of
+from aethermind.server.openai.unknown_fields import OF_EMBEDDINGS, ForeignField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.engine.requests.prompt_reader import EnginePrompt
-    from aethermind.server.limits import Stay
+    from aethermind.server.admission import AdmissionTicket
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["EmbeddingRequest", "embed"]
 
 MAX_INPUTS = 2048
-"""OpenAI's."""
+"""The limit of OpenAI's API."""
 
 
 class EmbeddingRequest(StrictModel):
-    """The body of a request. `pooling` is ours: see `LLM.embed`. Vectors cannot be made shorter: `dimensions` may be
-    what they have.
+    """The body of a request.
+
+    `pooling` is an extension of the API (see `LLM.embed`). Embeddings cannot be shortened: `dimensions` accepts only
+    the number that the model's embeddings have.
     """
 
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_EMBEDDINGS
@@ -51,27 +53,26 @@ class EmbeddingRequest(StrictModel):
 
 
 async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) -> Response:
-    """Answer a request for vectors."""
+    """Answer an embedding request."""
     state = request.app.state
     record = request.state.record
     record.user = body.user
     prompts = prompts_of(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
-    with state.admission.enter(1, request.state.tenant) as stay:
-        read = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts])
-        check_prompt_ids(read, model, "input")
+    with state.admission.admit(1, request.state.tenant) as ticket:
+        read = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts], "input")
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
         _check_size(num_tokens, len(read), state.limits.max_queued_tokens)
-        stay.queue(num_tokens)
+        ticket.enqueue(num_tokens)
         try:
             async with asyncio.timeout(timeout_s):
-                vectors = await unless_gone(request, _vectors(model, read, body, stay))
+                vectors = await unless_disconnected(request, _embeddings(model, read, body, ticket))
         except TimeoutError:
-            raise RequestTimeoutError(f"The vectors were not finished after {timeout_s:g} seconds.") from None
+            raise RequestTimeoutError(f"The embeddings were not finished after {timeout_s:g} seconds.") from None
     if vectors is None:
-        return Response(status_code=GONE)
-    state.metrics.embed(record.embedding)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    state.metrics.count_embedding(record.embedding)
     encode = _base64 if body.encoding_format == "base64" else _floats
     data = [{"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -79,26 +80,26 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
 
 
 def _check_size(num_tokens: int, num_texts: int, most: int) -> None:
-    """ApiError 400 for texts that are more together than may wait; a single one has the bound of the context."""
+    """ApiError 400 for several texts that exceed the token queue together. The context length bounds a single text."""
     if num_texts > 1 and num_tokens > most:
         raise ApiError(
             400,
             f"input has {num_tokens} tokens in {num_texts} texts, and a request may have {most}; split it.",
             param="input",
-            code="queue_full_of_tokens",
+            code="token_queue_full",
         )
 
 
-async def _vectors(
-    model: ServedModel, prompts: Sequence[EnginePrompt], body: EmbeddingRequest, stay: Stay
+async def _embeddings(
+    model: ServedModel, prompts: Sequence[EnginePrompt], body: EmbeddingRequest, ticket: AdmissionTicket
 ) -> list[npt.NDArray[np.float32]]:
-    # One after the other, so that steps of other requests come between.
+    """One embedding after the other, so that the engine can schedule steps of other requests between them."""
     vectors = []
     for prompt in prompts:
         vector = await model.engine.embed(prompt, body.pooling, is_normalized=True, adapter=model.adapter)
-        stay.begin()
+        ticket.leave_queue()
         if body.dimensions is not None and body.dimensions != len(vector):
-            message = f"dimensions can only be {len(vector)}, which is what this model's vectors have; leave it out."
+            message = f"dimensions can only be {len(vector)}, which this model's embeddings have; leave it out."
             raise ApiError(400, message, param="dimensions", code="invalid_value")
         vectors.append(vector)
     return vectors

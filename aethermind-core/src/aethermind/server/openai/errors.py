@@ -1,4 +1,4 @@
-"""What goes wrong, in the shape that OpenAI's clients read: `{"error": {message, type, param, code}}`."""
+"""Errors as HTTP responses in OpenAI's format: `{"error": {message, type, param, code}}`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,24 @@ from aethermind.errors import (
 )
 from aethermind.log import get_logger
 
-__all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "draining", "error_body", "install_error_handlers", "is_refusal"]
+__all__ = [
+    "ApiError",
+    "LIMIT_CODES",
+    "as_api_error",
+    "draining",
+    "error_body",
+    "install_error_handlers",
+    "is_rejection",
+]
 
-_LONGEST_ADDRESS = 100
-"""Characters of an unknown address that are looked at."""
+_MAX_PATH_CHARS = 100
+"""Characters of an unknown path that are compared with the known paths."""
 
 DRAINING_RETRY_S = 5
-"""When to ask another server, or this one after it was started again."""
+"""`Retry-After` of a server that stops, and may be started again."""
 
 ENGINE_DEAD_RETRY_S = 5
-"""When to ask again after an engine died: an engine process takes about that long to be back."""
+"""`Retry-After` of a dead engine: an engine process needs about that long to restart."""
 
 _log = get_logger(__name__)
 
@@ -37,7 +45,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` names the field at fault, `code` is for programs."""
+    """An error response. `param` names the invalid field of the request, `code` identifies the error to programs."""
 
     def __init__(
         self,
@@ -57,34 +65,34 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON of the answer."""
+        """The JSON body of the response."""
         return error_body(self.status, self.message, param=self.param, code=self.code)
 
     def response(self) -> JSONResponse:
-        """The answer as a whole."""
+        """The response, with the headers of its status."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if self.code == "timeout":
-            headers["X-Should-Retry"] = "false"  # OpenAI's clients would, and have the same work done again
+            headers["X-Should-Retry"] = "false"  # OpenAI's clients retry a 408 otherwise, and would time out again
         if self.status in (408, 413) or self.code == "draining":
-            headers["Connection"] = "close"  # the rest of the body is not waited for
+            headers["Connection"] = "close"  # the rest of the body is not read
         return JSONResponse(self.body, self.status, headers)
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON of an error with this HTTP status."""
+    """The JSON body of an error with this HTTP status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def draining() -> ApiError:
-    """What is said to everybody who comes, or is not inside yet, when the server stops."""
+    """The error of requests that are not admitted yet when the server stops."""
     return ApiError(503, "The server is stopping; ask another one.", code="draining", retry_after_s=DRAINING_RETRY_S)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """How an error of the engine is told to a client. What nobody foresaw is logged, and told without its details."""
+    """The HTTP error of an exception. An unexpected exception is logged and becomes a 500 without its details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextLengthError):
@@ -105,20 +113,20 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "The server failed on this request; its log says more.", code="internal_error")
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether an error of the engine says that a request cannot be served as it is."""
+def is_rejection(error: Exception) -> bool:
+    """Whether the engine rejected a request as invalid, so that it was never scheduled."""
     return isinstance(error, AetherMindError) and as_api_error(error).status == 400
 
 
 LIMIT_CODES = frozenset(
     {
-        *("draining", "overloaded", "queue_full", "queue_full_of_tokens"),
+        *("draining", "overloaded", "queue_full", "token_queue_full"),
         *("key_concurrency", "key_request_rate", "key_token_rate"),
         *("body_too_large", "headers_too_large", "nested_too_deeply"),
         *("timeout", "idle", "slow_reader"),
     }
 )
-"""Codes of errors that stand for one of the server's limits, and are counted."""
+"""Error codes of the server's limits, which `aethermind_requests_rejected` counts."""
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -132,23 +140,23 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     url = request.url.path
     allowed = (error.headers or {}).get("Allow", "another method")
     messages = {
-        404: f"There is no {url:.100} here{_place_meant(request)}",
+        404: f"There is no {url:.100} here{_path_suggestion(request)}",
         405: f"{request.method:.20} does not go with {url:.100}; use {allowed}.",
     }
     body = error_body(error.status_code, messages.get(error.status_code, str(error.detail)))
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def _place_meant(request: Request) -> str:
-    """The end of a sentence about an address that is none; the commonest lacks the /v1 of a client's base URL."""
-    asked = request.url.path[:_LONGEST_ADDRESS]
-    known = request.app.state.addresses
-    same = (path for path in known if path.endswith(asked) or asked.endswith(path))
-    return did_you_mean(next(same, asked), known)
+def _path_suggestion(request: Request) -> str:
+    """The end of the message of a 404: the path that was probably meant. Often a base URL lacks its /v1."""
+    path = request.url.path[:_MAX_PATH_CHARS]
+    known = request.app.state.documented_paths
+    related = (one for one in known if one.endswith(path) or path.endswith(one))
+    return did_you_mean(next(related, path), known)
 
 
 def install_error_handlers(app: Any) -> None:
-    """Answer every error of `app` (a FastAPI or Starlette application) in this shape."""
+    """Answer every error of `app`, a FastAPI or Starlette application, in OpenAI's format."""
     app.add_exception_handler(HTTPException, _answer_http)
     for kind in (ApiError, AetherMindError, Exception):
         app.add_exception_handler(kind, _answer_error)

@@ -1,4 +1,4 @@
-"""A request's body: read within a size, parsed without leniency, and checked against its model."""
+"""Request bodies: reading within a size limit, strict JSON parsing, validation against a schema, and its errors."""
 
 from __future__ import annotations
 
@@ -12,61 +12,60 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from aethermind.server.ended_by import EndedBy
-from aethermind.server.headers import header_of
+from aethermind.server.access import header_of
+from aethermind.server.cancellation import CancelScope
 from aethermind.server.openai.errors import ApiError, draining
-from aethermind.server.openai.refusal import refusal_of
 
 if TYPE_CHECKING:
-    from aethermind.server.limits import Limits
-    from aethermind.server.openai.foreign_fields import ForeignField
-    from aethermind.server.openai.ignored_fields import IgnoredFields
+    from pydantic_core import ErrorDetails
 
-__all__ = ["StrictModel", "body_of", "documented"]
+    from aethermind.server.admission import Limits
+    from aethermind.server.openai.unknown_fields import ForeignField, IgnoredFields
+
+__all__ = ["StrictModel", "body_of", "openapi_body", "validation_api_error"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
-    """A request, or an object in one: no coercion, no infinities.
+    """The base of request schemas: no coercion of types, no infinities.
 
-    What becomes of unknown fields depends on the validation's context. It is the server's `IgnoredFields`, which takes
-    them, or None, which makes each of them an error. A null in an unknown field says nothing, and is what many clients
-    write for all that they leave out: those of typed languages, and OpenAI's own, which sends an answer's message back
-    with `"refusal": null`.
+    The validation's context decides about unknown fields: the server's `IgnoredFields` ignores them with a warning,
+    None makes each of them an error. A null in an unknown field is always ignored. Clients in typed languages send
+    nulls for absent fields, and OpenAI's own returns an answer's message with `"refusal": null`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    place: ClassVar[str] = ""
-    """Where such objects are in a request; empty for the request itself."""
+    location: ClassVar[str] = ""
+    """The path of such objects in a request, for error messages; empty for the request itself."""
 
     foreign: ClassVar[Mapping[str, ForeignField]] = {}
-    """Unknown fields that would change the answer, which are errors in any case unless their values are neutral."""
+    """Unknown fields that would change the answer: always errors, unless their values are neutral."""
 
-    takes_unknown: ClassVar[bool] = True
-    """Whether unknown fields can be ignored at all; not where each field is a demand on the answer."""
+    ignores_unknown: ClassVar[bool] = True
+    """Whether unknown fields may be ignored; False if every field constrains the answer."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_ignored(cls, given: Any, info: ValidationInfo) -> Any:
+    def _drop_ignored(cls, given: Any, info: ValidationInfo) -> Any:
         if not isinstance(given, dict) or given.keys() <= (known := _known_names(cls)):
             return given
         return {name: one for name, one in given.items() if name in known or not cls._is_ignored(name, one, info)}
 
     @classmethod
     def _is_ignored(cls, name: str, value: Any, info: ValidationInfo) -> bool:
-        """Whether an unknown field is left out; ApiError 400 for one that would change the answer."""
+        """Whether an unknown field is ignored; ApiError 400 for one that would change the answer."""
         if value is None:
             return True
-        path = f"{cls.place}.{name}" if cls.place else name
+        path = f"{cls.location}.{name}" if cls.location else name
         if (foreign := cls.foreign.get(name)) is not None:
             if foreign.is_neutral(value):
                 return True
             message = f"{path} is not supported with this value. {foreign.instead}"
             raise ApiError(400, message, param=path, code="unsupported_parameter")
         ignored: IgnoredFields | None = info.context
-        if ignored is None or not cls.takes_unknown:
+        if ignored is None or not cls.ignores_unknown:
             return False
         ignored.warn_once(path, _known_names(cls))
         return True
@@ -74,18 +73,20 @@ class StrictModel(BaseModel):
 
 @cache
 def _known_names(model: type[BaseModel]) -> frozenset[str]:
-    """The fields of a model as clients write them."""
+    """The fields of a schema by their names in JSON."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
-    """A dependency that reads the body as `model`; ApiError 400 names the field that is wrong, 413 a body too large,
-    503 one that has not come when the server stops. Unknown fields go to the server's `ignored_fields`.
+    """A FastAPI dependency that reads and validates a request's body as `model`.
+
+    ApiError 400 names the invalid field, 408 ends a body that does not arrive in time, 413 one that is too large, 503
+    one that is incomplete when the server stops. Unknown fields are passed to the server's `ignored_fields`.
     """
 
     async def read(request: Request) -> Model:
         limits, data = request.app.state.limits, None
-        with EndedBy(request.app.state.admission.closed):
+        with CancelScope(request.app.state.admission.closed):
             data = await _read(request, limits)
         if data is None:
             raise draining()
@@ -93,22 +94,22 @@ def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
             body = parse(data, limits.max_json_depth)
             return model.model_validate(body, context=request.app.state.ignored_fields)
         except ValidationError as error:
-            raise refusal_of(error) from None
+            raise validation_api_error(error) from None
         except RecursionError:
             raise _too_deep() from None
 
     return read
 
 
-def documented(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is read by `body_of(model)`."""
+def openapi_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route whose body `body_of(model)` reads."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(model)}}}}
 
 
 def parse(data: bytes, max_depth: int) -> Any:
-    """JSON as RFC 8259 has it, at most `max_depth` lists and objects deep.
+    """Parse strict JSON (RFC 8259) whose lists and objects nest at most `max_depth` deep.
 
-    ApiError for what is none or too deep, for names given twice, numbers without a value and halves of characters.
+    ApiError 400 for invalid or too deep JSON, duplicate names, NaN and infinities, and lone surrogates.
     """
     if not data.strip():
         raise ApiError(400, "The request body is empty; send a JSON object.")
@@ -130,7 +131,7 @@ def parse(data: bytes, max_depth: int) -> Any:
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Half of a character outside the basic plane, by its number: fine where the other half follows."""
+"""An escaped UTF-16 surrogate, valid only in a pair."""
 
 
 def _check_characters(value: Any) -> None:
@@ -166,10 +167,10 @@ async def _read(request: Request, limits: Limits) -> bytes:
     size = 0
     while True:
         try:
-            async with asyncio.timeout(limits.idle_timeout_s):
+            async with asyncio.timeout(limits.keep_alive_timeout_s):
                 message = await request.receive()
         except TimeoutError:
-            seconds = limits.idle_timeout_s
+            seconds = limits.keep_alive_timeout_s
             raise ApiError(408, f"Nothing came of the request body in {seconds:g} s.", code="idle") from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "The request body ended early.")
@@ -203,7 +204,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a model without references, so that it can stand anywhere in a document."""
+    """The JSON schema of a model with its references resolved, so that it can be embedded in the OpenAPI document."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -216,3 +217,51 @@ def _inlined(model: type[BaseModel]) -> dict[str, Any]:
 
     resolved: dict[str, Any] = resolve(schema)
     return resolved
+
+
+_EXPECTED = "Input should be "
+_OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
+"""Types of pydantic's errors about values that should be objects; their messages name Python classes."""
+
+
+def validation_api_error(error: ValidationError) -> ApiError:
+    """The 400 of a validation error. It names the invalid field with the longest path, the most specific one."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = max(errors, key=lambda one: len(one["loc"]))
+    path = _path_of(first)
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{path} is not supported; leave it out.", param=path, code="unsupported_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path} is missing.", param=path, code="missing_required_parameter")
+    message, *others = dict.fromkeys(_message_of(one) for one in errors if _path_of(one) == path)
+    message = " or ".join([message, *(other.removeprefix(_EXPECTED) for other in others)])
+    return ApiError(400, f"{path or 'The request body'}: {message}.", param=path, code="invalid_value")
+
+
+def _message_of(error: ErrorDetails) -> str:
+    """The values that one member of a field's union accepts."""
+    if error["type"] in _OBJECT_ERRORS:
+        return f"{_EXPECTED}an object"
+    if error["type"] == "union_tag_invalid":
+        tags = str(error["ctx"]["expected_tags"]).replace("[", "").replace("]", "")
+        return f"type should be one of {tags}"
+    return error["msg"]
+
+
+def _path_of(error: ErrorDetails) -> str | None:
+    """The path of the invalid field in the request, without the members of unions that pydantic inserts."""
+    location = error["loc"]
+    num_inner = len(location) if error["type"] in _OBJECT_ERRORS else len(location) - 1
+    parts = [part for part in location[:num_inner] if not (_is_union_member(part) or _is_class_name(part))]
+    parts += [part for part in location[num_inner:] if not _is_union_member(part)]
+    return ".".join(map(str, parts)) or None
+
+
+def _is_union_member(part: object) -> bool:
+    """Whether a part of an error's location names a member of a union."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool"))
+
+
+def _is_class_name(part: object) -> bool:
+    """Whether a part of an error's location names a schema class; names of fields are in lower case."""
+    return isinstance(part, str) and part[:1].isupper()

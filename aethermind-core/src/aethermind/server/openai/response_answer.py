@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`: output items, whole or as the events by which OpenAI's clients build them up."""
+"""Answers of `/v1/responses`: output items, whole or as the stream of events that builds them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.server.framing import NAMED
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
-from aethermind.server.openai.reading import AnswerReader, token_logprobs
+from aethermind.server.openai.chat import AnswerReader, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.openai.chat import Piece
     from aethermind.server.openai.errors import ApiError
-    from aethermind.server.openai.reading import Piece
-    from aethermind.server.openai.responses import ResponseRequest, ResponseWish
+    from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["ResponseAnswer"]
@@ -34,14 +34,14 @@ class ResponseAnswer(Answer):
     def __init__(
         self,
         request: ResponseRequest,
-        wish: ResponseWish,
-        params: SamplingParams,
+        params: ResponseGenerationParams,
+        sampling: SamplingParams,
         model: ServedModel,
         request_id: str,
         prompt: str,
     ) -> None:
         self.framing = replace(NAMED, failure=self._failure)
-        self._reader = AnswerReader(wish.chat, model.answer_format, prompt)
+        self._reader = AnswerReader(params.chat, model.answer_format, prompt)
         self._num_top = request.top_logprobs or 0
         self._tokenizer = model.tokenizer
         self._key = own_id(request_id, "")
@@ -55,7 +55,7 @@ class ResponseAnswer(Answer):
             "model": model.name,
             "output": [],
             "usage": None,
-            **_echoed(request, params),
+            **_echoed(request, sampling),
         }
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ class ResponseAnswer(Answer):
         one = outputs[0].outputs[0]
         part = TextPart(one.text, one.token_ids, one.logprobs, 0, True, one.finish_reason, one.stop_reason)
         for _ in self.part(0, outputs[0], part):
-            pass  # items are built by their events
+            pass  # creating the events builds the items
         return self._finished(outputs)
 
     def begin(self) -> Iterable[Event]:
@@ -82,7 +82,7 @@ class ResponseAnswer(Answer):
                 logprobs = []
         if is_last:
             self._reason = part.finish_reason
-            if not self._items:  # an answer has a message, an empty one if need be
+            if not self._items:  # every answer has at least an empty message
                 yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
             yield from self._close()
 
@@ -101,29 +101,29 @@ class ResponseAnswer(Answer):
             if self._kind != "reasoning":
                 yield from self._close()
                 yield from self._opened({"type": "reasoning", "summary": [], "content": []}, "rs")
-            self._grow(piece.text)
-            yield self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=piece.text)
+            self._append(piece.text)
+            yield self._event("response.reasoning_text.delta", **self._position, content_index=0, delta=piece.text)
         else:
             if self._kind != "message":
                 yield from self._close()
                 yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
-            self._grow(piece.text, logprobs)
-            place = {**self._place, "content_index": 0}
-            yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=logprobs)
+            self._append(piece.text, logprobs)
+            position = {**self._position, "content_index": 0}
+            yield self._event("response.output_text.delta", **position, delta=piece.text, logprobs=logprobs)
 
     @property
     def _kind(self) -> str | None:
-        """What the open item is."""
+        """The type of the open item; None if no item is open."""
         return None if self._open is None else self._open["type"]
 
     @property
-    def _place(self) -> dict[str, Any]:
-        """Where the open item is, for events about it."""
+    def _position(self) -> dict[str, Any]:
+        """The fields by which events refer to the open item."""
         assert self._open is not None, "there is an open item"
         return {"item_id": self._open["id"], "output_index": len(self._items) - 1}
 
     def _opened(self, item: dict[str, Any], prefix: str) -> Iterator[Event]:
-        """Open a message or a thought, which have one part."""
+        """Open a message or reasoning item, each of which has one content part."""
         item |= {"id": f"{prefix}_{self._key}_{len(self._items)}", "status": "in_progress"}
         self._items.append(item)
         self._open = item
@@ -132,9 +132,9 @@ class ResponseAnswer(Answer):
         if item["type"] == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item["content"].append(part)
-        yield self._event("response.content_part.added", **self._place, content_index=0, part=dict(part))
+        yield self._event("response.content_part.added", **self._position, content_index=0, part=dict(part))
 
-    def _grow(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> None:
+    def _append(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> None:
         assert self._open is not None, "there is an open item"
         part = self._open["content"][0]
         part["text"] += text
@@ -142,16 +142,16 @@ class ResponseAnswer(Answer):
             part["logprobs"] = [*part["logprobs"], *logprobs]
 
     def _close(self) -> Iterator[Event]:
-        """Close the message or thought that is open, if one is."""
+        """Close the open message or reasoning item, if there is one."""
         item = self._open
         if item is None:
             return
-        part, place = item["content"][0], {**self._place, "content_index": 0}
+        part, position = item["content"][0], {**self._position, "content_index": 0}
         if item["type"] == "message":
-            yield self._event("response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"])
+            yield self._event("response.output_text.done", **position, text=part["text"], logprobs=part["logprobs"])
         else:
-            yield self._event("response.reasoning_text.done", **place, text=part["text"])
-        yield self._event("response.content_part.done", **place, part=dict(part))
+            yield self._event("response.reasoning_text.done", **position, text=part["text"])
+        yield self._event("response.content_part.done", **position, part=dict(part))
         yield self._done(item)
         self._open = None
 
@@ -168,9 +168,9 @@ class ResponseAnswer(Answer):
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=number, item=_copy(item))
         item["arguments"] = call.arguments
-        place = {"item_id": item["id"], "output_index": number}
-        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
-        yield self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+        position = {"item_id": item["id"], "output_index": number}
+        yield self._event("response.function_call_arguments.delta", **position, delta=call.arguments)
+        yield self._event("response.function_call_arguments.done", **position, name=call.name, arguments=call.arguments)
         yield self._done(item)
 
     def _done(self, item: dict[str, Any]) -> Event:
@@ -180,21 +180,21 @@ class ResponseAnswer(Answer):
     # -- the response ----------------------------------------------------------------------------------------
 
     def _finished(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        used = usage_of(outputs)
-        thoughts = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
+        tokens = usage_of(outputs)
+        reasoning = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
         usage = {
-            "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": used["prompt_tokens_details"],
-            "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": len(self._tokenizer.encode(thoughts)) if thoughts else 0},
-            "total_tokens": used["total_tokens"],
+            "input_tokens": tokens["prompt_tokens"],
+            "input_tokens_details": tokens["prompt_tokens_details"],
+            "output_tokens": tokens["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": len(self._tokenizer.encode(reasoning)) if reasoning else 0},
+            "total_tokens": tokens["total_tokens"],
         }
-        ended: dict[str, Any] = {"status": "completed"}
+        status: dict[str, Any] = {"status": "completed"}
         if self._reason == "length":
-            ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            status = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         elif self._reason == "abort":
-            ended = {"status": "cancelled"}
-        return {**self._response, **ended, "output": self._items, "usage": usage}
+            status = {"status": "cancelled"}
+        return {**self._response, **status, "output": self._items, "usage": usage}
 
     def _failure(self, error: ApiError) -> Event:
         return self._event("error", code=error.code, message=error.message, param=error.param)
@@ -204,8 +204,8 @@ class ResponseAnswer(Answer):
         return {"type": kind, "sequence_number": self._num_events - 1, **content}
 
 
-def _echoed(request: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
-    """What a response repeats of its request."""
+def _echoed(request: ResponseRequest, sampling: SamplingParams) -> dict[str, Any]:
+    """The fields of the request that a response repeats."""
     given = request.model_dump(by_alias=True, exclude_none=True)
     return {
         "instructions": request.instructions,
@@ -214,17 +214,17 @@ def _echoed(request: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
         "store": False,
-        "temperature": params.temperature,
+        "temperature": sampling.temperature,
         "text": given.get("text") or {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": given.get("tools", []),
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": params.top_p,
+        "top_p": sampling.top_p,
         "truncation": "disabled",
         "user": request.user,
     }
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as it is now: events are written later."""
+    """A copy of an item: events are encoded later, when the item may have changed."""
     return {name: [dict(part) for part in value] if name == "content" else value for name, value in item.items()}

@@ -1,38 +1,36 @@
-"""`/v1/responses`: one answer to items, without a memory: what was said before is sent again.
+"""`/v1/responses`: the request's schema, and its conversion to a chat request.
 
-A request is read as the chat that it stands for, and the chat's answer is told in items.
+The server stores nothing, so each request contains the whole conversation as a list of input items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_CHATS, ForeignField
-from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.refusal import refusal_of
-from aethermind.server.openai.response_input import InputItem, chat_messages
-from aethermind.server.openai.sampling import CommonFields, rename
+from aethermind.server.openai.json_body import StrictModel, validation_api_error
+from aethermind.server.openai.sampling import CommonFields, rename_field
+from aethermind.server.openai.unknown_fields import OF_CHATS, ForeignField
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
-    from aethermind.server.openai.ignored_fields import IgnoredFields
+    from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
     from aethermind.text.chat_prompt import WrittenChat
 
-__all__ = ["LOGPROBS", "ResponseRequest", "ResponseWish"]
+__all__ = ["InputItem", "LOGPROBS", "ResponseGenerationParams", "ResponseRequest", "chat_messages"]
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for."""
+"""The only value of `include` that is supported."""
 
-_NAMES = {
+_FIELD_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -41,15 +39,97 @@ _NAMES = {
     "response_format.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of a chat by what they are called here."""
+"""The fields of this endpoint by the fields of a chat request that they are converted to."""
 
 _SAME_NAMES = (*CommonFields.model_fields, "top_logprobs", "parallel_tool_calls", "chat_template_kwargs")
+
+
+_Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputTextPart(StrictModel):
+    """A text part of a message. Clients may return one of an answer unchanged."""
+
+    location = "input.content"
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class MessageItem(StrictModel):
+    """A message. Its `id`, `status` and `phase`, which an answer's message has, are ignored."""
+
+    location = "input"
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputTextPart]
+    id: str | None = None
+    status: _Status | None = None
+    phase: str | None = None
+
+
+class FunctionCallItem(StrictModel):
+    """A function call by the model."""
+
+    location = "input"
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: _Status | None = None
+
+
+class FunctionCallOutputItem(StrictModel):
+    """The result of a function call."""
+
+    location = "input"
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputTextPart]
+    id: str | None = None
+    status: _Status | None = None
+
+
+class ReasoningPart(StrictModel):
+    """A text part of the model's reasoning."""
+
+    location = "input.content"
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(StrictModel):
+    """The model's reasoning before the next item."""
+
+    location = "input"
+    type: Literal["reasoning"]
+    content: list[ReasoningPart] | None = None
+    summary: list[Any] | None = None
+    id: str | None = None
+    status: _Status | None = None
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return f"[{kind}]"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("[message]")]
+    | Annotated[FunctionCallItem, Tag("[function_call]")]
+    | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")],
+    Discriminator(_kind),
+]
+"""An input item. The tags have brackets so that `validation_api_error` can drop them from the paths of fields."""
 
 
 class FunctionTool(StrictModel):
     """A function that the model may call."""
 
-    place = "tools"
+    location = "tools"
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -58,17 +138,17 @@ class FunctionTool(StrictModel):
 
 
 class FunctionChoice(StrictModel):
-    """The function to call."""
+    """The function that the answer has to call."""
 
-    place = "tool_choice"
+    location = "tool_choice"
     type: Literal["function"]
     name: str
 
 
 class TextFormat(StrictModel):
-    """What the answer's text has to look like."""
+    """The format of the answer's text."""
 
-    place = "text.format"
+    location = "text.format"
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -79,21 +159,21 @@ class TextFormat(StrictModel):
 class TextOptions(StrictModel):
     """Options of the answer's text."""
 
-    place = "text"
+    location = "text"
     format: TextFormat | None = None
 
 
 class ResponseStreamOptions(StrictModel):
-    """Nothing is hidden in the sizes of events."""
+    """Options of a stream. Obfuscation is not supported."""
 
-    place = "stream_options"
+    location = "stream_options"
     include_obfuscation: Literal[False] | None = None
 
 
 class ReasoningOptions(StrictModel):
-    """How much the model should think, for templates that look at it. What it thinks is always told whole."""
+    """The reasoning effort, for chat templates that read it. The reasoning is always returned completely."""
 
-    place = "reasoning"
+    location = "reasoning"
     effort: str | None = None
 
 
@@ -118,7 +198,7 @@ class ResponseRequest(CommonFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
-        """The chat that it stands for. ApiError 400 names what is not supported."""
+        """The equivalent chat request. ApiError 400 names fields that are not supported."""
         fields = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         fields["messages"] = chat_messages(self.instructions, self.input)
         fields["max_completion_tokens"] = self.max_output_tokens
@@ -138,51 +218,51 @@ class ResponseRequest(CommonFields):
         try:
             return ChatRequest.model_validate(fields)
         except ValidationError as error:
-            raise refusal_of(error) from None
+            raise validation_api_error(error) from None
 
 
-class ResponseWish:
-    """What `answer_request` asks of a body: the chat's answers, with errors about it in the names used here."""
+class ResponseGenerationParams:
+    """The `GenerationParams` of a response: those of its chat request, with this endpoint's field names in errors."""
 
     num_answers = 1
-    length_field = "max_output_tokens"
+    max_tokens_field = "max_output_tokens"
 
     def __init__(self, request: ResponseRequest) -> None:
-        with _own_names():
+        with _renamed_fields():
             self.chat = request.chat()
-        self.asked_tokens = self.chat.asked_tokens
+        self.requested_max_tokens = self.chat.requested_max_tokens
         self.is_stream = bool(request.stream)
         self.user = request.user
 
     def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> WrittenChat:
-        """The conversation as the model's template writes it; see `ChatRequest.prompt`."""
-        with _own_names():
+        """Render the conversation by the model's chat template; see `ChatRequest.prompt`."""
+        with _renamed_fields():
             return self.chat.prompt(model, ignored)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
-        """What it asks of sampling."""
-        with _own_names():
+        """The sampling parameters."""
+        with _renamed_fields():
             return self.chat.sampling(model)
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
-        """What it asks of the scheduler."""
-        with _own_names():
+        """The scheduling and caching options."""
+        with _renamed_fields():
             return self.chat.options(tenant, model)
 
 
 @contextmanager
-def _own_names() -> Iterator[None]:
-    """Errors about fields of the chat name those of the request that they come from."""
+def _renamed_fields() -> Iterator[None]:
+    """Replace fields of the chat request by fields of this endpoint in errors."""
     try:
         yield
     except ApiError as error:
-        if error.param in _NAMES:
-            rename(error, error.param, _NAMES[error.param])
+        if error.param in _FIELD_NAMES:
+            rename_field(error, error.param, _FIELD_NAMES[error.param])
         raise
 
 
 def _nested(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
-    """A function as chats have it."""
+    """A function in the format of chat requests."""
     return {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"type"})}
 
 
@@ -193,3 +273,43 @@ def _chat_format(format: TextFormat) -> dict[str, Any]:
         raise ApiError(400, "text.format has no schema.", param="text.format.schema")
     schema = {"name": format.name or "answer", "schema": format.schema_, "strict": format.strict}
     return {"type": format.type, "json_schema": schema}
+
+
+def chat_messages(instructions: str | None, given: str | Sequence[InputItem]) -> list[dict[str, Any]]:
+    """The messages of the chat request. Successive reasoning, text and calls are one message of the assistant."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    for item in given:
+        if isinstance(item, FunctionCallOutputItem):
+            messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+        elif isinstance(item, FunctionCallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            _assistant_message(messages, "tool_calls").setdefault("tool_calls", []).append(call)
+        elif isinstance(item, ReasoningItem):
+            reasoning = "".join(part.text for part in item.content or ())
+            messages.append({"role": "assistant", "reasoning_content": reasoning})
+        elif item.role == "assistant":
+            _assistant_message(messages, "content")["content"] = _text(item.content)
+        else:
+            messages.append({"role": item.role, "content": _text(item.content)})
+    return messages
+
+
+def _assistant_message(messages: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    """The assistant's message that gets `key`: the last message if it can have it, else a new one.
+
+    A message with text or calls can get further calls, but no further text.
+    """
+    last = messages[-1] if messages else {}
+    is_open = last.get("role") == "assistant" and (key == "tool_calls" or not {"content", "tool_calls"} & set(last))
+    if not is_open:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _text(content: str | Sequence[InputTextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,44 +1,87 @@
-"""The routes of OpenAI's API: each reads its body, opens an answer and tells it."""
+"""The routes of OpenAI's API, and their direct dispatch past FastAPI's generic request handling."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
 
 from aethermind.server.openai.chat import ChatAnswer, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
-from aethermind.server.openai.direct_route import DirectRoute
 from aethermind.server.openai.embeddings import EmbeddingRequest, embed
-from aethermind.server.openai.json_body import body_of, documented
+from aethermind.server.openai.json_body import body_of, openapi_body
 from aethermind.server.openai.response_answer import ResponseAnswer
-from aethermind.server.openai.responses import ResponseRequest, ResponseWish
+from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
 from aethermind.server.openai.serving import answer_request
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["model_router", "router"]
+__all__ = ["DirectDispatch", "model_router", "router"]
+
+
+class DirectRoute(APIRoute):
+    """A route that calls `function(request, body)`, where `body` is the result of the function's only dependency.
+
+    This skips FastAPI's resolution of parameters and its serialisation of responses. The route's entry in
+    `/openapi.json` does not change.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        function, (body,) = self.endpoint, self.dependant.dependencies
+        read = body.call
+        assert read is not None, "a dependency has a function"
+
+        async def handle(request: Request) -> Response:
+            response: Response = await function(request, await read(request))
+            return response
+
+        return handle
+
+
+class DirectDispatch:
+    """The innermost ASGI middleware: dispatches a request to one of `routes` by its method and path.
+
+    All other requests pass on to FastAPI's router. Exceptions propagate to the outer middleware, which answers them.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Iterable[object]) -> None:
+        self._app = app
+        direct = [route for route in routes if isinstance(route, DirectRoute)]
+        self._handlers = {(method, one.path): one.get_route_handler() for one in direct for method in one.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handle = self._handlers.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if handle is None:
+            await self._app(scope, receive, send)
+            return
+        response = await handle(Request(scope, receive, send))
+        await response(scope, receive, send)
+
 
 router = APIRouter(route_class=DirectRoute)
-"""What engines answer."""
+"""The routes that engines answer."""
 
 model_router = APIRouter()
-"""Which models there are."""
+"""The routes that list models."""
 
 
-@router.post("/v1/completions", openapi_extra=documented(CompletionRequest), response_model=None)
+@router.post("/v1/completions", openapi_extra=openapi_body(CompletionRequest), response_model=None)
 async def complete(
     request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
 ) -> Response:
-    """Continue a text, or several."""
+    """Continue one or several texts."""
     model = request.app.state.models.get(body.model)
     answer = CompletionAnswer(body, model, request.state.request_id)
     return await answer_request(request, body, model, body.prompts(), answer)
 
 
-@router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest), response_model=None)
+@router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), response_model=None)
 async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(ChatRequest))]) -> Response:
     """Answer a conversation."""
     model = request.app.state.models.get(body.model)
@@ -47,38 +90,38 @@ async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(Ch
     return await answer_request(request, body, model, [prompt], answer)
 
 
-@router.post("/v1/responses", openapi_extra=documented(ResponseRequest), response_model=None)
+@router.post("/v1/responses", openapi_extra=openapi_body(ResponseRequest), response_model=None)
 async def respond(request: Request, body: Annotated[ResponseRequest, Depends(body_of(ResponseRequest))]) -> Response:
-    """Answer items."""
+    """Answer a list of input items."""
     model = request.app.state.models.get(body.model)
-    wish = ResponseWish(body)
-    prompt = await asyncio.to_thread(wish.prompt, model, request.app.state.ignored_fields)
-    answer = ResponseAnswer(body, wish, wish.sampling(model), model, request.state.request_id, prompt)
-    return await answer_request(request, wish, model, [prompt], answer)
+    params = ResponseGenerationParams(body)
+    prompt = await asyncio.to_thread(params.prompt, model, request.app.state.ignored_fields)
+    answer = ResponseAnswer(body, params, params.sampling(model), model, request.state.request_id, prompt)
+    return await answer_request(request, params, model, [prompt], answer)
 
 
-@router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest), response_model=None)
+@router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest), response_model=None)
 async def embeddings(
     request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]
 ) -> Response:
-    """A vector for each text."""
+    """Compute an embedding of each text."""
     return await embed(request, body, request.app.state.models.get(body.model))
 
 
 @model_router.get("/v1/models/", include_in_schema=False)
 @model_router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The models there are, each followed by its adapters."""
-    return {"object": "list", "data": [_described(model) for model in request.app.state.models]}
+    """List the models, each followed by its adapters."""
+    return {"object": "list", "data": [_model_object(model) for model in request.app.state.models]}
 
 
 @model_router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """One of them."""
-    return _described(request.app.state.models.get(name))
+    """Describe one model."""
+    return _model_object(request.app.state.models.get(name))
 
 
-def _described(model: ServedModel) -> dict[str, Any]:
+def _model_object(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",

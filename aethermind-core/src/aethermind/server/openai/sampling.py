@@ -1,4 +1,4 @@
-"""The fields that say how tokens are chosen, in OpenAI's names and ours, and the SamplingParams they stand for."""
+"""The fields of sampling and structured output that endpoints share, and their conversion to `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from aethermind.sampling.checks import optional
 from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams, StructuredOutputs
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_ANSWERS, OF_FORMATS, ForeignField
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.token_ids import check_token_ids
+from aethermind.server.openai.unknown_fields import OF_ANSWERS, OF_FORMATS, ForeignField
 
 if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
-__all__ = ["CommonFields", "SamplingFields", "StreamOptions", "named_fields", "rename", "sampling_params"]
+__all__ = ["CommonFields", "SamplingFields", "StreamOptions", "naming_fields", "rename_field", "sampling_params"]
 
 MAX_ANSWERS = 16
-"""The most answers to one prompt."""
+"""Maximum of `n`, the answers to one prompt."""
 
-_OWN_NAMES = (
+_SAME_NAMES = (
     "n",
     "presence_penalty",
     "frequency_penalty",
@@ -48,17 +47,17 @@ _OWN_NAMES = (
 
 
 class StreamOptions(StrictModel):
-    """What a stream tells besides text. The sizes of its events are not hidden, which is what obfuscation would do."""
+    """Options of a stream. Obfuscation, which would pad events to hide their sizes, is not supported."""
 
-    place = "stream_options"
+    location = "stream_options"
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchemaFormat(StrictModel):
-    """A JSON schema with the name that OpenAI's clients give it."""
+    """A JSON schema with a name."""
 
-    place = "response_format.json_schema"
+    location = "response_format.json_schema"
     name: str
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -66,16 +65,16 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's way to ask for JSON. llama.cpp's clients write the schema beside the type."""
+    """The format of an answer. OpenAI's clients nest the schema in `json_schema`; llama.cpp's put it beside `type`."""
 
-    place = "response_format"
+    location = "response_format"
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_FORMATS
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
-    def demand(self) -> StructuredOutputs | None:
-        """What it asks of the answer's text; ApiError 400 where its fields contradict each other."""
+    def constraint(self) -> StructuredOutputs | None:
+        """The constraint on the answer; None for free text. ApiError 400 if its fields contradict each other."""
         nested = None if self.json_schema is None else self.json_schema.schema_
         given = [one for one in (nested, self.schema_) if one is not None]
         if len(given) > 1 or (given and self.type == "text"):
@@ -88,10 +87,10 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputsFields(StrictModel):
-    """Ours: one of five demands on the text of an answer, in the names of `SamplingParams`."""
+    """An extension of the API: one of five constraints on the answer, named as in `SamplingParams`."""
 
-    place = "structured_outputs"
-    takes_unknown = False
+    location = "structured_outputs"
+    ignores_unknown = False
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -100,11 +99,11 @@ class StructuredOutputsFields(StrictModel):
 
 
 class CommonFields(StrictModel):
-    """What every request for an answer may have. None everywhere means: as the model's own settings say.
+    """The fields of every generation request. None stands for the model's default.
 
-    Of `store` and `service_tier` the values are known that ask for what is done anyway, and a `prompt_cache_key` asks
-    that what begins alike be computed once, as all is. `metadata` describes what is stored, and nothing is. A seed of
-    -1 is a random one, as in vLLM and llama.cpp.
+    `store` and `service_tier` accept only the values of the server's behaviour. `prompt_cache_key` and `metadata` are
+    accepted without effect: the prefix cache needs no key, and nothing is stored that metadata could describe. A seed
+    of -1 is a random seed, as in vLLM and llama.cpp.
     """
 
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
@@ -133,26 +132,26 @@ class CommonFields(StrictModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @model_validator(mode="after")
-    def _knows_the_user_by_either_name(self) -> Self:
+    def _user_defaults_to_safety_identifier(self) -> Self:
         if self.user is None:
             self.user = self.safety_identifier
         return self
 
     @field_validator("seed")
     @classmethod
-    def _is_chosen(cls, seed: int | None) -> int | None:
+    def _random_if_negative(cls, seed: int | None) -> int | None:
         return None if seed == -1 else seed
 
     @field_validator("store")
     @classmethod
-    def _keeps_nothing(cls, store: bool | None) -> bool | None:
+    def _rejects_storing(cls, store: bool | None) -> bool | None:
         if store:
             raise ApiError(400, "store is not supported: nothing is kept. Set it to false.", param="store")
         return store
 
 
 class SamplingFields(CommonFields):
-    """What completions and chats have in common."""
+    """The fields that completions and chats share."""
 
     max_tokens: int | None = None
     stream_options: StreamOptions | None = None
@@ -167,17 +166,17 @@ class SamplingFields(CommonFields):
 
     @property
     def num_answers(self) -> int:
-        """Answers to each prompt."""
+        """The number of answers to each prompt."""
         return self.n or 1
 
     @property
-    def has_demand(self) -> bool:
-        """Whether the answer's text has to look like something."""
+    def is_constrained(self) -> bool:
+        """Whether the request constrains the answer (structured output)."""
         format = self.response_format
         return self.structured_outputs is not None or (format is not None and format.type != "text")
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
-        """What the request asks of the engine besides. ApiError 400 for values out of range or without effect."""
+        """The scheduling and caching options. ApiError 400 for values out of range or without effect."""
         for name in model.info.ignored_options:
             if getattr(self, name):
                 raise ApiError(
@@ -186,41 +185,41 @@ class SamplingFields(CommonFields):
                     f"started with --scheduling-policy {name.removesuffix('_ms')}.",
                     param=name,
                 )
-        with named_fields(self):
+        with naming_fields(self):
             return RequestOptions(
-                priority=tenant.urgency(self.priority),
+                priority=tenant.bounded_priority(self.priority),
                 deadline_ms=self.deadline_ms,
-                cache_salt=tenant.salt(self.cache_salt),
+                cache_salt=tenant.prefix_cache_salt(self.cache_salt),
                 session="" if self.session_id is None else f"{tenant.id}/{self.session_id}",
                 tenant=tenant.id,
                 adapter=model.adapter,
             )
 
     @property
-    def asked_tokens(self) -> int | None:
-        """The most tokens the client wants; None leaves it to the endpoint."""
+    def requested_max_tokens(self) -> int | None:
+        """The request's limit of output tokens per answer; None for the endpoint's default."""
         return self.max_tokens
 
     @property
-    def other_names(self) -> Mapping[str, str]:
-        """What clients call parameters of sampling that have other names here."""
+    def field_names(self) -> Mapping[str, str]:
+        """The fields of parameters of `SamplingParams` that have another name in the request."""
         return {}
 
     @property
-    def length_field(self) -> str:
-        """The field that says so, or would."""
+    def max_tokens_field(self) -> str:
+        """The field that sets the limit."""
         return "max_tokens"
 
     @property
     def is_stream(self) -> bool:
-        """Whether parts are wanted as they come."""
+        """Whether the answer is streamed. ApiError 400 for `include_usage` without a stream."""
         if self.has_stream_usage and not self.stream:
             raise ApiError(400, "stream_options.include_usage is for streams.", param="stream_options")
         return bool(self.stream)
 
     @property
     def has_stream_usage(self) -> bool:
-        """Whether a stream ends with what it took."""
+        """Whether a stream ends with its token usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -232,49 +231,52 @@ def sampling_params(
     logprobs: int | None,
     default_max_tokens: int | None = None,
     prompt_logprobs: int | None = None,
-    demand: StructuredOutputs | None = None,
+    constraint: StructuredOutputs | None = None,
 ) -> SamplingParams:
-    """What a request asks of sampling; what it leaves out is as the model says. ApiError 400 for values out of range.
+    """The sampling parameters of a request, completed by the model's defaults. ApiError 400 for values out of range.
 
-    `max_tokens` is the request's own limit and `default_max_tokens` the endpoint's: the model's comes between them.
-    `demand` is what the endpoint itself wants of the answer's text.
+    `max_tokens` is the limit of the request, which takes precedence over the model's default, and that over the
+    endpoint's `default_max_tokens`. `constraint` is what the endpoint itself requires of the answer.
     """
     defaults = {"max_tokens": default_max_tokens, **model.sampling_defaults}
-    own = {name: getattr(fields, name) for name in _OWN_NAMES}
-    with named_fields(fields):
-        optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # -1 has a meaning in Python only
-        own |= {
+    requested = {name: getattr(fields, name) for name in _SAME_NAMES}
+    with naming_fields(fields):
+        optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # -1 is allowed in Python only
+        requested |= {
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
             "logit_bias": _bias(fields.logit_bias),
-            "structured_outputs": demand or _structured(fields),
+            "structured_outputs": constraint or _constraint(fields),
         }
-        params = SamplingParams(**with_defaults(defaults, own))
-    check_token_ids(params.stop_token_ids, model.vocab_size, "stop_token_ids")
-    check_token_ids(params.allowed_token_ids or (), model.vocab_size, "allowed_token_ids")
-    check_token_ids([token_id for token_id, _ in params.logit_bias], model.vocab_size, "logit_bias")
+        params = SamplingParams(**with_defaults(defaults, requested))
+    model.check_token_ids(params.stop_token_ids, "stop_token_ids")
+    model.check_token_ids(params.allowed_token_ids or (), "allowed_token_ids")
+    model.check_token_ids([token_id for token_id, _ in params.logit_bias], "logit_bias")
     return params
 
 
 @contextmanager
-def named_fields(fields: SamplingFields) -> Iterator[None]:
-    """Errors about values become 400s that name the field, the first word of their message, as the client does."""
+def naming_fields(fields: SamplingFields) -> Iterator[None]:
+    """Convert errors about parameters to 400s that name the field by which the client set the parameter.
+
+    The first word of such an error's message is the parameter.
+    """
     try:
         yield
     except InvalidArgumentError as error:
         word, message = str(error).partition(" ")[0], str(error)
         failure = ApiError(400, message, param=word if hasattr(fields, word) else None, code="invalid_value")
-        for name, own in fields.other_names.items():
-            rename(failure, name, own)
+        for name, field in fields.field_names.items():
+            rename_field(failure, name, field)
         raise failure from None
 
 
-def rename(error: ApiError, name: str, own: str) -> None:
-    """Have an error speak of the field `name` as `own`."""
-    error.message = re.sub(rf"\b{re.escape(name)}\b", own, error.message)
+def rename_field(error: ApiError, name: str, new: str) -> None:
+    """Replace the name of a field by another in an error's message and `param`."""
+    error.message = re.sub(rf"\b{re.escape(name)}\b", new, error.message)
     if error.param == name:
-        error.param = own
+        error.param = new
 
 
 def _bias(given: dict[str, int | float] | None) -> dict[int, float] | None:
@@ -285,11 +287,11 @@ def _bias(given: dict[str, int | float] | None) -> dict[int, float] | None:
     return {int(key): value for key, value in given.items()}
 
 
-def _structured(fields: SamplingFields) -> StructuredOutputs | None:
-    asked, format = fields.structured_outputs, fields.response_format
-    if asked is not None and format is not None and format.type != "text":
+def _constraint(fields: SamplingFields) -> StructuredOutputs | None:
+    structured, format = fields.structured_outputs, fields.response_format
+    if structured is not None and format is not None and format.type != "text":
         raise ApiError(400, "Give response_format or structured_outputs, not both.", param="response_format")
-    if asked is not None:
-        given = asked.model_dump(by_alias=True, exclude_none=True)
+    if structured is not None:
+        given = structured.model_dump(by_alias=True, exclude_none=True)
         return StructuredOutputs(**given)
-    return None if format is None else format.demand()
+    return None if format is None else format.constraint()

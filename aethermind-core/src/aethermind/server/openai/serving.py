@@ -1,24 +1,23 @@
-"""From a request that was read to its response: let in, answered whole or as a stream, ended if nobody waits."""
+"""Serving of generation requests: admission, tokenisation, length checks, and the whole or streamed response."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from aethermind.errors import ContextLengthError
+from aethermind.server.admission import OutputTokenBudget
 from aethermind.server.answering import Answering, stream_events
-from aethermind.server.ended_by import EndedBy
-from aethermind.server.limits import AnswerRoom
-from aethermind.server.openai.errors import ApiError, as_api_error
-from aethermind.server.openai.token_ids import check_token_ids
+from aethermind.server.cancellation import unless_disconnected
+from aethermind.server.openai.errors import ApiError
 from aethermind.server.sse import KEEP_ALIVE_S, EventStream
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
 
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
@@ -28,143 +27,147 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
-__all__ = ["GONE", "answer_request", "check_prompt_ids", "unless_gone"]
+__all__ = ["CLIENT_CLOSED_REQUEST", "GenerationParams", "TextsOrTokens", "answer_request", "prompts_of"]
 
-GONE = 499
-"""nginx's status for a client that has left; nobody sees it but the log."""
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that has disconnected; only the log and the metrics show it."""
 
-_Result = TypeVar("_Result")
+TextsOrTokens = str | list[str] | list[int] | list[list[int]]
+"""A prompt, several prompts, the token ids of one, or the token ids of several."""
 
 
-class Wish(Protocol):
-    """What the body of a request says about its answer, whatever the endpoint."""
+def prompts_of(given: TextsOrTokens, field: str, most: int) -> list[Prompt]:
+    """The prompts of the field `field` in the engine's format. ApiError 400 for none or more than `most`."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ApiError(400, f"{field} is an empty list; give it a text or token ids.", param=field)
+    if isinstance(given[0], int):
+        return [{"prompt_token_ids": given}]
+    if len(given) > most:
+        raise ApiError(400, f"{field} has {len(given)} texts but may have {most}; split the request.", param=field)
+    return [one if isinstance(one, str) else {"prompt_token_ids": one} for one in given]
+
+
+class GenerationParams(Protocol):
+    """The parameters of a request for generation, whatever its endpoint."""
 
     @property
     def num_answers(self) -> int:
-        """Answers to each prompt."""
+        """The number of answers to each prompt."""
 
     @property
-    def asked_tokens(self) -> int | None:
-        """The most tokens the client wants; None leaves it to the endpoint."""
+    def requested_max_tokens(self) -> int | None:
+        """The request's limit of output tokens per answer; None for the endpoint's default."""
 
     @property
-    def length_field(self) -> str:
-        """The field that says so, or would."""
+    def max_tokens_field(self) -> str:
+        """The field that sets the limit."""
 
     @property
     def is_stream(self) -> bool:
-        """Whether parts are wanted as they come."""
+        """Whether the answer is streamed."""
 
     @property
     def user(self) -> str | None:
-        """Who the client says asks; logged, never believed."""
+        """The end user as the client names it, which is only logged."""
 
     def sampling(self, model: ServedModel) -> SamplingParams:
-        """What it asks of sampling."""
+        """The sampling parameters."""
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
-        """What it asks of the scheduler."""
+        """The scheduling and caching options."""
 
 
 async def answer_request(
     request: Request,
-    body: Wish,
+    body: GenerationParams,
     model: ServedModel,
     prompts: Sequence[Prompt],
     answer: Answer,
 ) -> Response:
-    """Answer some prompts as `body` wishes, in the form of `answer`."""
+    """Generate answers to the prompts with the parameters of `body`, and respond in the format of `answer`.
+
+    All prompts are checked before the engine gets the first. Errors are an ApiError, or an error of the engine.
+    """
     state, tenant, record = request.app.state, request.state.tenant, request.state.record
     record.is_stream, record.user = body.is_stream, body.user
     params, options = body.sampling(model), body.options(tenant, model)
     async with AsyncExitStack() as resources:
         field = "prompt" if body.num_answers == 1 else "n"
-        stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant, field))
-        read = await model.read_all(prompts)
-        check_prompt_ids(read, model, "prompt")
-        _check_room(model, read, body)
-        stay.queue(sum(len(prompt.token_ids) for prompt in read), _answer_room(model, read, params, body))
+        ticket = resources.enter_context(state.admission.admit(len(prompts) * body.num_answers, tenant, field))
+        read = await model.read_all(prompts, "prompt")
+        _check_lengths(model, read, body)
+        ticket.enqueue(sum(len(prompt.token_ids) for prompt in read), _output_budget(model, read, params, body))
         answering = Answering(
-            model, record, params, options, stay, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
+            model, record, params, options, ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
         )
         resources.enter_context(
-            state.open_requests.holding(
-                record.request_id, tenant.id, answering.cancel, request.state.cut, record.client_id
+            state.in_flight_requests.registered(
+                record.request_id, tenant.id, answering.cancel, request.state.abort, record.client_id
             )
         )
         if not body.is_stream:
-            outputs = await unless_gone(request, answering.whole(read))
-            return Response(status_code=GONE) if outputs is None else JSONResponse(answer.whole(outputs))
+            outputs = await unless_disconnected(request, answering.whole(read))
+            if outputs is None:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return JSONResponse(answer.whole(outputs))
         states = await resources.enter_async_context(aclosing(answering.states(read)))
         first = asyncio.ensure_future(anext(states))
-        if not await _is_awaited(request, first):
-            return Response(status_code=GONE)
+        if not await _is_connected_at_first_output(request, first):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         events = stream_events(first, states, answer, num_prompts=len(prompts), num_answers=body.num_answers)
         return EventStream(
             events,
             resources.pop_all(),
             framing=answer.framing,
-            slow_reader_timeout_s=state.limits.slow_reader_timeout_s,
+            send_timeout_s=state.limits.send_timeout_s,
         )
 
 
-def check_prompt_ids(prompts: Sequence[EnginePrompt], model: ServedModel, field: str) -> None:
-    """ApiError 400 that names `field` for ids that the model does not have, before any of the prompts is begun."""
-    for prompt in prompts:
-        if prompt.text is None:
-            check_token_ids(prompt.token_ids, model.vocab_size, field)
-
-
-def _check_room(model: ServedModel, prompts: Sequence[EnginePrompt], body: Wish) -> None:
-    """ApiError 400 where a prompt has no tokens, or too many with those asked for: before any of them is begun."""
-    limit, asked = model.info.max_model_len, body.asked_tokens
+def _check_lengths(model: ServedModel, prompts: Sequence[EnginePrompt], body: GenerationParams) -> None:
+    """ApiError 400 or ContextLengthError for an empty prompt, or one that exceeds the context with its answer."""
+    limit, requested = model.info.max_model_len, body.requested_max_tokens
     lengths = [len(prompt.token_ids) for prompt in prompts]
     if not all(lengths):
         raise ApiError(400, "The prompt is empty; give it at least one token.", param="prompt")
     longest = max(lengths)
-    if asked is None and longest >= limit:
+    if requested is None and longest >= limit:
         raise ContextLengthError(
             f"The context holds {limit} tokens, with at least one for the answer, and the prompt has {longest}. "
             "Shorten it."
         )
-    if asked is not None and longest + asked > limit:
+    if requested is not None and longest + requested > limit:
         raise ApiError(
             400,
-            f"The context holds {limit} tokens, the prompt has {longest}, and {min(asked, 2**63)} more were asked for. "
-            f"Shorten the prompt or lower {body.length_field}.",
+            f"The context holds {limit} tokens, the prompt has {longest}, and {min(requested, 2**63)} more were asked "
+            f"for. Shorten the prompt or lower {body.max_tokens_field}.",
             code="context_length_exceeded",
         )
 
 
-def _answer_room(model: ServedModel, prompts: Sequence[EnginePrompt], params: SamplingParams, body: Wish) -> AnswerRoom:
-    """The most that may be written for these prompts."""
-    rooms = [max(model.info.max_model_len - len(prompt.token_ids), 0) for prompt in prompts]
-    most = sum(room if params.max_tokens is None else min(room, params.max_tokens) for room in rooms)
-    return AnswerRoom(most * body.num_answers, None if body.asked_tokens is None else body.length_field)
+def _output_budget(
+    model: ServedModel, prompts: Sequence[EnginePrompt], params: SamplingParams, body: GenerationParams
+) -> OutputTokenBudget:
+    """The upper bound of the output tokens of all prompts."""
+    left = [max(model.info.max_model_len - len(prompt.token_ids), 0) for prompt in prompts]
+    most = sum(one if params.max_tokens is None else min(one, params.max_tokens) for one in left)
+    field = None if body.requested_max_tokens is None else body.max_tokens_field
+    return OutputTokenBudget(most * body.num_answers, field)
 
 
-async def _is_awaited(request: Request, first: asyncio.Future[tuple[int, RequestOutput]]) -> bool:
-    """Whether the client still waits once a stream has begun, or has been silent for long.
+async def _is_connected_at_first_output(request: Request, first: asyncio.Future[tuple[int, RequestOutput]]) -> bool:
+    """Wait for the first output of a stream; False if the client disconnects first. Returns after KEEP_ALIVE_S at most.
 
-    What is wrong with a request shows when it begins, and is raised here, while there is a status to say so.
+    Errors of the first step are raised here, while the response can still have an error status.
     """
-    gone: asyncio.Future[None] = request.state.gone
-    either: set[asyncio.Future[Any]] = {first, gone}
+    disconnected: asyncio.Future[None] = request.state.disconnected
+    either: set[asyncio.Future[Any]] = {first, disconnected}
     await asyncio.wait(either, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
     if first.done():
         first.result()
-    elif gone.done():
+    elif disconnected.done():
         first.cancel()
         await asyncio.wait({first})
         return False
     return True
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
-    """What `work` returns, or None if the client leaves before: then it is cancelled."""
-    try:
-        with EndedBy(request.state.gone):
-            return await work
-    except ExceptionGroup as group:
-        raise as_api_error(group.exceptions[0]) from group
-    return None

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what a text costs before it is sent, in the names that vLLM gave them."""
+"""`/tokenize` and `/detokenize`: the tokens of a text or conversation, and the text of tokens, as in vLLM."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from pydantic import Field
 
 from aethermind.server.openai.chat import ChatMessage, ChatRequest
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_ANSWERS, ForeignField
-from aethermind.server.openai.json_body import StrictModel, body_of, documented
-from aethermind.server.openai.token_ids import check_token_ids
+from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
 from aethermind.server.openai.tools import Tool, ToolChoice
+from aethermind.server.openai.unknown_fields import OF_ANSWERS, ForeignField
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest", "router"]
 
 router = APIRouter()
 
-_OF_CHATS = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
-"""What a template looks at besides messages."""
+_TEMPLATE_FIELDS = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
+"""Fields besides `messages` that affect the rendering of a conversation."""
 
 
 class TokenizeRequest(StrictModel):
-    """A text, or a conversation as the model's template writes it, with the tools that it is told of.
-    `add_special_tokens` can only say what is done: they are put around a text, and a template writes its own.
+    """A text, or a conversation with its tools, which the chat template renders.
+
+    `add_special_tokens` accepts only the server's behaviour: true for a text, false for a conversation, whose template
+    contains its special tokens.
     """
 
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
@@ -41,14 +42,14 @@ class TokenizeRequest(StrictModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest | None:
-        """The request for an answer to the same conversation; None for a text."""
-        names = ("messages", *_OF_CHATS)
+        """The chat request with the same prompt; None for a text."""
+        names = ("messages", *_TEMPLATE_FIELDS)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.messages is not None:
             return ChatRequest.model_construct(model=self.model, **given)
         if given:
             name = next(iter(given))
-            raise ApiError(400, f"{name} goes with messages: no template writes a prompt.", param=name)
+            raise ApiError(400, f"{name} goes with messages: a prompt is not rendered by a template.", param=name)
         return None
 
 
@@ -59,11 +60,11 @@ class DetokenizeRequest(StrictModel):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-@router.post("/tokenize", openapi_extra=documented(TokenizeRequest))
+@router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
 async def tokenize(
     request: Request, body: Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
 ) -> dict[str, Any]:
-    """The token ids of a text or a conversation, and how many fit."""
+    """Tokenise a text or a conversation; the response has the context length, too."""
     model = request.app.state.models.get(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
@@ -77,13 +78,13 @@ async def tokenize(
     return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}
 
 
-@router.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
 async def detokenize(
     request: Request, body: Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
 ) -> dict[str, Any]:
-    """The text that token ids stand for, special tokens written out, so that it is read as the same tokens again."""
+    """Decode token ids to text, with special tokens, so that tokenising the text gives the same ids."""
     model = request.app.state.models.get(body.model)
     model.check_length(len(body.tokens))
-    check_token_ids(body.tokens, model.vocab_size, "tokens")
+    model.check_token_ids(body.tokens, "tokens")
     text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": text}

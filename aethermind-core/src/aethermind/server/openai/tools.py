@@ -1,4 +1,4 @@
-"""Tools that a model may call: how clients offer them, how conversations recall them, and how a call is forced."""
+"""Tool calling: the schemas of tools and tool calls, and the constraint and parser of a required call."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 from aethermind.text.written_call import read_calls
 
-__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "call_id", "delta_of", "demand_for"]
+__all__ = ["RequestToolCall", "RequiredCallParser", "Tool", "ToolChoice", "call_constraint", "call_id", "delta_of"]
 
 _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class Function(StrictModel):
-    """A function's name, what it is good for, and a JSON schema of its arguments."""
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
 
-    place = "tools.function"
+    location = "tools.function"
     name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -33,24 +33,24 @@ class Function(StrictModel):
 
 
 class Tool(StrictModel):
-    """Something that the model may call. Functions are the only kind."""
+    """A tool that the model may call. Functions are the only type supported."""
 
-    place = "tools"
+    location = "tools"
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(StrictModel):
-    """The name of an offered function."""
+    """The name of one of the tools."""
 
-    place = "tool_choice.function"
+    location = "tool_choice.function"
     name: str
 
 
 class NamedTool(StrictModel):
-    """The tool to call."""
+    """The tool that the answer has to call."""
 
-    place = "tool_choice"
+    location = "tool_choice"
     type: Literal["function"]
     function: FunctionName
 
@@ -59,68 +59,68 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class CalledFunction(StrictModel):
-    """What was called; `arguments` is JSON text, as the model wrote it."""
+    """The function of a call; `arguments` is JSON text, as the model generated it."""
 
-    place = "messages.tool_calls.function"
+    location = "messages.tool_calls.function"
     name: str
     arguments: str
 
 
-class RecalledCall(StrictModel):
-    """A call in an assistant's earlier turn."""
+class RequestToolCall(StrictModel):
+    """A tool call in an earlier message of the assistant."""
 
-    place = "messages.tool_calls"
+    location = "messages.tool_calls"
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    def plain(self, *, are_texts: bool = False) -> dict[str, Any]:
-        """The call as chat templates take it: with the arguments as an object, or as the text they are."""
+    def for_template(self, *, keep_json_text: bool = False) -> dict[str, Any]:
+        """The call in the format of chat templates: the arguments as an object, or as JSON text."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             raise ApiError(400, "A tool call's arguments are no JSON.", param="messages") from None
-        function = {"name": self.function.name, "arguments": self.function.arguments if are_texts else arguments}
+        function = {"name": self.function.name, "arguments": self.function.arguments if keep_json_text else arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
 
-def demand_for(tools: Sequence[Tool], choice: ToolChoice | None) -> StructuredOutputs | None:
-    """What the answer has to look like so that the chosen call comes out; None where the model decides."""
+def call_constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> StructuredOutputs | None:
+    """The constraint that makes the answer a call of the chosen tool; None if the model decides. ApiError 400."""
     if choice in (None, "none", "auto"):
         return None
     if not tools:
         raise ApiError(400, "tool_choice asks for a call, and there are no tools.", param="tool_choice")
     if choice == "required":
-        calls = [_call(tool.function, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
+        calls = [_call_schema(tool.function, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
         return StructuredOutputs(json={"anyOf": calls})
     assert isinstance(choice, NamedTool)
     name = choice.function.name
     chosen = next((tool.function for tool in tools if tool.function.name == name), None)
     if chosen is None:
         raise ApiError(400, f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice")
-    return StructuredOutputs(json=_call(chosen, "#"))
+    return StructuredOutputs(json=_call_schema(chosen, "#"))
 
 
-class ForcedCall:
-    """Reads an answer that `demand_for` made a call, like an `AnswerParser`. Mutable; one for each answer."""
+class RequiredCallParser:
+    """Parses an answer that `call_constraint` made a call, with the interface of `AnswerParser`. Mutable."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def push(self, text: str) -> Iterator[Content | Reasoning | ToolCall]:
-        """Take more of the text; a call is told when it is complete."""
+        """Take more of the text. The call is returned by `finish`, when it is complete."""
         self._texts.append(text)
         yield from ()
 
     def finish(self) -> Iterator[Content | Reasoning | ToolCall]:
-        """The text has ended; one cut short is content, so that nothing is lost."""
+        """The call; the text as content if `max_tokens` has cut the call short."""
         text = "".join(self._texts)
         calls = read_calls(text)
         yield ToolCall(0, *calls[0]) if len(calls) == 1 else Content(text)
 
 
 def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
-    """A piece as the delta of a stream's chunk."""
+    """A piece of an answer as the delta of a chunk."""
     if isinstance(piece, Content):
         return {"content": piece.text}
     if isinstance(piece, Reasoning):
@@ -131,14 +131,15 @@ def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
 
 
 def call_id() -> str:
-    """An id for a call: nine letters and digits, which are all that chat templates of Mistral take."""
+    """A new id of a call: nine letters and digits, the only format that Mistral's chat templates accept."""
     return "".join(random.choices(string.ascii_letters + string.digits, k=9))
 
 
-def _call(function: Function, place: str) -> dict[str, Any]:
-    """A schema of calls of the function, which stands at `place` of the whole schema."""
+def _call_schema(function: Function, pointer: str) -> dict[str, Any]:
+    """The JSON schema of calls of a function, for the position `pointer` (RFC 6901) of the whole schema."""
     parameters = function.parameters or {"type": "object"}
-    properties = {"name": {"const": function.name}, "arguments": _moved(parameters, f"{place}/properties/arguments")}
+    arguments = _relocated(parameters, f"{pointer}/properties/arguments")
+    properties = {"name": {"const": function.name}, "arguments": arguments}
     return {
         "type": "object",
         "properties": properties,
@@ -147,19 +148,19 @@ def _call(function: Function, place: str) -> dict[str, Any]:
     }
 
 
-def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
-    """A schema that was a whole one as the part at `place` of another: its references to itself lead there.
+def _relocated(schema: dict[str, Any], pointer: str) -> dict[str, Any]:
+    """A root schema as the subschema at `pointer` of another: its local references are relative to that position.
 
-    One with an `$id` stays as it is, for references in it are to that.
+    A subschema with an `$id` is not changed, because its references are relative to the `$id`.
     """
 
-    def lead_there(part: dict[str, Any]) -> dict[str, Any] | None:
+    def relocate(part: dict[str, Any]) -> dict[str, Any] | None:
         if isinstance(part.get("$id"), str):
             return None
-        to = part.get("$ref")
-        if isinstance(to, str) and (to == "#" or to.startswith("#/")):
-            return part | {"$ref": place + to[1:]}
+        target = part.get("$ref")
+        if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+            return part | {"$ref": pointer + target[1:]}
         return part
 
-    moved: dict[str, Any] = rewritten(schema, lead_there)
-    return moved
+    relocated: dict[str, Any] = rewritten(schema, relocate)
+    return relocated

@@ -1,4 +1,4 @@
-"""Work that others end: it is cancelled as if by `asyncio.timeout`, and what follows goes on."""
+"""`CancelScope` cancels its body like `asyncio.timeout`, and continues behind it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import asyncio
 
 import pytest
 
-from aethermind.server.ended_by import EndedBy
+from aethermind.server.cancellation import CancelScope
 
 
-def test_work_ends_with_whichever_comes_first() -> None:
+def test_the_first_future_that_is_done_cancels_the_body() -> None:
     async def scenario() -> list[str]:
-        happened: list[str] = []
+        events: list[str] = []
         one, other = asyncio.Future[None](), asyncio.Future[None]()
         asyncio.get_running_loop().call_soon(other.set_result, None)
-        with EndedBy(one, other):
+        with CancelScope(one, other):
             try:
                 await asyncio.Event().wait()
             finally:
-                happened.append("cancelled")
+                events.append("cancelled")
         await asyncio.sleep(0)
-        happened.append("goes on")
+        events.append("continued")
         task = asyncio.current_task()
         assert task is not None
         assert not task.cancelling()
         one.set_result(None)
-        await asyncio.sleep(0)  # nobody listens any more
-        return happened
+        await asyncio.sleep(0)  # the callback is removed
+        return events
 
-    assert asyncio.run(scenario()) == ["cancelled", "goes on"]
+    assert asyncio.run(scenario()) == ["cancelled", "continued"]
 
 
-def test_work_that_ends_by_itself_gives_its_result_or_its_error() -> None:
+def test_a_body_that_ends_first_keeps_its_result_or_error() -> None:
     async def scenario() -> str:
         gone = asyncio.Future[None]()
-        with pytest.raises(ValueError, match="own"), EndedBy(gone):
+        with pytest.raises(ValueError, match="own"), CancelScope(gone):
             raise ValueError("own")
-        with EndedBy(gone):
+        with CancelScope(gone):
             await asyncio.sleep(0)
             result = "whole"
         gone.set_result(None)
@@ -46,24 +46,24 @@ def test_work_that_ends_by_itself_gives_its_result_or_its_error() -> None:
     assert asyncio.run(scenario()) == "whole"
 
 
-def test_who_has_left_before_ends_it_at_its_first_pause() -> None:
+def test_a_future_that_is_already_done_cancels_at_the_first_await() -> None:
     async def scenario() -> list[str]:
-        happened = ["begins"]
+        events = ["started"]
         gone = asyncio.Future[None]()
         gone.set_result(None)
-        with EndedBy(gone):
+        with CancelScope(gone):
             await asyncio.Event().wait()
-        return [*happened, "goes on"]
+        return [*events, "continued"]
 
-    assert asyncio.run(scenario()) == ["begins", "goes on"]
+    assert asyncio.run(scenario()) == ["started", "continued"]
 
 
-def test_a_cancellation_from_outside_passes_even_at_the_same_moment() -> None:
+def test_a_cancellation_from_outside_propagates_even_at_the_same_moment() -> None:
     async def scenario(*, is_both: bool) -> None:
         gone = asyncio.Future[None]()
 
         async def work() -> None:
-            with EndedBy(gone):
+            with CancelScope(gone):
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(work())
@@ -78,10 +78,10 @@ def test_a_cancellation_from_outside_passes_even_at_the_same_moment() -> None:
     asyncio.run(scenario(is_both=True))
 
 
-def test_a_timeout_around_it_is_told_apart() -> None:
+def test_a_timeout_around_the_scope_propagates() -> None:
     async def scenario() -> None:
         async with asyncio.timeout(0):
-            with EndedBy(asyncio.Future[None]()):
+            with CancelScope(asyncio.Future[None]()):
                 await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):

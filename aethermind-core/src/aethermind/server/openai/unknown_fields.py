@@ -1,29 +1,67 @@
-"""Fields that clients of other servers send: which of them would change the answer, and what they mean here.
+"""Unknown fields of requests: those that are ignored with a warning, and those of other servers that are errors.
 
-A field that this server does not know is ignored with a warning (see `ignored_fields`), as other servers do. The fields
-in these tables are the exception, because an answer without them would be a wrong one: their neutral values, which ask
-for what happens anyway, are accepted, and every other value is an error that names the way out. A null is always
-neutral.
+A field that this server does not know is ignored with a warning, as other servers do. The fields in these tables are
+the exception, because the answer would be wrong without them. Their neutral values, which ask for the default
+behaviour, are accepted; every other value is an error that says what to send instead. A null is always neutral.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ForeignField", "OF_ANSWERS", "OF_CHATS", "OF_EMBEDDINGS", "OF_FORMATS", "OF_MESSAGES", "OF_PROMPTS"]
+from aethermind.config.suggest import did_you_mean
+from aethermind.log import get_logger
+
+__all__ = [
+    "ForeignField",
+    "IgnoredFields",
+    "OF_ANSWERS",
+    "OF_CHATS",
+    "OF_EMBEDDINGS",
+    "OF_FORMATS",
+    "OF_MESSAGES",
+    "OF_PROMPTS",
+]
+
+_MAX_NAMES = 100
+"""Names that are remembered and logged, which bounds the memory and the log that clients can fill."""
+
+_MAX_NAME_CHARS = 80
+
+_log = get_logger(__name__)
+
+
+class IgnoredFields:
+    """The unknown fields that a server has ignored, each of which is logged once. Mutable."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def warn_once(self, name: str, known: Iterable[str] = ()) -> None:
+        """Log that the field `name` is ignored, with the most similar name of `known`."""
+        name = name[:_MAX_NAME_CHARS]
+        if name in self._names or len(self._names) == _MAX_NAMES:
+            return
+        self._names.add(name)
+        _log.warning(
+            "a request has the unknown field %r, which is ignored%s This is logged once; with --strict-requests such "
+            "requests are errors.",
+            name,
+            did_you_mean(name, known),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """A field that would change the answer: its neutral values, and what to do instead of sending another one."""
+    """A field that would change the answer: its neutral values, and what to do instead of sending another value."""
 
     neutral: tuple[Any, ...] = ()
     instead: str = "Leave it out."
 
     def is_neutral(self, value: Any) -> bool:
-        """Whether a value asks for nothing but the default; a number never stands for a boolean."""
+        """Whether a value asks for the default behaviour. Numbers and booleans are different values."""
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral)
 
 
@@ -32,7 +70,7 @@ def _use(name: str, *neutral: Any) -> ForeignField:
 
 
 def _only(*neutral: Any) -> ForeignField:
-    """A field that nothing stands for here."""
+    """A field without an equivalent here."""
     return ForeignField(neutral)
 
 
@@ -69,7 +107,7 @@ _OF_OTHER_ENDPOINTS: dict[str, ForeignField] = {
     "modalities": _only(["text"]),
     "chat_template_kwargs": _use("/v1/chat/completions", {}),
 }
-"""Fields that one endpoint has and another has not."""
+"""Fields that other endpoints of this server have."""
 
 _OF_VLLM: dict[str, ForeignField] = {
     "best_of": ForeignField((1,), "Use n, and choose among the answers."),
@@ -153,16 +191,16 @@ _OF_OTHERS: dict[str, ForeignField] = {
     "lora_path": ForeignField((), "Name an adapter of the server as model."),
     "adapter_id": ForeignField((), "Name an adapter of the server as model."),
 }
-"""Of OpenAI's older API, of SGLang, TGI, Mistral, Anthropic and transformers."""
+"""Fields of OpenAI's older API, of SGLang, TGI, Mistral, Anthropic and transformers."""
 
 OF_ANSWERS: Mapping[str, ForeignField] = _OF_OTHER_ENDPOINTS | _OF_VLLM | _OF_LLAMA_CPP_AND_OLLAMA | _OF_OTHERS
-"""Of requests for an answer."""
+"""Foreign fields of generation requests."""
 
 OF_CHATS: Mapping[str, ForeignField] = {**OF_ANSWERS, "add_special_tokens": _only(False)}
-"""The same where the chat template writes the prompt, special tokens and all."""
+"""The same for chats, where the chat template writes the special tokens."""
 
 OF_PROMPTS: Mapping[str, ForeignField] = {**OF_ANSWERS, "add_special_tokens": _only(True)}
-"""The same where the prompt is a text, around which the tokenizer writes what the model expects, a BOS token say."""
+"""The same for text prompts, to which the tokenizer adds special tokens such as BOS."""
 
 OF_EMBEDDINGS: Mapping[str, ForeignField] = {
     "messages": _use("input"),
@@ -177,7 +215,7 @@ OF_EMBEDDINGS: Mapping[str, ForeignField] = {
     "task": ForeignField((), "Write the model's own words for it before the text."),
     "output_dtype": _only("float"),
 }
-"""Of requests for vectors."""
+"""Foreign fields of embedding requests."""
 
 OF_MESSAGES: Mapping[str, ForeignField] = {
     "function_call": _use("tool_calls"),
@@ -185,11 +223,11 @@ OF_MESSAGES: Mapping[str, ForeignField] = {
     "images": ForeignField(([],), "Images are not supported."),
     "audio": ForeignField((), "Audio is not supported."),
 }
-"""Of one message."""
+"""Foreign fields of a message."""
 
 OF_FORMATS: Mapping[str, ForeignField] = {
     "value": _use('json_schema, such as {"name": "…", "schema": {…}}'),
     "structures": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
     "triggers": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
 }
-"""Of response_format: text-generation-inference's schema or regex, and structural tags."""
+"""Foreign fields of response_format: text-generation-inference's schema or regex, and structural tags."""

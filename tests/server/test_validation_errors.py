@@ -1,4 +1,4 @@
-"""What is said of a body that does not fit: the field as clients write it, and what it takes in the words of JSON."""
+"""Errors of request bodies name the field as clients write it, and the values that it accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.completions import CompletionRequest
 from aethermind.server.openai.embeddings import EmbeddingRequest
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.refusal import refusal_of
+from aethermind.server.openai.json_body import validation_api_error
 from aethermind.server.openai.responses import ResponseRequest
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -44,10 +44,10 @@ RESPONSE = {"model": "demo", "input": "Hi"}
         ),
     ],
 )
-def test_the_field_and_what_it_takes(kind: type[BaseModel], body: Any, says: str) -> None:
+def test_an_error_names_the_field_and_the_values_it_accepts(kind: type[BaseModel], body: Any, says: str) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    assert refusal_of(caught.value).message.startswith(says)
+    assert validation_api_error(caught.value).message.startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_the_field_and_what_it_takes(kind: type[BaseModel], body: Any, says: str
         (EmbeddingRequest, {"model": "demo", "input": "Hi"}, ()),
     ],
 )
-def test_a_null_says_nothing_and_all_else_is_unknown(kind: type[BaseModel], body: Any, path: tuple[Any, ...]) -> None:
-    """Clients of typed languages write one for each field that they leave out."""
+def test_a_null_in_an_unknown_field_is_ignored(kind: type[BaseModel], body: Any, path: tuple[Any, ...]) -> None:
+    """Clients in typed languages send a null for each absent field."""
 
     def with_field(value: Any) -> Any:
         whole = {**body, "messages": [dict(one) for one in body["messages"]]} if "messages" in body else {**body}
@@ -74,17 +74,17 @@ def test_a_null_says_nothing_and_all_else_is_unknown(kind: type[BaseModel], body
     assert kind.model_validate(with_field(None)) == kind.model_validate(body)
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(with_field(False))
-    assert refusal_of(caught.value).code == "unsupported_parameter"
+    assert validation_api_error(caught.value).code == "unsupported_parameter"
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponseRequest])
-def test_what_is_done_anyway_may_be_asked_for(kind: type[BaseModel]) -> None:
+def test_values_that_ask_for_the_default_are_accepted(kind: type[BaseModel]) -> None:
     body = {ChatRequest: CHAT, CompletionRequest: COMPLETION, ResponseRequest: RESPONSE}[kind]
-    asked = {"store": False, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "me"}
-    asked |= {"stream": True, "stream_options": {"include_obfuscation": False}}
-    asked |= {ChatRequest: {"modalities": ["text"]}, ResponseRequest: {"background": False}}.get(kind, {})
-    assert kind.model_validate({**body, **asked}).model_dump()["user"] == "me"
-    assert kind.model_validate({**body, **asked, "user": "I"}).model_dump()["user"] == "I"
+    extra = {"store": False, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "me"}
+    extra |= {"stream": True, "stream_options": {"include_obfuscation": False}}
+    extra |= {ChatRequest: {"modalities": ["text"]}, ResponseRequest: {"background": False}}.get(kind, {})
+    assert kind.model_validate({**body, **extra}).model_dump()["user"] == "me"
+    assert kind.model_validate({**body, **extra, "user": "I"}).model_dump()["user"] == "I"
     for other in (
         {"service_tier": "flex"},
         {"stream_options": {"include_obfuscation": True}},
@@ -94,7 +94,7 @@ def test_what_is_done_anyway_may_be_asked_for(kind: type[BaseModel]) -> None:
             kind.model_validate({**body, "stream": True, **other})
 
 
-def test_what_changes_nothing_is_taken() -> None:
+def test_fields_without_effect_are_accepted() -> None:
     assert CompletionRequest.model_validate({**COMPLETION, "best_of": 1, "suffix": ""})
     said = [*CHAT["messages"], {"role": "assistant", "content": "Hi", "annotations": [], "refusal": None}]
     assert ChatRequest.model_validate({**CHAT, "messages": said})
@@ -105,7 +105,7 @@ def test_what_changes_nothing_is_taken() -> None:
         _ = ChatRequest.model_validate({**CHAT, "stream_options": {"include_usage": True}}).is_stream
 
 
-def test_a_null_where_a_value_has_to_be_is_refused() -> None:
+def test_a_null_in_a_required_field_is_an_error() -> None:
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({**CHAT, "messages": None})
-    assert refusal_of(caught.value).param == "messages"
+    assert validation_api_error(caught.value).param == "messages"

@@ -1,0 +1,342 @@
+"""Admission control: the server's limits, each tenant's quota, and the errors of requests that exceed them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.plugins.deprecation import deprecated
+from aethermind.server.openai.errors import ApiError, draining
+from aethermind.server.tenants import ANONYMOUS, Tenant
+
+__all__ = ["AdmissionController", "AdmissionTicket", "Limits", "OutputTokenBudget", "SlidingSum", "WINDOW_S"]
+
+WINDOW_S = 60.0
+"""Length in seconds of the window of rate limits."""
+
+_RENAMED_LIMITS = {
+    "max_open_requests": "max_concurrent_requests",
+    "idle_timeout_s": "keep_alive_timeout_s",
+    "slow_reader_timeout_s": "send_timeout_s",
+}
+"""Deprecated names of fields of `Limits`, with their present names."""
+
+_Class = TypeVar("_Class")
+
+
+def _accepts_renamed_limits(limits: type[_Class]) -> type[_Class]:
+    """A class decorator: the constructor accepts the deprecated names, too."""
+    init: Callable[..., None] = limits.__init__
+
+    @wraps(init)
+    def accepting_init(self: object, *args: Any, **names: Any) -> None:
+        for name in _RENAMED_LIMITS.keys() & names.keys():
+            names[_present_name(name)] = names.pop(name)
+        init(self, *args, **names)
+
+    limits.__init__ = accepting_init  # type: ignore[method-assign]
+    return limits
+
+
+def _present_name(name: str) -> str:
+    present = _RENAMED_LIMITS.get(name)
+    if present is not None:
+        deprecated(f"Limits.{name}", instead=f"Limits.{present}", until="0.4", stacklevel=4)
+    return present or name
+
+
+@_accepts_renamed_limits
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on the requests of all clients together. InvalidArgumentError for a limit that admits no request.
+
+    The names `max_open_requests`, `idle_timeout_s` and `slow_reader_timeout_s` are deprecated aliases.
+    """
+
+    max_concurrent_requests: int = 256
+    """Answers that are queued or generated at once; further requests get a 429."""
+    max_queued_requests: int = 256
+    """Answers among them that have no token yet."""
+    max_queued_tokens: int = 1 << 20
+    """Prompt tokens of these answers."""
+    max_body_bytes: int = 4 << 20
+    """Bytes of a request's body."""
+    max_header_bytes: int = 64 << 10
+    """Bytes of a request line with its headers."""
+    max_json_depth: int = 64
+    """Nesting depth of lists and objects in a body."""
+    request_timeout_s: float = 600.0
+    """Seconds in which an answer has to be finished."""
+    keep_alive_timeout_s: float = 60.0
+    """Seconds for which a connection may be idle between requests and while a request is received."""
+    send_timeout_s: float = 30.0
+    """Seconds for which a client may leave a full send buffer unread."""
+    drain_timeout_s: float = 30.0
+    """Seconds that requests in flight have to finish when the server stops."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not value > 0:
+                raise InvalidArgumentError(f"{one.name} should be more than 0, got {value!r}.")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _RENAMED_LIMITS:
+                raise AttributeError(f"Limits has no field {name!r}.")
+            return getattr(self, _present_name(name))
+
+
+class SlidingSum:
+    """A sum over the last `WINDOW_S` seconds, in buckets of one second. Mutable."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int]] = deque()
+        self._total = 0
+
+    def add(self, amount: int, now: float) -> None:
+        """Add `amount` in the second of `now`."""
+        second = math.floor(now)
+        if self._seconds and self._seconds[-1][0] >= second:
+            last, held = self._seconds.pop()
+            self._seconds.append((last, held + amount))
+        else:
+            self._seconds.append((second, amount))
+        self._total += amount
+
+    def total(self, now: float) -> int:
+        """The sum over the window that ends at `now`."""
+        while self._seconds and self._seconds[0][0] <= now - WINDOW_S:
+            self._total -= self._seconds.popleft()[1]
+        return self._total
+
+    def wait_s(self, most: int, now: float) -> float:
+        """Seconds from `now` until the sum is at most `most` if nothing is added; 0 if it already is."""
+        total, wait = self.total(now), 0.0
+        for second, amount in self._seconds:
+            if total <= most:
+                break
+            total -= amount
+            wait = second + WINDOW_S - now
+        return wait
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What one tenant uses of its quota."""
+
+    num_open: int = 0
+    num_reserved: int = 0
+    """Output tokens reserved for its requests in flight."""
+    requests: SlidingSum = field(default_factory=SlidingSum)
+    tokens: SlidingSum = field(default_factory=SlidingSum)
+
+
+class OutputTokenBudget(NamedTuple):
+    """The upper bound of a request's output tokens, and the field of the request that sets it.
+
+    `field` is None if the client set no bound. The answer may then fill the context, which few answers do, so a tenant
+    with a token quota reserves no more than is left of it.
+    """
+
+    num_tokens: int = 0
+    field: str | None = None
+
+
+NO_OUTPUT = OutputTokenBudget()
+
+
+class AdmissionController:
+    """Counts the requests in flight and rejects those that exceed a limit or quota. Mutable."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._usages: dict[str, _Usage] = {}
+        self.num_open = 0
+        self.num_queued = 0
+        self.num_queued_tokens = 0
+        self.is_draining = False
+
+    def close(self) -> None:
+        """Reject all further requests."""
+        self.is_draining = True
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    @cached_property
+    def closed(self) -> asyncio.Future[None]:
+        """Done once all further requests are rejected, so that requests whose body is still read can end."""
+        return asyncio.get_running_loop().create_future()
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no request is in flight."""
+        await self._is_empty.wait()
+
+    @contextmanager
+    def admit(self, num_answers: int = 1, tenant: Tenant = ANONYMOUS, field: str = "n") -> Iterator[AdmissionTicket]:
+        """Admit a request for some answers; its ticket is released when the context is left.
+
+        ApiError 503 while the server stops, 429 if a limit or the tenant's quota is reached, 400 naming `field` if the
+        request exceeds one by itself.
+        """
+        self._check_satisfiable(num_answers, tenant, field)
+        self.check_capacity(num_answers)
+        usage = self._usages.setdefault(tenant.id, _Usage())
+        self._check_quota(tenant, usage, num_answers)
+        usage.requests.add(1, self._clock())
+        usage.num_open += num_answers
+        self.num_open += num_answers
+        self.num_queued += num_answers
+        self._is_empty.clear()
+        ticket = AdmissionTicket(self, tenant, num_answers)
+        try:
+            yield ticket
+        finally:
+            ticket.release()
+            usage.num_open -= num_answers
+            self.num_open -= num_answers
+            if not self.num_open:
+                self._is_empty.set()
+
+    def check_capacity(self, num_answers: int = 1) -> None:
+        """ApiError 503 while the server stops, 429 if its limits leave no capacity for these answers."""
+        if self.is_draining:
+            raise draining()
+        limits = self._limits
+        if self.num_open + num_answers > limits.max_concurrent_requests:
+            raise _too_many(
+                f"The server has {self.num_open} answers open and takes {limits.max_concurrent_requests}", "overloaded"
+            )
+        if self.num_queued + num_answers > limits.max_queued_requests:
+            raise _too_many(
+                f"{self.num_queued} answers wait to begin, and {limits.max_queued_requests} may", "queue_full"
+            )
+
+    def _check_satisfiable(self, num_answers: int, tenant: Tenant, field: str) -> None:
+        bounds = [
+            (self._limits.max_concurrent_requests, "overloaded"),
+            (self._limits.max_queued_requests, "queue_full"),
+            (tenant.quota.max_concurrency, "key_concurrency"),
+        ]
+        most, code = min((most, code) for most, code in bounds if most is not None)
+        if num_answers > most:
+            message = f"The request is for {num_answers} answers at once, and may be for {most}. Ask for fewer."
+            raise ApiError(400, message, param=field, code=code)
+
+    def _check_quota(self, tenant: Tenant, usage: _Usage, num_answers: int) -> None:
+        quota, now = tenant.quota, self._clock()
+        most = quota.max_concurrency
+        if most is not None and usage.num_open + num_answers > most:
+            raise _too_many(f"This key has {usage.num_open} answers open and may have {most}", "key_concurrency")
+        most = quota.requests_per_minute
+        if most is not None and (wait := usage.requests.wait_s(most - 1, now)):
+            raise _too_many(f"This key may make {most} requests a minute", "key_request_rate", wait)
+        most = quota.tokens_per_minute
+        if most is not None and (wait := _wait_s(usage, most - 1, now)):
+            raise _too_many(f"This key may use {most} tokens a minute", "key_token_rate", wait)
+
+    def enqueue(self, tenant: Tenant, num_tokens: int, output: OutputTokenBudget) -> int:
+        """Count prompt tokens as queued and used, and reserve output tokens of the tenant's quota; returns how many.
+
+        ApiError 429 if they exceed what is left of a limit or quota, 400 if they exceed a quota by themselves.
+        """
+        most = self._limits.max_queued_tokens
+        # A prompt longer than the whole queue is admitted to an empty queue; otherwise it never would be.
+        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > most:
+            raise _too_many(
+                f"{self.num_queued_tokens} prompt tokens wait to be read, and {most} may", "token_queue_full"
+            )
+        reserved = self._reservation(tenant, num_tokens, output)
+        usage = self._usages[tenant.id]
+        usage.num_reserved += reserved
+        usage.tokens.add(num_tokens, self._clock())
+        self.num_queued_tokens += num_tokens
+        return reserved
+
+    def _reservation(self, tenant: Tenant, num_tokens: int, output: OutputTokenBudget) -> int:
+        usage, now, quota = self._usages[tenant.id], self._clock(), tenant.quota.tokens_per_minute
+        if quota is None:
+            return 0
+        requested = output.num_tokens if output.field is not None else 0
+        if num_tokens + requested > quota:
+            remedy = "Shorten it." if num_tokens > quota else f"Lower {output.field}."
+            raise ApiError(
+                400,
+                f"The prompt has {num_tokens} tokens and its answer up to {requested}, and this key may use {quota} a "
+                f"minute. {remedy}",
+                param=None if num_tokens > quota else output.field,
+                code="key_token_rate",
+            )
+        if wait := _wait_s(usage, quota - num_tokens - requested, now):
+            raise _too_many(f"This key may use {quota} tokens a minute", "key_token_rate", wait)
+        left = quota - usage.tokens.total(now) - usage.num_reserved - num_tokens
+        return min(output.num_tokens, left)
+
+    def charge(self, tenant: Tenant, num_tokens: int) -> None:
+        """Count output tokens as used by a tenant."""
+        self._usages[tenant.id].tokens.add(num_tokens, self._clock())
+
+    def release(self, tenant: Tenant, num_tokens: int) -> None:
+        """Release tokens that were reserved for a tenant."""
+        self._usages[tenant.id].num_reserved -= num_tokens
+
+
+class AdmissionTicket:
+    """What one admitted request holds: a place in the queue until its answer begins, and reserved tokens. Mutable."""
+
+    def __init__(self, admission: AdmissionController, tenant: Tenant, num_answers: int) -> None:
+        self._admission = admission
+        self._num_queued = num_answers
+        self._num_queued_tokens = 0
+        self._num_reserved = 0
+        self.tenant = tenant
+
+    def enqueue(self, num_tokens: int, output: OutputTokenBudget = NO_OUTPUT) -> None:
+        """Queue the prompt's tokens; the errors are those of `AdmissionController.enqueue`."""
+        self._num_reserved = self._admission.enqueue(self.tenant, num_tokens, output)
+        self._num_queued_tokens = num_tokens
+
+    def leave_queue(self) -> None:
+        """Give up the place in the queue, as the answer has begun or the request ends. Further calls do nothing."""
+        if not self._num_queued:
+            return
+        self._admission.num_queued -= self._num_queued
+        self._admission.num_queued_tokens -= self._num_queued_tokens
+        self._num_queued = self._num_queued_tokens = 0
+
+    def charge(self, num_tokens: int) -> None:
+        """Count output tokens as used instead of reserved."""
+        self._admission.charge(self.tenant, num_tokens)
+        self._release(min(num_tokens, self._num_reserved))
+
+    def release(self) -> None:
+        """Release all that the ticket holds."""
+        self.leave_queue()
+        self._release(self._num_reserved)
+
+    def _release(self, num_tokens: int) -> None:
+        self._admission.release(self.tenant, num_tokens)
+        self._num_reserved -= num_tokens
+
+
+def _wait_s(usage: _Usage, most: int, now: float) -> float:
+    """Seconds until at most `most` tokens are used and reserved; 1 if that depends on the release of reservations."""
+    left = most - usage.num_reserved
+    return usage.tokens.wait_s(max(left, 0), now) or (1.0 if left < 0 else 0.0)
+
+
+def _too_many(what: str, code: str, wait_s: float = 1.0) -> ApiError:
+    seconds = max(1, math.ceil(min(wait_s, WINDOW_S)))
+    return ApiError(429, f"{what}; try again in {seconds} s.", code=code, retry_after_s=seconds)
