@@ -59,9 +59,11 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
     codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
     given = (source.zeros, source.offsets, source.units)
     sides = [side if side is None else np.ascontiguousarray(side) for side in given]
-    addresses = [0 if side is None else side.ctypes.data for side in sides]
+    zeros, offsets, units = (0 if side is None else side.ctypes.data for side in sides)
 
     def pack_part(first: int, count: int) -> None:
-        layout.pack_codes(codes.ctypes.data, scales.ctypes.data, *addresses, first, count, columns, destination)
+        layout.pack_codes(
+            codes.ctypes.data, scales.ctypes.data, zeros, offsets, units, first, count, columns, destination
+        )
 
     pack_in_parts(codes, pack_part)

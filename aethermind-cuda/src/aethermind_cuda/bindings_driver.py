@@ -59,7 +59,8 @@ class CudaDriver:
         return int(self._call("cuDeviceGetCount"))
 
     def device_name(self, index: int) -> str:
-        return self._call("cuDeviceGetName", 256, self._device(index)).split(b"\0", 1)[0].decode()
+        name: bytes = self._call("cuDeviceGetName", 256, self._device(index))
+        return name.split(b"\0", 1)[0].decode()
 
     def device_memory(self, index: int) -> int:
         return int(self._call("cuDeviceTotalMem", self._device(index)))

@@ -131,7 +131,8 @@ def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array |
     """Views of host memory by tile: code words, scales, and zero points or offsets."""
     import numpy as np
 
-    memory = np.frombuffer((ctypes.c_uint8 * layout.nbytes).from_address(address), np.uint8)
+    buffer = (ctypes.c_uint8 * layout.nbytes).from_address(address)
+    memory = np.ctypeslib.as_array(buffer)
     codes, rest = memory[: layout.code_bytes], memory[layout.code_bytes :]
     scale_bytes = layout.num_scales * DType.FLOAT16.itemsize
     by_tile = layout.num_tiles, layout.num_units * layout.blocks_per_unit * _TILE_OUTPUTS

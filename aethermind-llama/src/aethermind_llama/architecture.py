@@ -37,8 +37,15 @@ class Llama:
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
-        biases = {"has_qkv_bias": self.has_bias, "has_output_bias": self.has_bias}
-        return decoder(builder, inputs, self.config, max_model_len, has_qk_norm=False, **biases)
+        return decoder(
+            builder,
+            inputs,
+            self.config,
+            max_model_len,
+            has_qk_norm=False,
+            has_qkv_bias=self.has_bias,
+            has_output_bias=self.has_bias,
+        )
 
 
 class LlamaArchitecture:

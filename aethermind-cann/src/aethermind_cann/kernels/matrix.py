@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch_npu
 
@@ -75,7 +77,7 @@ def _lm_head_by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -
         _lm_head((x[one], weight), (outputs[0][one],), attributes)
 
 
-_ANY_WEIGHT = {"weight_formats": None, "is_batch_invariant": False}
+_ANY_WEIGHT: dict[str, Any] = {"weight_formats": None, "is_batch_invariant": False}
 
 KERNELS = [
     plain_kernel("linear", _linear, **_ANY_WEIGHT),

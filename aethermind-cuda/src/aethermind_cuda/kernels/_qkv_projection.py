@@ -57,7 +57,7 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
         (num_tokens, num_inputs), outputs = x.shape, [call.outputs[0] for call in calls]
         widths = [out.shape[1] for out in outputs]
         weights, biases = ([operands[i] for operands in inputs] for i in (1, 2))
-        addresses = map(_addresses, (outputs, weights, biases))
+        addresses = (_addresses(outputs), _addresses(weights), _addresses(biases))
         call = _QkvProjection(*addresses, x.address, num_tokens, *widths[:2], num_inputs)
         # Each matrix has its own tiles; the last one may be partial.
         sizes = num_tokens, sum(div_up(width, _TILE_OUTPUTS) for width in widths) * _TILE_OUTPUTS, num_inputs

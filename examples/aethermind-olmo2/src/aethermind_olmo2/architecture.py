@@ -63,7 +63,9 @@ class Olmo2:
             if name != "v":
                 heads[name] = builder.op("rope", heads[name], table_TC)
         scale, window = config.head_dim**-0.5, config.sliding_windows[layer]
-        mixed_THC = cached_attention(builder, *heads.values(), inputs, layer, scale=scale, window=window)
+        mixed_THC = cached_attention(
+            builder, heads["q"], heads["k"], heads["v"], inputs, layer, scale=scale, window=window
+        )
         shape = (config.hidden_size, config.num_attention_heads * config.head_dim)
         weight = builder.parameter(f"{prefix}.o_proj.weight", shape)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), weight)

@@ -31,7 +31,7 @@ def continuations(
     phrases: Sequence[str], encode: Callable[[str], Sequence[int]]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Map the first tokens of a phrase (at least two) to the rest, for phrases within a sentence and at its start."""
-    found = {}
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for phrase in phrases:
         for written in (f" {phrase}", phrase, phrase[:1].upper() + phrase[1:], f" {phrase[:1].upper()}{phrase[1:]}"):
             tokens = tuple(encode(written))
