@@ -20,7 +20,7 @@ PLAIN = Framing(lambda event: str(event).encode(), lambda error: {"error": error
 
 
 class Client:
-    """Notes what is sent. It leaves when told, and may stop reading."""
+    """A client that records what is sent, and can disconnect or stop reading."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
@@ -33,7 +33,7 @@ class Client:
         self.record = SimpleNamespace(error_code=None)
 
     async def receive(self) -> NoReturn:
-        raise AssertionError("whether the client leaves is told by `gone`")
+        raise AssertionError("a stream learns of a disconnect by `state.disconnected`")
 
     async def send(self, message: Any) -> None:
         assert message["type"] == "http.response.start"
@@ -122,7 +122,7 @@ def test_a_disconnect_cancels_the_events() -> None:
 
 
 def test_a_large_last_event_is_flushed_before_the_end() -> None:
-    """The connection closes behind that, and a server that stops waits for nobody then."""
+    """The connection closes behind the end, and a server that stops does not wait for clients to read then."""
 
     async def talk() -> list[bytes]:
         client = Client()
