@@ -41,7 +41,7 @@ def _sections() -> Iterator[str]:
     homes, examples = _imported_for_types(), _examples()
     for name, hook in inspect.getmembers(hookspecs.HookSpecs, inspect.isfunction):
         yield f"## {name}\n\n{_code(f'def {name}', hook)}\n\n{_words(hook)}\n"
-        for annotation in hook.__annotations__.values():
+        for annotation in (text.partition("[")[0] for text in hook.__annotations__.values()):
             if annotation.endswith("Registry"):
                 register = getattr(import_module(homes[annotation]), annotation).register
                 yield f"`registry` is a `{homes[annotation]}.{annotation}`:\n"

@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 from aethermind import LLM, RequestOutput, Runtime, SamplingParams
 from aethermind.checkpoint.dummy import DummyCheckpoint
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 
 NUM_TOKENS = 128
 KINDS = ("repeats", "random", "misleading")
@@ -112,8 +112,8 @@ def compare_draft(model: str, num_rounds: int, *, is_right: bool, **more: Any) -
 
 def write_weights(model: str, own: Path, draft: Path) -> None:
     """Made-up weights for `own` and `draft`; layers of `own` that `draft` does not have leave their input as it is."""
-    planned = plan_model(Runtime.boot(), model, load_format="dummy")
-    shapes = {name: type.shape for name, type in planned.parameter_types.items() if name not in planned.computed}
+    compiled = compile_model(Runtime.boot(), model, load_format="dummy")
+    shapes = {name: type.shape for name, type in compiled.parameter_types.items() if name not in compiled.computed}
     source = DummyCheckpoint(shapes, "float16")
     layer = re.compile(r"layers\.(\d+)\..*(o_proj|down_proj)\.weight$")
     found = {name: source.array(name) for name in source.names}

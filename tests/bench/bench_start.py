@@ -25,17 +25,17 @@ import aethermind.llm
 mark("engine's modules")
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.parts import EngineParts
 from aethermind.runtime import Runtime
 runtime = Runtime.boot()
 mark("plugins")
 runtime.operators
 mark("operator pages")
-planned = plan_model(runtime, "demo", EngineConfig(max_num_seqs=1))
+parts = EngineParts.of(runtime, "demo", EngineConfig(max_num_seqs=1))
 mark("device and graph")
-tokenizer = planned.source.tokenizer()
+tokenizer = parts.compiled.source.tokenizer()
 mark("tokenizer")
-engine = Engine(planned, tokenizer)
+engine = Engine(parts, tokenizer)
 mark("weights and memory")
 engine.add_request("0", tokenizer.encode("Once upon a time"), aethermind.llm.SamplingParams(max_tokens=1))
 assert len(engine.step()) == 1

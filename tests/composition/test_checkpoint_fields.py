@@ -16,7 +16,7 @@ import aethermind_bert.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
 import aethermind_qwen2.architecture
-from aethermind.checkpoint.packing import read_packing
+from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
 from aethermind.model.architecture import Architecture
@@ -25,9 +25,9 @@ from aethermind.model.known_fields import (
     GENERATION_FIELDS,
     QUANTIZATION_FIELDS,
     TOKENIZER_FIELDS,
-    Fate,
     Field,
     FieldTable,
+    Handling,
     check_fields,
     config_fields,
 )
@@ -108,21 +108,21 @@ def fields_of(kind: str) -> FieldTable:
     return table
 
 
-def cases(kind: str, *fates: Fate) -> list[Any]:
+def cases(kind: str, *handlings: Handling) -> list[Any]:
     return [
         pytest.param(kind, name, id=f"{kind}-{name}")
         for name, field in fields_of(kind).items()
-        if field.fate in fates and name not in READ_ELSEWHERE
+        if field.handling in handlings and name not in READ_ELSEWHERE
     ]
 
 
-def every(*fates: Fate) -> list[Any]:
-    return [case for kind in ARCHITECTURES for case in cases(kind, *fates)]
+def every(*handlings: Handling) -> list[Any]:
+    return [case for kind in ARCHITECTURES for case in cases(kind, *handlings)]
 
 
 def strange(field: Field) -> Any:
     """A value that asks for something."""
-    return next(value for value in (3, "strange", [3]) if field.asks(value))
+    return next(value for value in (3, "strange", [3]) if field.has_effect(value))
 
 
 IRRELEVANT = {
@@ -135,7 +135,7 @@ IRRELEVANT = {
 """What of the decoders' fields an architecture has no use for, by their beginnings."""
 
 
-@pytest.mark.parametrize(("kind", "name"), every(Fate.USED))
+@pytest.mark.parametrize(("kind", "name"), every(Handling.USED))
 def test_used_fields_of_config_change_the_model_or_are_refused(kind: str, name: str) -> None:
     architecture, sizes = ARCHITECTURES[kind]
     other, beside = OTHER_CONFIG[name]
@@ -145,7 +145,7 @@ def test_used_fields_of_config_change_the_model_or_are_refused(kind: str, name: 
     assert (changed == plain) is is_irrelevant
 
 
-@pytest.mark.parametrize(("kind", "name"), every(Fate.IGNORED))
+@pytest.mark.parametrize(("kind", "name"), every(Handling.IGNORED))
 def test_ignored_fields_of_config_change_nothing_and_are_silent(
     kind: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,7 +157,7 @@ def test_ignored_fields_of_config_change_nothing_and_are_silent(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(("kind", "name"), every(Fate.REFUSED))
+@pytest.mark.parametrize(("kind", "name"), every(Handling.REFUSED))
 def test_refused_fields_of_config_are_named_with_a_way_out(
     kind: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,16 +181,16 @@ FILES: Mapping[str, FieldTable] = {
 }
 
 
-def rest(*fates: Fate) -> list[Any]:
+def rest(*handlings: Handling) -> list[Any]:
     return [
         pytest.param(file, name, id=f"{file}-{name}")
         for file, table in {**FILES, "config.json": CONFIG_FIELDS}.items()
         for name, field in table.items()
-        if field.fate in fates
+        if field.handling in handlings
     ]
 
 
-@pytest.mark.parametrize(("file", "name"), rest(Fate.NOT_APPLIED))
+@pytest.mark.parametrize(("file", "name"), rest(Handling.NOT_APPLIED))
 def test_fields_that_are_not_applied_are_said_once(file: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     architecture = ARCHITECTURES["qwen2"][0]
     field = {**FILES, "config.json": CONFIG_FIELDS}[file][name]
@@ -199,7 +199,7 @@ def test_fields_that_are_not_applied_are_said_once(file: str, name: str, caplog:
     assert caplog.text == ""
     check_fields(Path("m"), {file: {name: strange(field)}}, architecture)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"m: {file} asks for what is not done here: {name} is ")
+    assert record.getMessage().startswith(f"m: {file} asks for what is not supported here: {name} is ")
     assert field.text in record.getMessage()
     if file == "generation_config.json":
         assert read_sampling_defaults({name: strange(field)}) == {}
@@ -231,17 +231,17 @@ def read_generation(contents: dict[str, Any]) -> Any:
     return outcome(lambda: (read_sampling_defaults(contents), _eos_token_ids(decoder, contents)))
 
 
-def of(table: FieldTable, *fates: Fate) -> list[str]:
-    return [name for name, field in table.items() if field.fate in fates]
+def of(table: FieldTable, *handlings: Handling) -> list[str]:
+    return [name for name, field in table.items() if field.handling in handlings]
 
 
-@pytest.mark.parametrize("name", of(GENERATION_FIELDS, Fate.USED))
+@pytest.mark.parametrize("name", of(GENERATION_FIELDS, Handling.USED))
 def test_used_fields_of_generation_change_defaults_or_ends(name: str) -> None:
     assert read_generation({name: GENERATION[name]}) != read_generation({})
     assert read_generation({name: None}) == read_generation({})
 
 
-@pytest.mark.parametrize("name", of(GENERATION_FIELDS, Fate.IGNORED))
+@pytest.mark.parametrize("name", of(GENERATION_FIELDS, Handling.IGNORED))
 def test_ignored_fields_of_generation_change_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for value in (3, True, "strange", [3]):
         assert read_generation({name: value}) == read_generation({})
@@ -269,14 +269,14 @@ QUANTIZATION: Mapping[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Fate.USED))
+@pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Handling.USED))
 def test_used_fields_of_quantization_change_how_weights_are_read(name: str) -> None:
     value, beside = QUANTIZATION[name]
     plain = outcome(lambda: read_packing(beside, "m"))
     assert outcome(lambda: read_packing({**beside, name: value}, "m")) != plain
 
 
-@pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Fate.IGNORED))
+@pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Handling.IGNORED))
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_ignored_fields_of_quantization_change_nothing(
     method: str, name: str, caplog: pytest.LogCaptureFixture

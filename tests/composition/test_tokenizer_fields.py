@@ -14,8 +14,8 @@ import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from aethermind.errors import TokenizerError
-from aethermind.model.known_fields import TOKENIZER_FIELDS, Fate, check_fields
-from aethermind.model.sentence_modules import read_text_limit
+from aethermind.model.hf_files import read_text_limit
+from aethermind.model.known_fields import TOKENIZER_FIELDS, Handling, check_fields
 from aethermind.text.tokenizer import Tokenizer
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -72,7 +72,7 @@ def read_all(directory: Path, fast: tokenizers.Tokenizer, contents: Mapping[str,
     return encoded, decoded, dict(one.special_tokens), one.end_token_ids, dict(one.chat_templates), limit
 
 
-@pytest.mark.parametrize("name", [name for name, field in TOKENIZER_FIELDS.items() if field.fate is Fate.USED])
+@pytest.mark.parametrize("name", [name for name, field in TOKENIZER_FIELDS.items() if field.handling is Handling.USED])
 def test_used_fields_of_tokenizers_change_them(tmp_path: Path, name: str) -> None:
     if name == "tokenizer_class":  # which counts beside another field only: tests/core/text/test_tokenizer_files.py
         return
@@ -83,7 +83,9 @@ def test_used_fields_of_tokenizers_change_them(tmp_path: Path, name: str) -> Non
     assert any(plain != changed for plain, changed in read)
 
 
-@pytest.mark.parametrize("name", [name for name, field in TOKENIZER_FIELDS.items() if field.fate is Fate.IGNORED])
+@pytest.mark.parametrize(
+    "name", [name for name, field in TOKENIZER_FIELDS.items() if field.handling is Handling.IGNORED]
+)
 def test_ignored_fields_of_tokenizers_change_nothing(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.torch_pickle import TorchFile
 from aethermind.errors import AetherMindError
-from aethermind.model.hf_config import read_hf_config
+from aethermind.model.hf_files import read_hf_config
 from aethermind.text.tokenizer import Tokenizer
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 5368709120\n"

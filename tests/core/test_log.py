@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from aethermind import log
-from aethermind.log import get_logger, set_format, setup_console, write_aside
+from aethermind.log import get_logger, set_format, setup_console, write_in_background
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_nobody_waits_for_who_reads_the_log(
     handler = logging.StreamHandler(writing)
     handler.setFormatter(logging.Formatter("%(message)s"))
     root.addHandler(handler)
-    write_aside()
+    write_in_background()
     root.setLevel(logging.INFO)
     for number in range(num_lines):
         root.info("%d %s", number, "x" * 100)

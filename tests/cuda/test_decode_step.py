@@ -46,7 +46,7 @@ def test_token_ids_come_down_and_index_arrays_go_up(llm: LLM, driver: HostDriver
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(str(index), prompt, params)
     engine.step()
-    transfer = engine.runner.planned.open_device.backend.transfer
+    transfer = engine.runner.compiled.open_device.backend.transfer
     padded, width = 4, 4  # three sequences, and at most 64 tokens in blocks of 16
     up_per_row = sum((4, 8, 8, 4, 4, 4)) + sum((4, 4, 4, 4, 4))
     num_arrays = len(engine.runner.executor.host_inputs)

@@ -11,7 +11,7 @@ from tests.architecture.sources import ROOT
 from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.loading.device_memory import MemoryNeeds
+from aethermind.engine.loading.kv_plan import MemoryNeeds
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.hal import Probe
 from aethermind_cuda.backend import CudaBackend
@@ -43,7 +43,7 @@ def open_llm(**options: Any) -> LLM:
 
 def num_tokens(**options: Any) -> int:
     llm = open_llm(**options)
-    found = llm.engine.planned.num_kv_blocks * llm.engine.planned.cache_spec.block_size
+    found = llm.engine.compiled.num_kv_blocks * llm.engine.compiled.cache_spec.block_size
     llm.close()
     del llm
     gc.collect()
@@ -91,35 +91,37 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(driver
     with pytest.raises(OutOfMemoryError) as caught:
         open_llm(max_model_len=2000)
     words = str(caught.value)
-    assert words.startswith("cuda:0 has no room for a KV cache of 2000 tokens, which takes 4.0 MiB: weights take")
+    assert words.startswith(
+        "cuda:0 has too little memory for a KV cache of 2000 tokens, which takes 4.0 MiB: weights take"
+    )
     assert "100.0 MiB of its 128.0 MiB are in use, and 90% may be. Lower --max-model-len or" in words
     assert driver.memory == {}
 
 
 def test_the_default_context_is_as_long_as_memory_allows(driver: HostDriver, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"gpu_memory_utilization": 1.0, "max_num_batched_tokens": 64, "max_num_seqs": 4}
-    planned = open_llm(num_kv_blocks=128, **options).engine.planned
-    needs, most_stop_tokens = MemoryNeeds.of(planned), planned.compiled.plan.symbols["Y"]
-    del planned
+    compiled = open_llm(num_kv_blocks=128, **options).engine.compiled
+    needs, most_stop_tokens = MemoryNeeds.of(compiled), compiled.step.plan.symbols["Y"]
+    del compiled
     gc.collect()
     driver.used = driver.total - needs.weights - needs.steps - 1000 * TOKEN_BYTES
     llm = open_llm(**options)
-    planned = llm.engine.planned
-    assert planned.max_model_len == planned.num_kv_blocks * 16 < 2048
-    assert f"room for the keys and values of {planned.max_model_len} tokens" in caplog.text
-    assert planned.compiled.plan.symbols["B"] == planned.num_kv_blocks
-    assert planned.compiled.plan.symbols["Y"] == most_stop_tokens
-    assert 500 <= planned.max_model_len <= 1000
-    with pytest.raises(OutOfMemoryError, match="no room for a KV cache of 16 tokens"):
+    compiled = llm.engine.compiled
+    assert compiled.max_model_len == compiled.num_kv_blocks * 16 < 2048
+    assert f"holds the KV cache of {compiled.max_model_len} tokens" in caplog.text
+    assert compiled.step.plan.symbols["B"] == compiled.num_kv_blocks
+    assert compiled.step.plan.symbols["Y"] == most_stop_tokens
+    assert 500 <= compiled.max_model_len <= 1000
+    with pytest.raises(OutOfMemoryError, match="too little memory for a KV cache of 16 tokens"):
         open_llm()
 
 
 def test_a_draft_model_has_its_share(driver: HostDriver) -> None:
     options: dict[str, Any] = {"speculative_method": "draft", "draft_model": "demo", "max_num_seqs": 512}
     llm = open_llm(**options)
-    planned = llm.engine.planned
-    assert planned.draft is not None
-    assert planned.draft.num_kv_blocks == planned.num_kv_blocks
+    compiled = llm.engine.compiled
+    assert compiled.draft is not None
+    assert compiled.draft.num_kv_blocks == compiled.num_kv_blocks
     assert driver.used <= 0.9 * driver.total
     llm.generate([PROMPT], SamplingParams(max_tokens=4, logprobs=2))
     assert 0 <= 0.9 * driver.total - driver.used <= PAGES * 2 * NUM_TENSORS

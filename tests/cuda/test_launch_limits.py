@@ -16,9 +16,9 @@ from tests.cuda.check.qwen2_7b import CONFIG, write_model
 from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import Runtime
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.model_graph import GraphKey, Part
-from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.graph.plan import Operand, Plan
 from aethermind.hal import Probe
 from aethermind.ops.dims import resolve
@@ -33,7 +33,13 @@ REGISTERS = 65536
 CONTEXT = 131_072
 FAR = 1 << 46
 """Where arrays lie, as far as anybody looks."""
-KEYS = (GraphKey(), GraphKey(True), GraphKey(False, True), GraphKey(part=Part.SCORES), GraphKey(part=Part.KEY_SHIFT))
+KEYS = (
+    GraphKey(),
+    GraphKey(True),
+    GraphKey(False, True),
+    GraphKey(kind=GraphKind.SCORES),
+    GraphKey(kind=GraphKind.KEY_SHIFT),
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "deterministic": {"dtype": "float16", "deterministic": True},
@@ -43,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=list(OPTIONS))
-def planned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedModel:
+def compiled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompiledModel:
     """A layer of Qwen2-7B for 128k tokens and 512 sequences."""
     folder = write_model(tmp_path / "model")
     config = {**CONFIG, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
@@ -53,7 +59,7 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(memory=1 << 40), cubins))
     monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: None)
     options = {"load_format": "dummy", "max_num_batched_tokens": 65536, "max_num_seqs": 512, "num_kv_blocks": 100_000}
-    return plan_model(Runtime.boot(), str(folder), device="cuda", **options, **OPTIONS[request.param])
+    return compile_model(Runtime.boot(), str(folder), device="cuda", **options, **OPTIONS[request.param])
 
 
 def launches(plan: Plan, sizes: Mapping[str, int], facts: DeviceFacts) -> Iterator[Launch]:
@@ -85,13 +91,13 @@ def assert_fits(launch: Launch, manifest: Mapping[str, Any]) -> None:
     Parameters(launch.arguments)  # none of the numbers is too large for its parameter
 
 
-def test_every_launch_fits_every_gpu(planned: PlannedModel) -> None:
+def test_every_launch_fits_every_gpu(compiled: CompiledModel) -> None:
     manifest = Cubins().operators
     assert manifest, "There are no compiled kernels: run `make cuda-kernels`."
     facts = DeviceFacts((9, 0), 132, min(SHARED_BYTES.values()))
     names = set()
     for key in KEYS:
-        plan = planned.compile(key).plan
+        plan = compiled.compile(key).plan
         most = dict(plan.symbols)
         batch = {name: min(512, size) for name, size in most.items() if name in ("T", "S", "R")}
         drafts = {name: {"T": min(5, size), "S": 1, "R": 1}.get(name, size) for name, size in most.items()}

@@ -19,9 +19,9 @@ from tests.cuda.host_driver import HostDriver, fake_cubins
 from aethermind import Runtime
 from aethermind.dispatch import Kernel
 from aethermind.engine.kv_memory.memory import KVMemory
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_weights import open_constants
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import DeviceError, KernelNotFoundError
 from aethermind.graph.executor import Executor
 from aethermind.graph.tensor_parallel import Share
@@ -276,15 +276,15 @@ def test_two_ranks_communicate_twice_per_layer_and_once_for_logits(
     for module in ("backend", "kernels.collectives"):
         monkeypatch.setattr(f"aethermind_cuda.{module}.find_nccl", lambda: library)
     options: dict[str, Any] = {"device": "cuda", "tensor_parallel_size": 2, "num_kv_blocks": 64, "max_num_seqs": 4}
-    plans = [plan_model(Runtime.boot(), "demo", rank=rank, **options) for rank in range(2)]
+    plans = [compile_model(Runtime.boot(), "demo", rank=rank, **options) for rank in range(2)]
 
-    def run(planned: PlannedModel) -> None:
-        assert planned.parallel is not None
-        opened, plan = planned.open_device, planned.compiled.plan
-        constants = open_constants(planned)
+    def run(compiled: CompiledModel) -> None:
+        assert compiled.parallel is not None
+        opened, plan = compiled.open_device, compiled.step.plan
+        constants = open_constants(compiled)
         constants.load(plan)
-        executor = Executor(plan, opened.backend, opened.device, constants, KVMemory.of(planned).tensors)
-        assert opened.backend.communicator(planned.parallel.share.rank, 2, address) is not None
+        executor = Executor(plan, opened.backend, opened.device, constants, KVMemory.of(compiled).tensors)
+        assert opened.backend.communicator(compiled.parallel.share.rank, 2, address) is not None
         for _ in range(3):
             executor.run((2, 2, 2, 1, 0, 0, 0, 0))
         executor.synchronize()
@@ -304,7 +304,7 @@ def test_without_nccl_several_ranks_are_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(), cubins))
     monkeypatch.setattr("aethermind_cuda.kernels.collectives.find_nccl", lambda: None)
     with pytest.raises(KernelNotFoundError, match="NCCL is not installed: pip install nvidia-nccl-cu13"):
-        plan_model(Runtime.boot(), "demo", device="cuda", tensor_parallel_size=2)
+        compile_model(Runtime.boot(), "demo", device="cuda", tensor_parallel_size=2)
 
 
 def test_errors_name_the_call_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.cuda.test_cublas import FakeCublasLt
 
 from aethermind import Runtime
 from aethermind.dispatch import Dispatcher, Kernel
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import KernelError
 from aethermind.graph.builder import GraphBuilder
@@ -154,7 +154,7 @@ def plan_large_model(folder: Path, monkeypatch: pytest.MonkeyPatch, cublaslt: An
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(memory=1 << 40), cubins))
     monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: cublaslt)
     limits = {"load_format": "dummy", "max_num_batched_tokens": 8192, "max_num_seqs": 256, "num_kv_blocks": 10_000}
-    return plan_model(Runtime.boot(), str(model), device="cuda", **limits, **options).compile(GraphKey()).plan
+    return compile_model(Runtime.boot(), str(model), device="cuda", **limits, **options).compile(GraphKey()).plan
 
 
 @pytest.fixture(params=list(OPTIONS))

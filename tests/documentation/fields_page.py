@@ -14,8 +14,8 @@ from aethermind.model.known_fields import (
     GENERATION_FIELDS,
     QUANTIZATION_FIELDS,
     TOKENIZER_FIELDS,
-    Fate,
     FieldTable,
+    Handling,
 )
 
 __all__ = ["PAGE", "fields_page"]
@@ -53,14 +53,14 @@ def fields_page() -> str:
 
 
 def _rows(table: FieldTable) -> Iterator[str]:
-    """Fields with the same text share a row, those of a fate stand together."""
-    for fate in Fate:
+    """Fields with the same text share a row, those of a handling stand together."""
+    for handling in Handling:
         by_text: dict[str, list[str]] = {}
         for name, field in table.items():
-            if field.fate is fate:
+            if field.handling is handling:
                 by_text.setdefault(field.text, []).append(f"`{name}`")
         for text, names in by_text.items():
-            yield f"| {', '.join(names)} | {fate} | {text} |"
+            yield f"| {', '.join(names)} | {handling} | {text} |"
 
 
 if __name__ == "__main__":

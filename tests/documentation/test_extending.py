@@ -17,8 +17,8 @@ from aethermind import Runtime
 from aethermind.cli.commands import VERBS
 from aethermind.dispatch import Dispatcher
 from aethermind.dispatch.reference import reference_kernels
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.model_graph import GraphKey, Part, StepGraphs
+from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.loading.model_graph import GraphKey, GraphKind, StepGraphs
 from aethermind.graph.lowering import lower
 
 PAGES = ROOT / "docs" / "extending"
@@ -154,8 +154,8 @@ def test_porting_lists_the_operators_that_steps_are_made_of() -> None:
         for found in re.findall(r"(?s)made of: (.*?)\. \[.*?required level: (.*?)\. Where", page)[0]
     )
     runtime = Runtime.boot()
-    planned = plan_model(runtime, "demo", device="numpy", dtype="float32")
-    graphs = StepGraphs(planned.model, runtime.operators, planned.cache_spec, 4, 64, planned.dtype)
+    compiled = compile_model(runtime, "demo", device="numpy", dtype="float32")
+    graphs = StepGraphs(compiled.model, runtime.operators, compiled.cache_spec, 4, 64, compiled.dtype)
     references = Dispatcher(reference_kernels(runtime.operators, "numpy"))
 
     def parts(key: GraphKey) -> set[str]:
@@ -163,6 +163,6 @@ def test_porting_lists_the_operators_that_steps_are_made_of() -> None:
         return {one.signature.operator for one in lowered.resolutions if one is not None}
 
     assert parts(GraphKey()) == usual
-    others = (GraphKey(True, True, True), GraphKey(part=Part.SCORES), GraphKey(part=Part.KEY_SHIFT))
+    others = (GraphKey(True, True, True), GraphKey(kind=GraphKind.SCORES), GraphKey(kind=GraphKind.KEY_SHIFT))
     assert set().union(*map(parts, others)) - usual == more
-    planned.open_device.backend.close()
+    compiled.open_device.backend.close()

@@ -13,7 +13,7 @@ import typer.main
 from tests.documentation.commands import ROOT, environment
 
 from aethermind.cli.app import app
-from aethermind.plugins.first_party import FIRST_PARTY
+from aethermind.first_party import FIRST_PARTY
 
 USING = sorted((ROOT / "docs" / "using").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -35,4 +35,4 @@ def demo(shared_demo: LLM) -> Iterator[LLM]:
 def assert_idle(llm: LLM) -> None:
     """No request is left, and no block is in use."""
     assert not llm.engine.has_unfinished
-    assert llm.engine.cache.num_available_blocks == llm.engine.planned.num_kv_blocks
+    assert llm.engine.cache.num_available_blocks == llm.engine.compiled.num_kv_blocks

@@ -16,8 +16,8 @@ from tests.adapters import PROJECTIONS, adapt_weights, linear_shapes, write_adap
 
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.model_graph import Part
+from aethermind.engine.loading.model_graph import GraphKind
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.testing.families import SMALL, ModelCase
@@ -59,8 +59,8 @@ def compared(
     }
     references = {name: partial(outputs_of, merged(case, root / "model", path)) for name, path in paths.items()}
     references[""] = partial(outputs_of, pretrained(case.architecture, root / "model"))
-    planned = plan_model(runtime, root / "model", device=device, dtype="float32", adapters=paths)
-    engine = Engine(planned, runtime.open_source("demo").tokenizer())
+    parts = EngineParts.of(runtime, root / "model", device=device, dtype="float32", adapters=paths)
+    engine = Engine(parts, runtime.open_source("demo").tokenizer())
     yield Compared(engine, references)
     engine.close()
 
@@ -80,7 +80,7 @@ def merged(case: ModelCase, model: Path, adapter: Path) -> Any:
 def test_logits(compared: Compared, name: str) -> None:
     (text,) = random_prompts(40)
     engine = compared.engine
-    executor = engine.runner.executor_of(Part.STEP, engine.planned.choose_adapter(name).number)
+    executor = engine.runner.executor_of(GraphKind.STEP, engine.compiled.choose_adapter(name).number)
     wanted = compared.references[name](text)
     assert_close_to(wanted, list(text_logits(engine, text, executor)))
     assert np.abs(wanted - compared.references[""](text)).max() > 0.1

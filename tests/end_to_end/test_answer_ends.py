@@ -41,7 +41,7 @@ def variant(directory: Path, config: Any = None, generation: Any = None, tokeniz
 )
 def test_ends_of_all_files(open_demo: Callable[..., LLM], tmp_path: Path, files: Any, ends: set[int]) -> None:
     with open_demo(model=variant(tmp_path / "m", **files)) as llm:
-        assert llm.engine.planned.eos_token_ids == ends
+        assert llm.engine.compiled.eos_token_ids == ends
         for token_id in ends:
             (found,) = llm.generate("Once", SamplingParams(max_tokens=9, allowed_token_ids=[token_id]))
             completion = found.outputs[0]
@@ -77,6 +77,6 @@ def test_another_tokenizer_brings_its_end(open_demo: Callable[..., LLM], tmp_pat
     model = copy_demo(tmp_path / "m", {"eos_token_id": None}, {"generation_config.json": b"{}"})
     other = variant(tmp_path / "t", tokenizer={"eos_token": "<|im_start|>"})
     with open_demo(model=model, tokenizer=other) as llm:
-        assert llm.engine.planned.eos_token_ids == {TURN}
+        assert llm.engine.compiled.eos_token_ids == {TURN}
     with open_demo(model=write_gguf(model, tmp_path / "m.gguf"), tokenizer=other) as llm:
-        assert llm.engine.planned.eos_token_ids == {END_OF_TEXT, TURN, END_OF_TURN}  # two by the file's vocabulary
+        assert llm.engine.compiled.eos_token_ids == {END_OF_TEXT, TURN, END_OF_TURN}  # two by the file's vocabulary

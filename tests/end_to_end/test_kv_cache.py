@@ -109,7 +109,7 @@ def test_a_quantized_cache_takes_a_byte_a_value_and_its_scales(
 ) -> None:
     options = {"dtype": "bfloat16", "num_kv_blocks": 8}
     plain, coded = (open_demo(kv_cache_dtype=dtype, **options) for dtype in ("auto", kv_cache_dtype))
-    spec = coded.engine.planned.cache_spec
+    spec = coded.engine.compiled.cache_spec
     assert coded.info.kv_cache_bytes == 8 * spec.bytes_per_block
     assert coded.info.kv_cache_bytes / plain.info.kv_cache_bytes == (spec.head_dim + 4) / (2 * spec.head_dim)
 
@@ -140,7 +140,7 @@ def test_a_short_cache_bounds_the_context(open_demo: Callable[..., LLM]) -> None
 def test_a_decode_step_allocates_nothing(open_demo: Callable[..., LLM], params: SamplingParams) -> None:
     """Counted by the device's allocator, across block boundaries, for plain and for adjusted sampling."""
     llm = open_demo(block_size=4)
-    allocator = llm.engine.planned.open_device.backend.allocator
+    allocator = llm.engine.compiled.open_device.backend.allocator
     for index, prompt in enumerate(PROMPTS):
         llm.engine.add_request(str(index), llm.tokenizer.encode(prompt), params)
     llm.engine.step()

@@ -29,7 +29,7 @@ from aethermind import Runtime
 from aethermind.cache.serialization import read_blocks
 from aethermind.engine.engine import Engine
 from aethermind.engine.executors.multiproc import MultiprocExecutor
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.parts import EngineParts
 from aethermind.errors import EngineDeadError
 
 
@@ -102,12 +102,13 @@ def test_bytes_come_back_as_they_were(runtime: Runtime, options: dict[str, int],
     """Wherever they are put, through the memory of both ranks."""
     model = copy_demo(tmp_path / "model", options)
     given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 40, "max_model_len": 96}
-    planned = plan_model(runtime, model, tensor_parallel_size=2, kv_cache_dtype="int8", load_format="dummy", **given)
-    executor = planned.create_executor(planned)
+    parts = EngineParts.of(runtime, model, tensor_parallel_size=2, kv_cache_dtype="int8", load_format="dummy", **given)
+    compiled = parts.compiled
+    executor = parts.create_executor(compiled)
     try:
         memory = executor.kv_memory
         assert {name: shape[0] for name, (_, shape) in memory.block_kinds.items()} == dict.fromkeys(
-            memory.tensors, planned.cache_spec.num_key_value_heads
+            memory.tensors, compiled.cache_spec.num_key_value_heads
         )
         written, read = memory.alloc_staging_blocks(8), memory.alloc_staging_blocks(8, has_own_stream=True)
         random = np.random.default_rng(0)
@@ -118,7 +119,7 @@ def test_bytes_come_back_as_they_were(runtime: Runtime, options: dict[str, int],
         read.move_out(blocks[::-1], range(8))
         for name, rows in read.rows().items():
             np.testing.assert_array_equal(rows[::-1], written.rows()[name])
-        assert sum(rows.size for rows in read.rows().values()) == 8 * planned.cache_spec.bytes_per_block
+        assert sum(rows.size for rows in read.rows().values()) == 8 * compiled.cache_spec.bytes_per_block
     finally:
         executor.close()
 

@@ -205,7 +205,7 @@ def test_an_end_of_text_below_zero_is_told(
     files: dict[str, bytes | None] = {"generation_config.json": b'{"eos_token_id": [-1, 2]}'}
     with caplog.at_level(logging.WARNING, "aethermind"):
         llm = open_demo(model=copy_demo(tmp_path / "model", {"eos_token_id": [3, -2]}, files))
-    assert llm.engine.planned.eos_token_ids == {2, 3, 2045}  # the last by the tokenizer
+    assert llm.engine.compiled.eos_token_ids == {2, 3, 2045}  # the last by the tokenizer
     for name, value in (("config", -2), ("generation_config", -1)):
         assert f"eos_token_id in {name}.json is {value}, which no token has: no answer ends with it." in caplog.text
 

@@ -53,7 +53,7 @@ llm = LLM(
     on_progress=lambda *_: (anonymous.extend(status("RssAnon")), seen.append(mapped())),
 )
 loaded = status("RssAnon", "VmHWM")
-use = measure_memory("loaded", llm.engine.planned, llm.engine.runner)
+use = measure_memory("loaded", llm.engine.compiled, llm.engine.runner)
 llm.generate({"prompt_token_ids": [*range(200)]}, SamplingParams(max_tokens=4, ignore_eos=True))
 (peak,) = status("VmHWM")
 json.dump([before, max(anonymous), loaded, use.categories(), peak, max(seen), mapped()], sys.stdout)

@@ -81,7 +81,7 @@ def test_answers_share_the_prompt(open_demo: Callable[..., LLM]) -> None:
     num_prompt_blocks = 6
     prompt = {"prompt_token_ids": list(range(100, 100 + 4 * num_prompt_blocks - 1))}
     params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=9, ignore_eos=True)
-    least = llm.engine.planned.num_kv_blocks
+    least = llm.engine.compiled.num_kv_blocks
     outputs = []
     for output in llm.stream(prompt, params):
         least = min(least, llm.engine.cache.num_free_blocks)
@@ -90,9 +90,9 @@ def test_answers_share_the_prompt(open_demo: Callable[..., LLM]) -> None:
     assert [one.index for one in output.outputs] == [0, 1, 2, 3]
     assert len({tuple(one.token_ids) for one in output.outputs}) == 4
     assert all(len(one.token_ids) == 9 for one in output.outputs)
-    used = llm.engine.planned.num_kv_blocks - least
+    used = llm.engine.compiled.num_kv_blocks - least
     assert num_prompt_blocks < used <= num_prompt_blocks - 1 + 4 * 4
-    assert llm.engine.cache.num_free_blocks == llm.engine.planned.num_kv_blocks
+    assert llm.engine.cache.num_free_blocks == llm.engine.compiled.num_kv_blocks
 
 
 @pytest.mark.parametrize("num_kv_blocks", [12, 40])

@@ -19,7 +19,7 @@ def open_demo(runtime: Runtime, device: str, kv_cache_dtype: str, num_ranks: int
         "demo", device=device, dtype="float32", kv_cache_dtype=kv_cache_dtype, block_size=4, max_model_len=96,
         tensor_parallel_size=num_ranks, runtime=runtime,
     )  # fmt: skip
-    return llm, MemoryContents(llm.engine.runner.kv_memory, fingerprint(llm.engine.planned))
+    return llm, MemoryContents(llm.engine.runner.kv_memory, fingerprint(llm.engine.compiled))
 
 
 def save_mid_way(llm: LLM, contents: MemoryContents) -> tuple[bytes, list[int]]:
@@ -78,6 +78,6 @@ def test_what_is_not_this_models_is_refused(runtime: Runtime) -> None:
     ):
         with pytest.raises(CacheContentError):
             attempt()
-    assert first.engine.cache.num_available_blocks == first.engine.planned.num_kv_blocks
+    assert first.engine.cache.num_available_blocks == first.engine.compiled.num_kv_blocks
     for llm in (first, other):
         llm.close()

@@ -38,7 +38,7 @@ def test_closing_a_stream_frees_its_blocks(demo: LLM) -> None:
     stream = demo.stream("Once upon a time", PARAMS)
     with closing(stream):  # type: ignore[type-var]
         assert len(list(islice(stream, 3))) == 3
-        assert demo.engine.cache.num_available_blocks < demo.engine.planned.num_kv_blocks
+        assert demo.engine.cache.num_available_blocks < demo.engine.compiled.num_kv_blocks
     assert not demo.engine.has_unfinished
 
 

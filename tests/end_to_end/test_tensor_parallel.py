@@ -17,7 +17,7 @@ from tests.processes import await_end
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.executors.multiproc import MultiprocExecutor
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import ConfigError, EngineDeadError, InvalidArgumentError
 from aethermind.testing.families import SMALL, ModelCase
@@ -122,11 +122,9 @@ def test_adapters_are_cut_like_the_products_and_need_no_meeting_of_their_own(run
     shapes = linear_shapes({**SMALL, "head_dim": 16})
     adapters = {"a": write_adapter(tmp_path / "a", shapes, rank=3)}
     options: dict[str, Any] = {"device": "cpu", "adapters": adapters, "tensor_parallel_size": 2}
-    planned = plan_model(runtime, tmp_path / "m", rank=1, **options)
-    adapted = planned.compile(GraphKey(has_adapters=True)).graph
-    meetings = [
-        [node.operator for node in graph.nodes].count("all_reduce") for graph in (planned.compiled.graph, adapted)
-    ]
+    compiled = compile_model(runtime, tmp_path / "m", rank=1, **options)
+    adapted = compiled.compile(GraphKey(has_adapters=True)).graph
+    meetings = [[node.operator for node in graph.nodes].count("all_reduce") for graph in (compiled.step.graph, adapted)]
     assert meetings == [4, 4]
     layer = "model.layers.1."
     found = {one.name.removeprefix(layer): one.type.shape for one in adapted.parameters if one.name.startswith(layer)}
@@ -140,7 +138,7 @@ def test_adapters_are_cut_like_the_products_and_need_no_meeting_of_their_own(run
 
 def test_each_rank_has_half_of_the_weights_and_of_the_cache(alone: LLM, two: LLM) -> None:
     # One rank looks rows up in the head's weight; several have a part of the table beside a part of the head.
-    config = alone.engine.planned.model.config
+    config = alone.engine.compiled.model.config
     table_bytes = 4 * config.vocab_size * config.hidden_size
     assert two.info.weight_bytes < 0.51 * (alone.info.weight_bytes + table_bytes)
     assert two.info.kv_cache_bytes == alone.info.kv_cache_bytes // 2

@@ -71,14 +71,14 @@ def test_the_next_start_maps_the_same_bits(folder: Path, model: Path, options: d
         assert constants_of(llm).found_bytes == 0
         assert computed_by(llm) == wanted
         packed = {
-            key: constants_of(llm).tensor(key).numpy().tobytes() for key in llm.engine.planned.compiled.plan.constants
+            key: constants_of(llm).tensor(key).numpy().tobytes() for key in llm.engine.compiled.step.plan.constants
         }
     with opened(model, **options) as llm:
         constants = constants_of(llm)
         assert constants.found_bytes == constants.packed_bytes > 0
         assert {key: constants.tensor(key).numpy().tobytes() for key in packed} == packed
         assert computed_by(llm) == wanted
-        use = measure_memory("loaded", llm.engine.planned, llm.engine.runner)
+        use = measure_memory("loaded", llm.engine.compiled, llm.engine.runner)
         assert use.packed_weights == constants.found_bytes
     assert len([*folder.iterdir()]) == 1
 

@@ -23,7 +23,7 @@ def main() -> None:
     with atheris.instrument_imports(include=["aethermind.checkpoint", "aethermind.model.gguf", "aethermind.text.gguf"]):
         from tests.fuzz.targets import TARGETS, survives
 
-        import aethermind.checkpoint.gguf_names
+        import aethermind.checkpoint.gguf_tensors
         import aethermind.model.gguf_source
         import aethermind.text.gguf_tokenizer  # noqa: F401
     from tests.fuzz.seeds import write_seeds

@@ -21,7 +21,7 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import Split
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.checkpoint.gguf_names import hf_name
+from aethermind.checkpoint.gguf_tensors import hf_name
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight

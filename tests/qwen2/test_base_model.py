@@ -32,7 +32,7 @@ def test_vectors(runtime: Runtime, directory: Path, is_tied: bool) -> None:
             np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), rtol=0, atol=2e-6)
         if is_tied:  # then the embeddings are the output matrix
             (answer,) = llm.generate([{"prompt_token_ids": TEXT}], GREEDY)
-            table = llm.engine.planned.source.weights().array("embed_tokens.weight")
+            table = llm.engine.compiled.source.weights().array("embed_tokens.weight")
             assert answer.outputs[0].token_ids == [int(np.argmax(table @ states[-1]))]
         else:
             with pytest.raises(InvalidArgumentError, match="generates nothing: the checkpoint has no output matrix"):

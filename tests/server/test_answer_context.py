@@ -156,5 +156,5 @@ def test_bad_words_match_at_the_end_of_a_text(spm: LLM) -> None:
 
 
 def test_the_model_is_loaded_from_its_directory(spm: LLM) -> None:
-    assert isinstance(spm.engine.planned.source.path, Path)
+    assert isinstance(spm.engine.compiled.source.path, Path)
     assert spm.tokenizer.encode("Once the")[-1] == spm.tokenizer.token_to_id("▁the")

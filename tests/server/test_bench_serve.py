@@ -21,7 +21,7 @@ import typer.testing
 
 from aethermind.cli.app import app
 from aethermind.cli.bench.serve.client import RequestFormat, connect, find_target
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.tenants import Tenants
 

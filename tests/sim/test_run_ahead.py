@@ -221,7 +221,7 @@ def test_hooks_are_called_for_each_step(open_engine: Open, expected: Answers) ->
 def test_requests_are_unchanged_after_a_device_failure(open_engine: Open, expected: Answers, seed: int) -> None:
     """A copy fails: both steps in flight are lost and recomputed."""
     watched = open_engine(seed, enable_prefix_caching=False)
-    engine, backend = watched.engine, watched.engine.planned.open_device.backend
+    engine, backend = watched.engine, watched.engine.compiled.open_device.backend
     assert isinstance(backend, SimBackend)
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(str(index), prompt, greedy())
@@ -244,7 +244,7 @@ def test_prompts_enter_the_prefix_cache_after_the_step_that_computed_them(open_e
         watched.engine.add_request(str(index), prompt, greedy())
         expected.update(watched.run())
     engine = (watched := open_engine(9, max_num_batched_tokens=8, max_num_seqs=4)).engine
-    backend = engine.planned.open_device.backend
+    backend = engine.compiled.open_device.backend
     assert isinstance(backend, SimBackend)
     for index, prompt in enumerate(prompts):
         engine.add_request(str(index), prompt, greedy())

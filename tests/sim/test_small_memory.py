@@ -33,13 +33,13 @@ def test_a_cache_that_fills_what_is_left(model: str, monkeypatch: pytest.MonkeyP
     total = 2 << 20
     monkeypatch.setenv("AETHERMIND_SIM_MEMORY", "2")
     llm = LLM(model, device="sim", runtime=Runtime.boot(), **options)
-    planned, backend = llm.engine.planned, llm.engine.planned.open_device.backend
+    compiled, backend = llm.engine.compiled, llm.engine.compiled.open_device.backend
     assert isinstance(backend, SimBackend)
     assert answers(llm) == expected
     free = backend.free_memory()
     assert free is not None
-    assert 0.1 * total <= free <= 0.1 * total + 2 * planned.cache_spec.bytes_per_block
-    assert planned.num_kv_blocks < 6 * planned.cache_spec.num_blocks_for(planned.max_model_len)
+    assert 0.1 * total <= free <= 0.1 * total + 2 * compiled.cache_spec.bytes_per_block
+    assert compiled.num_kv_blocks < 6 * compiled.cache_spec.num_blocks_for(compiled.max_model_len)
 
 
 def test_invalid_memory_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.sim.small_model import write_small_model
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_memory.memory import KVMemory
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.parts import EngineParts
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + index)] for index in range(5)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -29,8 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def answers(model: str, device: str, **options: Any) -> tuple[list[list[int]], int]:
     """All answers, and the number of blocks swapped out."""
     options = {"block_size": 4, "max_model_len": 32, "enable_prefix_caching": False, "dtype": "float32", **options}
-    planned = plan_model(Runtime.boot(), model, device=device, **options)
-    engine = Engine(planned, planned.source.tokenizer())
+    parts = EngineParts.of(Runtime.boot(), model, device=device, **options)
+    engine = Engine(parts, parts.compiled.source.tokenizer())
     engine.costs.seconds_per_byte, engine.costs.seconds_per_token = 0.0, 1e6
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(str(index), prompt, PARAMS)

@@ -11,7 +11,7 @@ import pytest
 from aethermind import Runtime
 from aethermind.cache import BlockPool
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import SampledToken
@@ -37,7 +37,7 @@ class WatchedPool(BlockPool):
         if self.ref_count(block) == 0:
             assert not any(block in blocks for blocks in self.written), f"a step under way writes to block {block}"
             self.num_freed += 1
-            backend, memory = self.engine.planned.open_device.backend, self.engine.runner.kv_memory
+            backend, memory = self.engine.compiled.open_device.backend, self.engine.runner.kv_memory
             memory.wait_for_swaps(lambda: {block})  # it may be being swapped out, so it is filled after that copy
             for tensor in memory.tensors.values():
                 nbytes = tensor.nbytes // tensor.shape[0]
@@ -87,7 +87,7 @@ class WatchedEngine:
             synchronize(event)
 
         def watched_stream(stream: SimStream) -> None:
-            if stream is engine.planned.open_device.backend.streams.default():
+            if stream is engine.compiled.open_device.backend.streams.default():
                 log.append(("wait", "stream"))
             finish(stream)
 
@@ -134,9 +134,9 @@ def open_watched(
     """A small model on a device with this seed."""
     patch.setenv("AETHERMIND_SIM_SEED", str(seed))
     options = {"device": "sim", "dtype": "float32", "max_model_len": 48, "block_size": 4, **options}
-    planned = plan_model(runtime, str(model), **options)
-    engine = Engine(planned, planned.source.tokenizer())
-    if is_pool_watched and not planned.config.enable_prefix_caching:
+    parts = EngineParts.of(runtime, str(model), **options)
+    engine = Engine(parts, parts.compiled.source.tokenizer())
+    if is_pool_watched and not parts.compiled.config.enable_prefix_caching:
         engine.cache._supply.pool = WatchedPool(engine)
     watched = WatchedEngine(engine)
     watched.watch(patch)

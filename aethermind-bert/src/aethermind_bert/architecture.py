@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
@@ -75,7 +75,7 @@ class Bert:
             name = stored_name.removeprefix("bert.")
             name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             types = stored_name.removesuffix(_POSITIONS) + _TYPES
-            parts[name] = Part(stored_name, added=types if name == _POSITIONS else None)
+            parts[name] = TensorSlice(stored_name, added=types if name == _POSITIONS else None)
         parts.pop(_TYPES, None)
         return AdaptedTensors(stored, parts)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from aethermind.engine.config import OPTION_DOCS, EngineConfig, EngineOptions
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.model_info import ModelInfo, describe_model, log_loaded
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.requests.output_coalescer import PendingOutputs
@@ -82,8 +82,8 @@ class LLM:
         """
         started = time.perf_counter()
         config = EngineConfig.of(**options)
-        planned = plan_model(runtime or Runtime.boot(), model, config)
-        self.engine = Engine.load(planned, on_progress)
+        parts = EngineParts.of(runtime or Runtime.boot(), model, config)
+        self.engine = Engine.load(parts, on_progress)
         self.tokenizer = self.engine.tokenizer
         self.info = describe_model(self.engine, time.perf_counter() - started)
         self._inbox = PendingOutputs()
@@ -124,7 +124,7 @@ class LLM:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """What generation_config.json says, as arguments for SamplingParams; ConfigError names a bad value."""
-        return read_sampling_defaults(self.engine.planned.generation)
+        return read_sampling_defaults(self.engine.compiled.generation)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, which is `tokenizer`; vLLM's name for it."""

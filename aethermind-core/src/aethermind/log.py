@@ -25,7 +25,7 @@ __all__ = [
     "set_format",
     "set_level",
     "setup_console",
-    "write_aside",
+    "write_in_background",
 ]
 
 FORMATS = ("text", "json")
@@ -71,7 +71,7 @@ def set_format(name: str) -> None:
                 logger.addHandler(handler)
 
 
-def write_aside() -> None:
+def write_in_background() -> None:
     """Have records written in a thread from now on, as what serves needs it: a pipe that nobody reads takes some
     64 KiB, and then whoever writes to it waits for ever.
     """

@@ -60,7 +60,7 @@ def built_levels() -> tuple[Isa, ...]:
 
 def how_to_build_all() -> str:
     """The command that installs every level of the architecture."""
-    from aethermind.plugins.first_party import pip_install
+    from aethermind.first_party import pip_install
 
     return f"AETHERMIND_CPU_LEVELS=all {pip_install('aethermind-cpu')} --force-reinstall --no-deps --no-cache-dir"
 

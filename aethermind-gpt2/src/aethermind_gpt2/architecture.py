@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
@@ -90,18 +90,18 @@ class Gpt2:
         """
         prefix = "transformer." if "transformer.wpe.weight" in stored.names else ""
         size = self.config.hidden_size
-        parts = {name: Part(prefix + name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")}
+        parts = {name: TensorSlice(prefix + name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")}
         if self.config.tie_word_embeddings and prefix + "wte.weight" not in stored.names:
-            parts["wte.weight"] = Part("lm_head.weight")
+            parts["wte.weight"] = TensorSlice("lm_head.weight")
         for base in (f"h.{layer}." for layer in range(self.config.num_hidden_layers)):
             for kind, is_transposed in (("weight", True), ("bias", False)):
                 for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
-                    parts[f"{base}{name}.{kind}"] = Part(f"{prefix}{base}{name}.{kind}", is_transposed)
+                    parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}", is_transposed)
                 whole = f"{prefix}{base}attn.c_attn.{kind}"
                 for name, begin, end in (("q", 0, size), ("k", size, 2 * size), ("v", 2 * size, None)):
-                    parts[f"{base}attn.{name}.{kind}"] = Part(whole, is_transposed, begin, end)
+                    parts[f"{base}attn.{name}.{kind}"] = TensorSlice(whole, is_transposed, begin, end)
                 for name in ("ln_1", "ln_2"):
-                    parts[f"{base}{name}.{kind}"] = Part(f"{prefix}{base}{name}.{kind}")
+                    parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}")
         return AdaptedTensors(stored, parts)
 
     def _attention(self, builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int) -> Value:

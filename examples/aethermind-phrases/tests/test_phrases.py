@@ -35,7 +35,7 @@ def llm() -> LLM:
 
 
 def test_the_rest_of_a_phrase_is_drafted(llm: LLM) -> None:
-    proposer = PhraseProposer(llm.engine.planned)
+    proposer = PhraseProposer(llm.engine.compiled)
     encode, decode = llm.tokenizer.encode, llm.tokenizer.decode
     texts = ["She lived in a", "They lived happily", "The end."]
     params = SamplingParams()

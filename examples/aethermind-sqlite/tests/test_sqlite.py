@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(path: Path) -> KVStore:
-    return RUNTIME.kv_stores.open(f"sqlite:{path}")
+    return RUNTIME.open_kv_store(f"sqlite:{path}")
 
 
 def test_values_can_be_read_overwritten_and_removed(store: KVStore) -> None:
@@ -39,11 +39,11 @@ def test_values_can_be_read_overwritten_and_removed(store: KVStore) -> None:
 def test_values_outlive_the_store(store: KVStore, path: Path) -> None:
     store.put([(KEYS[0], b"one")])
     store.close()
-    assert RUNTIME.kv_stores.open(f"sqlite:{path}").get(KEYS[:1]) == [b"one"]
+    assert RUNTIME.open_kv_store(f"sqlite:{path}").get(KEYS[:1]) == [b"one"]
 
 
 def test_the_least_recently_used_value_is_evicted(path: Path) -> None:
-    store = RUNTIME.kv_stores.open(f"sqlite:{path}?size=300B")
+    store = RUNTIME.open_kv_store(f"sqlite:{path}?size=300B")
     store.put([(key, bytes(100)) for key in KEYS[:3]])
     store.get(KEYS[:1])
     store.put([(KEYS[3], bytes(100))])
@@ -53,7 +53,7 @@ def test_the_least_recently_used_value_is_evicted(path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["sqlite", "sqlite:/tmp/x?colour=red", "sqlite:/tmp/x?size=much"])
 def test_a_wrong_address_is_refused_in_a_sentence(wrong: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"sqlite|no size"):
-        RUNTIME.kv_stores.open(wrong)
+        RUNTIME.open_kv_store(wrong)
 
 
 def ask(address: str | None, meanwhile: Callable[[], object] = lambda: None) -> list[tuple[list[int], int]]:

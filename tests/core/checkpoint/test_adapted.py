@@ -1,4 +1,4 @@
-"""A checkpoint seen as a model wants it holds the same values, and describes them truly."""
+"""A checkpoint in a model's layout has the same values and correct descriptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from aethermind.checkpoint import AdaptedTensors, Checkpoint, Part
+from aethermind.checkpoint import AdaptedTensors, Checkpoint, TensorSlice
 from aethermind.errors import CheckpointError
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -23,16 +23,16 @@ def stored(tmp_path: Path) -> Checkpoint:
 
 def adapted(stored: Checkpoint) -> AdaptedTensors:
     parts = {
-        "q": Part("attn", True, 0, 2),
-        "rest": Part("attn", True, 2),
-        "rows": Part("attn", begin=1, end=3),
-        "b": Part("bias", True),
-        "missing": Part("nowhere"),
+        "q": TensorSlice("attn", True, 0, 2),
+        "rest": TensorSlice("attn", True, 2),
+        "rows": TensorSlice("attn", begin=1, end=3),
+        "b": TensorSlice("bias", True),
+        "missing": TensorSlice("nowhere"),
     }
     return AdaptedTensors(stored, parts)
 
 
-def test_values_and_descriptions(stored: Checkpoint) -> None:
+def test_adapted_tensors_have_the_sliced_values_and_descriptions(stored: Checkpoint) -> None:
     tensors = adapted(stored)
     wanted = {"q": WHOLE.T[:2], "rest": WHOLE.T[2:], "rows": WHOLE[1:3], "b": BIAS, "other": BIAS}
     assert set(tensors.names) == set(wanted)
@@ -44,13 +44,13 @@ def test_values_and_descriptions(stored: Checkpoint) -> None:
     assert tensors.paths == stored.paths
 
 
-def test_what_is_not_stored_is_left_to_the_check_of_names(stored: Checkpoint) -> None:
+def test_slices_of_missing_tensors_are_left_out(stored: Checkpoint) -> None:
     with pytest.raises(CheckpointError, match="no tensor 'missing'"):
         adapted(stored).array("missing")
 
 
-def test_a_row_added_to_every_other(stored: Checkpoint) -> None:
-    tensors = AdaptedTensors(stored, {"sum": Part("attn", added="attn")})
+def test_a_row_is_added_to_every_row(stored: Checkpoint) -> None:
+    tensors = AdaptedTensors(stored, {"sum": TensorSlice("attn", added="attn")})
     assert tensors.names == ("sum", "bias", "other")
     assert tensors.info("sum").shape == WHOLE.shape
     np.testing.assert_array_equal(tensors.array("sum"), WHOLE + WHOLE[0])

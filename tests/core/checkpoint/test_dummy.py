@@ -1,4 +1,4 @@
-"""Made-up weights: the right shapes, plausible values, the same for the same seed."""
+"""Dummy weights: the right shapes, plausible values, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_tensors_and_rows_differ() -> None:
     assert len(np.unique(checkpoint.array("embed.weight"), axis=0)) == 3000
 
 
-def test_the_seed_decides() -> None:
+def test_values_depend_on_the_seed() -> None:
     def values(seed: int) -> list[bytes]:
         checkpoint = DummyCheckpoint(SHAPES, "float32", seed=seed)
         return [checkpoint.array(name).tobytes() for name in SHAPES]
@@ -66,7 +66,7 @@ def test_a_tensor_does_not_depend_on_the_others() -> None:
     assert np.array_equal(alone.array(name), DummyCheckpoint(SHAPES, "float32").array(name))
 
 
-def test_memory_is_that_of_the_longest_tensor() -> None:
+def test_memory_is_the_size_of_the_largest_tensor() -> None:
     shapes = {f"layers.{i}.weight": (1024, 1024) for i in range(1000)}
     checkpoint = DummyCheckpoint(shapes, "float32")
     bases = {id(checkpoint.array(name).base) for name in shapes}

@@ -1,4 +1,4 @@
-"""The digest of files follows their bytes, whatever was remembered."""
+"""The digest of files depends on their bytes, whatever is cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_copies_are_alike_and_any_other_byte_counts(file: Path, tmp_path: Path) -> None:
+def test_copies_have_one_digest_and_every_byte_counts(file: Path, tmp_path: Path) -> None:
     digest = digest_files([file])
     assert len(digest) == 32
     copy = tmp_path / "elsewhere"
@@ -42,7 +42,7 @@ def test_copies_are_alike_and_any_other_byte_counts(file: Path, tmp_path: Path) 
     assert digest_files([copy]) != digest
 
 
-def test_it_is_noticed_when_a_file_changes_with_its_old_size_and_time(file: Path) -> None:
+def test_a_change_with_the_same_size_and_time_is_noticed(file: Path) -> None:
     before, digest = file.stat(), digest_files([file])
     data = bytearray(file.read_bytes())
     data[7] ^= 1
@@ -58,7 +58,7 @@ def test_a_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert digest_files([file]) == digest
 
 
-def test_pieces_make_no_difference_to_what_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_noticed_in_every_piece(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_digest, "_PIECE_BYTES", 1000)
     digest = digest_files([file])
     data = bytearray(file.read_bytes())
@@ -68,11 +68,11 @@ def test_pieces_make_no_difference_to_what_is_noticed(file: Path, monkeypatch: p
     assert digest_files([file]) != digest
 
 
-def test_without_a_place_to_remember_it_goes_on(file: Path, cache: Path) -> None:
+def test_digests_work_without_a_cache_directory(file: Path, cache: Path) -> None:
     cache.write_text("a file where the directory should be")
     assert digest_files([file]) == digest_files([file])
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read: No such file or directory"):
         digest_files([tmp_path / "none"])

@@ -1,4 +1,4 @@
-"""GGUF files against the library that defines them, and every way they can be wrong."""
+"""GGUF files against the library that defines them, and every way in which they can be invalid."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_tensors_are_views_on_the_file(path: Path) -> None:
         assert array.flags.c_contiguous
 
 
-def test_an_alignment_of_the_writers_choice(tmp_path: Path) -> None:
+def test_the_alignment_of_a_file_is_respected(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_custom_alignment(256)
         fill_tensors(writer)
@@ -107,7 +107,7 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
     assert metadata["general.architecture"] == "llama"
 
 
-def test_some_strings_of_a_long_array(tmp_path: Path) -> None:
+def test_strings_of_a_long_array_are_picked_by_index(tmp_path: Path) -> None:
     texts = [f"t{i}" * (i % 3) for i in range(3000)]
     strings = GgufFile(write(tmp_path / "long.gguf", lambda writer: writer.add_array("texts", texts))).metadata["texts"]
     assert list(strings) == texts
@@ -115,7 +115,7 @@ def test_some_strings_of_a_long_array(tmp_path: Path) -> None:
         assert list(strings.picked(indices)) == [texts[i] for i in indices]
 
 
-def test_types_that_cannot_be_read_are_named_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_unsupported_types_are_named_at_access(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("plain", np.zeros((2, 64), np.float32))
         for name, kind, nbytes in (("first", "IQ2_XS", 74), ("second", "MXFP4", 8 * 17)):
@@ -138,7 +138,7 @@ def test_an_unknown_name(path: Path) -> None:
         GgufFile(path).array("Q")
 
 
-def test_a_file_cut_anywhere_is_one_sentence(path: Path) -> None:
+def test_a_file_truncated_anywhere_is_an_error(path: Path) -> None:
     content = path.read_bytes()
     last = GgufFile(path).info("I64").end
     begin = len(content) - last
@@ -203,7 +203,7 @@ def tensor(name: bytes, shape: tuple[int, ...], kind: int, begin: int) -> bytes:
         ),
     ],
 )
-def test_hostile_files_are_one_sentence(tmp_path: Path, content: bytes, says: str) -> None:
+def test_invalid_files_are_errors_of_one_sentence(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=says) as caught:
@@ -212,7 +212,7 @@ def test_hostile_files_are_one_sentence(tmp_path: Path, content: bytes, says: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_vocabulary_that_is_not_utf8_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_invalid_utf8_in_a_vocabulary_is_an_error_at_iteration(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(header(text(b"k") + struct.pack("<IIQ", 9, 8, 1) + text(b"\xff"), num_keys=1))
     strings = GgufFile(path).metadata["k"]

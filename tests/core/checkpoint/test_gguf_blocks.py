@@ -62,19 +62,19 @@ def theirs(name: str, stored: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_NL"])
-def test_codes_and_scales_are_taken_over_exactly(tmp_path: Path, name: str) -> None:
+def test_codes_and_scales_are_unchanged(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_what_the_library_quantised(tmp_path: Path, name: str) -> None:
+def test_tensors_quantised_by_the_library(tmp_path: Path, name: str) -> None:
     array = (np.random.default_rng(0).standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
     stored = gguf.quantize(array, gguf.GGMLQuantizationType[name])
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
 
 
-def test_products_of_scales_are_rounded_to_float16_and_codes_are_not(tmp_path: Path) -> None:
+def test_products_of_scales_are_rounded_to_float16(tmp_path: Path) -> None:
     stored = random_blocks("Q5_K")
     wanted, found = theirs("Q5_K", stored), read(tmp_path / "w.gguf", "Q5_K", stored)
     both = stored.reshape(-1, BY_NAME["Q5_K"].num_bytes)[:, :4].copy().view(np.float16).astype(np.float64)
@@ -85,14 +85,14 @@ def test_products_of_scales_are_rounded_to_float16_and_codes_are_not(tmp_path: P
     assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 3e-4
 
 
-def test_scales_of_iq4_xs_are_rounded_to_float16_and_codes_are_not(tmp_path: Path) -> None:
+def test_scales_of_iq4_xs_are_rounded_to_float16(tmp_path: Path) -> None:
     stored = random_blocks("IQ4_XS")
     wanted, found = theirs("IQ4_XS", stored), read(tmp_path / "w.gguf", "IQ4_XS", stored)
     assert (np.abs(found - wanted) <= np.abs(wanted) * 2.0**-11 + 127 * 2.0**-25).all()
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q6_K"])
-def test_what_is_requantised_is_off_by_half_a_step_of_int8(tmp_path: Path, name: str) -> None:
+def test_requantised_values_are_off_by_half_a_step_of_int8(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     wanted, found = theirs(name, stored), read(tmp_path / "w.gguf", name, stored)
     largest = np.abs(wanted).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=1)
@@ -114,7 +114,7 @@ def test_what_is_requantised_is_off_by_half_a_step_of_int8(tmp_path: Path, name:
         ("IQ4_XS", 0, 0x7BFF, "not finite in float16"),
     ],
 )
-def test_scales_that_are_no_numbers(tmp_path: Path, name: str, position: int, bits: int, says: str) -> None:
+def test_non_finite_scales_are_refused(tmp_path: Path, name: str, position: int, bits: int, says: str) -> None:
     stored = np.full_like(random_blocks(name), 0x77)
     stored[0, position : position + 2] = np.array([bits], np.uint16).view(np.uint8)
     with pytest.raises(CheckpointError, match=says) as caught:

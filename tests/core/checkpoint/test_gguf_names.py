@@ -8,8 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from aethermind.checkpoint.gguf_names import GgufTensors, hf_name
-from aethermind.checkpoint.gguf_parts import GgufParts
+from aethermind.checkpoint.gguf_tensors import GgufParts, GgufTensors, hf_name
 from aethermind.errors import CheckpointError
 
 HF_NAMES = (
@@ -34,7 +33,7 @@ HF_NAMES = (
 
 
 @pytest.mark.parametrize("name", HF_NAMES)
-def test_names_of_both_sides(name: str) -> None:
+def test_names_match_the_library_s_table(name: str) -> None:
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 12)
     theirs = table.get_name(name, try_suffixes=(".weight", ".bias"))
     if theirs is None:  # Qwen3 has no such biases; Qwen2 does
@@ -46,7 +45,7 @@ def test_names_of_both_sides(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["rope_freqs.weight", "blk.0.attn_q", "blk.0.output.weight", "blk.x.attn_q.weight", ""]
 )
-def test_unknown_names_stay(name: str) -> None:
+def test_unknown_names_are_unchanged(name: str) -> None:
     assert hf_name(name) == name
 
 
@@ -80,7 +79,7 @@ def test_tensors_by_their_new_names(tmp_path: Path) -> None:
         tensors.info("output.weight")
 
 
-def test_quantised_tensors_that_nobody_reads_are_refused_at_once(tmp_path: Path) -> None:
+def test_unsupported_tensors_are_refused_at_open(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", "TQ1_0")
     with pytest.raises(CheckpointError, match="TQ1_0"):
         GgufTensors(file)

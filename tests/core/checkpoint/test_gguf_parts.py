@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aethermind.checkpoint.gguf import GgufFile
-from aethermind.checkpoint.gguf_parts import GgufParts
+from aethermind.checkpoint.gguf_tensors import GgufParts
 from aethermind.errors import CheckpointError
 
 TENSORS = {f"t{i}": np.full((2, 32), i, np.float32) for i in range(5)}
@@ -33,7 +33,7 @@ def part(first: Path, number: int) -> Path:
     return first.with_name(f"model-{number:05d}-of-00003.gguf")
 
 
-def test_parts_are_one_set(first: Path) -> None:
+def test_parts_form_one_set_of_tensors(first: Path) -> None:
     parts = GgufParts(first)
     assert parts.names == tuple(TENSORS)
     assert parts.paths == tuple(part(first, number) for number in (1, 2, 3))
@@ -63,7 +63,7 @@ def test_a_part_that_is_missing_is_named(first: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00003.gguf", "renamed.gguf"])
-def test_another_part_than_the_first_is_refused(first: Path, name: str) -> None:
+def test_a_part_other_than_the_first_is_refused(first: Path, name: str) -> None:
     if name == "renamed.gguf":
         first.rename(first.with_name(name))
     with pytest.raises(CheckpointError, match=r"is one of 3 parts of a model\. Pass the first.*-00001-of-00003\.gguf"):
@@ -71,7 +71,7 @@ def test_another_part_than_the_first_is_refused(first: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("source", [1, 3])
-def test_parts_that_are_not_what_they_are_called(first: Path, source: int) -> None:
+def test_parts_with_wrong_names_are_refused(first: Path, source: int) -> None:
     shutil.copy(part(first, source), part(first, 2))
     with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.gguf is not part 2 of 3, as it is named"):
         GgufParts(first)

@@ -207,7 +207,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("content", "says"), BAD_FILES.values(), ids=BAD_FILES)
-def test_bad_files_are_one_sentence(path: Path, content: bytes, says: str) -> None:
+def test_invalid_files_are_errors_of_one_sentence(path: Path, content: bytes, says: str) -> None:
     with pytest.raises(CheckpointError, match=says) as caught:
         SafetensorsFile(written(path, content))
     message = str(caught.value)
@@ -233,7 +233,7 @@ def test_unreadable_paths(path: Path, make: Any) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_damage_is_refused_or_harmless(path: Path, data: st.DataObject) -> None:
+def test_damaged_files_are_refused_or_harmless(path: Path, data: st.DataObject) -> None:
     """Any byte changed or any end cut off: an error, or a file that the library reads to the same values."""
     tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
     content = bytearray(safetensors.torch.save(tensors))

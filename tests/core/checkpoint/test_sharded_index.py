@@ -1,4 +1,4 @@
-"""Model directories: one file, shards as transformers writes them, and directories that disagree with themselves."""
+"""Model directories: one file, shards as transformers writes them, and inconsistent directories."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_index(directory: Path, content: Any) -> None:
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "5KB"], ids=["single", "sharded"])
-def test_equals_what_transformers_saved(
+def test_tensors_equal_those_that_transformers_saved(
     tmp_path: Path, model: transformers.PreTrainedModel, max_shard_size: str
 ) -> None:
     model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
@@ -75,7 +75,7 @@ def test_single_file_comes_first(sharded: Path) -> None:
     assert Checkpoint.open(sharded).names == ("z",)
 
 
-def test_shards_may_be_links(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_shards_may_be_symbolic_links(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A download cache keeps files elsewhere and links them into the model's directory."""
     blob = tmp_path_factory.mktemp("blobs") / "blob"
     (sharded / "two.safetensors").rename(blob)
@@ -118,7 +118,7 @@ def test_shards_may_be_links(sharded: Path, tmp_path_factory: pytest.TempPathFac
         ),
     ],
 )
-def test_bad_indexes_are_one_sentence(sharded: Path, index: Any, says: str) -> None:
+def test_invalid_indexes_are_errors_of_one_sentence(sharded: Path, index: Any, says: str) -> None:
     write_index(sharded, index)
     with pytest.raises(CheckpointError, match=says) as caught:
         Checkpoint.open(sharded)
@@ -141,7 +141,7 @@ def test_a_corrupt_shard_is_named(sharded: Path) -> None:
         Checkpoint.open(sharded)
 
 
-def test_no_weights_lists_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_directory_without_weights_lists_the_expected_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(tmp_path)
     for part in (
@@ -155,7 +155,7 @@ def test_no_weights_lists_what_was_looked_for(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_no_weights_names_the_ones_it_cannot_read(tmp_path: Path) -> None:
+def test_a_directory_without_weights_lists_unsupported_files(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     (tmp_path / "consolidated.safetensors").touch()
     with pytest.raises(CheckpointError, match=r"found consolidated\.safetensors, model\.gguf\."):
@@ -168,7 +168,7 @@ def test_not_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "mine.safetensors"])
-def test_the_only_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_a_single_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     for other in ("adapter_model.safetensors", name):
         safetensors.torch.save_file({other: torch.ones(2)}, tmp_path / other)
     assert Checkpoint.open(tmp_path).names == (name,)

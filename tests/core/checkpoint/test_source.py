@@ -43,7 +43,7 @@ def test_dtype_is_what_the_library_writes_and_torch_reads(name: str) -> None:
     assert np.frombuffer(written[end:], dtype_names()[name]).astype(np.float64).tolist() == [0, 1, 1]
 
 
-def test_info_knows_its_size_and_dtype() -> None:
+def test_info_has_size_and_dtype() -> None:
     info = TensorInfo("F16", (2, 3), 8, 20)
     assert info.num_bytes == 12
     assert info.dtype == np.float16

@@ -126,7 +126,7 @@ def test_unknown_names(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_code_is_refused_and_not_run(path: Path, tmp_path: Path, is_zip: bool) -> None:
+def test_pickled_code_is_refused_and_not_run(path: Path, tmp_path: Path, is_zip: bool) -> None:
     target = tmp_path / "made"
     torch.save({"a": Opener(target)}, path, _use_new_zipfile_serialization=is_zip)
     with pytest.raises(CheckpointError, match=r"asks for posix\.mkdir .* could run any code") as caught:
@@ -138,7 +138,7 @@ def test_code_is_refused_and_not_run(path: Path, tmp_path: Path, is_zip: bool) -
 
 @pytest.mark.parametrize("keep", [0, 3, 200, -30])
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_truncated_files_are_one_sentence(path: Path, keep: int, is_zip: bool) -> None:
+def test_truncated_files_are_errors_of_one_sentence(path: Path, keep: int, is_zip: bool) -> None:
     torch.save({"a": torch.ones(100)}, path, _use_new_zipfile_serialization=is_zip)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is corrupt, or is no PyTorch checkpoint") as caught:
@@ -147,7 +147,7 @@ def test_truncated_files_are_one_sentence(path: Path, keep: int, is_zip: bool) -
 
 
 @pytest.mark.parametrize("content", [b"hello, world", b"\x80\x02.", b"PK\x03\x04" + bytes(64), b"{}"])
-def test_other_files_are_one_sentence(path: Path, content: bytes) -> None:
+def test_other_files_are_errors_of_one_sentence(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="is corrupt, or is no PyTorch checkpoint") as caught:
         TorchFile(path)
@@ -166,7 +166,7 @@ def test_other_files_are_one_sentence(path: Path, content: bytes) -> None:
         ({"a": torch.empty(2, device="meta")}, r"not plain and dense .* meta\)"),
     ],
 )
-def test_what_is_not_weights_is_one_sentence(path: Path, content: Any, says: str) -> None:
+def test_objects_other_than_tensors_are_errors_of_one_sentence(path: Path, content: Any, says: str) -> None:
     torch.save(content, path)
     with pytest.raises(CheckpointError, match=says) as caught:
         TorchFile(path)
@@ -187,7 +187,7 @@ def test_directories_with_one_file(tmp_path: Path, name: str) -> None:
     assert checkpoint.paths == (tmp_path / name,)
 
 
-def test_two_files_leave_it_open(tmp_path: Path) -> None:
+def test_two_files_are_ambiguous(tmp_path: Path) -> None:
     for name in ("one.pt", "two.pth"):
         torch.save({"a": torch.ones(1)}, tmp_path / name)
     with pytest.raises(CheckpointError, match=r"\.pt or \.pth file, found one\.pt, two\.pth\."):

@@ -18,8 +18,8 @@ from aethermind import LLM, Runtime
 from aethermind.checkpoint import file_digest
 from aethermind.checkpoint.file_digest import digest_files
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
-from aethermind.hal import isolated_open, isolated_probe
-from aethermind.plugins import trial
+from aethermind.plugins import sandbox_load
+from aethermind.runtime import isolated_devices
 from aethermind.text import kept_tables, tokenizer_files
 
 SIZES = {"weights/a.safetensors": 3_000_000, "tokenizers/b.bpe": 500, "digests/c": 32, "probes.json": 2}
@@ -117,8 +117,8 @@ def test_every_cached_file_belongs_to_a_kind(
     os.utime(tmp_path / "old", (0, 0))
     monkeypatch.setattr(file_digest, "_TICK_NS", -(1 << 62))  # whenever it was written
     digest_files([tmp_path / "old"])
-    for answers in (isolated_probe.ANSWERS, isolated_open.VERDICTS, trial.VERDICTS):
-        answers.keep("a", "stamp", {})
+    for answers in (isolated_devices.PROBES, isolated_devices.OPEN_VERDICTS, sandbox_load.LOAD_VERDICTS):
+        answers.put("a", "stamp", {})
     counts = {one["kind"]: one["num_files"] for one in json.loads(invoke("cache", "list", "--json").stdout)["kinds"]}
     assert all(counts.values()), counts
     assert sum(counts.values()) == len(files(cache))

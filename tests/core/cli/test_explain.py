@@ -10,41 +10,41 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.cli.explain import _why, layer_groups
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.loader import compile_model
 
 
 @pytest.fixture(scope="module")
-def planned(runtime: Runtime) -> PlannedModel:
-    return plan_model(runtime, "demo", device="numpy")
+def compiled(runtime: Runtime) -> CompiledModel:
+    return compile_model(runtime, "demo", device="numpy")
 
 
-def test_layer_groups_contain_every_step_once(planned: PlannedModel) -> None:
-    operators = {operator.name for operator in planned.operators}
-    found = layer_groups(planned.compiled, operators)
-    assert sum(len(s.steps) * max(len(s.layers), 1) for s in found) == len(planned.compiled.plan.steps)
+def test_layer_groups_contain_every_step_once(compiled: CompiledModel) -> None:
+    operators = {operator.name for operator in compiled.operators}
+    found = layer_groups(compiled.step, operators)
+    assert sum(len(s.steps) * max(len(s.layers), 1) for s in found) == len(compiled.step.plan.steps)
     layers = sorted(layer for section in found for layer in section.layers)
-    assert layers == list(range(planned.model.config.num_hidden_layers))
+    assert layers == list(range(compiled.model.config.num_hidden_layers))
     assert (found[0].title, found[-1].title) == ("before the layers", "after the layers")
     assert any("×" in section.title for section in found)
 
 
-def test_paths_lead_from_composite_to_operator(planned: PlannedModel) -> None:
-    operators = {operator.name for operator in planned.operators}
-    lines = {(line.scope, line.path) for section in layer_groups(planned.compiled, operators) for line in section.steps}
+def test_paths_lead_from_composite_to_operator(compiled: CompiledModel) -> None:
+    operators = {operator.name for operator in compiled.operators}
+    lines = {(line.scope, line.path) for section in layer_groups(compiled.step, operators) for line in section.steps}
     assert ("mlp", "mlp_swiglu/gate_up_silu/silu") in lines
     assert ("self_attn", "qkv_rope_cache_write/rope") in lines
     assert ("", "embedding") in lines
 
 
-def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
+def test_json_agrees_with_the_plan(invoke: Any, compiled: CompiledModel) -> None:
     report = json.loads(invoke("explain", "--device", "numpy", "--json").stdout)
     assert report["device"] == "numpy:0"
-    assert report["num_steps"] == report["num_native_breaks"] == len(planned.compiled.plan.steps)
+    assert report["num_steps"] == report["num_native_breaks"] == len(compiled.step.plan.steps)
     assert report["fallbacks"] == []
     assert report["provenance"]["device"] == report["provenance"]["kernels"] == ["aethermind-core"]
     assert [package.split()[0] for package in report["provenance"]["architecture"]] == ["aethermind-qwen2"]
-    assert report["memory"]["arena_bytes"] == planned.compiled.memory.arena_bytes
+    assert report["memory"]["arena_bytes"] == compiled.step.memory.arena_bytes
     assert report["memory"]["lower_bound_bytes"] <= report["memory"]["arena_bytes"]
     step = report["sections"][0]["steps"][0]
     assert set(step) == {

@@ -6,7 +6,7 @@ from typing import Any
 
 from aethermind import Runtime
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.parts import EngineParts
 from aethermind.sampling.params import SamplingParams
 
 __all__ = ["answer", "open_engine"]
@@ -14,8 +14,8 @@ __all__ = ["answer", "open_engine"]
 
 def open_engine(runtime: Runtime, device: str = "numpy", **options: Any) -> Engine:
     """The demo model with a context of 32 tokens, by default in float32."""
-    planned = plan_model(runtime, "demo", **{"device": device, "dtype": "float32", "max_model_len": 32, **options})
-    return Engine(planned, planned.source.tokenizer())
+    parts = EngineParts.of(runtime, "demo", **{"device": device, "dtype": "float32", "max_model_len": 32, **options})
+    return Engine(parts, parts.compiled.source.tokenizer())
 
 
 def answer(engine: Engine, prompt_token_ids: list[int], num_tokens: int) -> list[int]:

@@ -22,8 +22,9 @@ from tests.scale import scaled
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.checkpoint import Checkpoint
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.sampling.params import StructuredOutputs
@@ -124,7 +125,7 @@ def test_vectors(llm: LLM, model: LLM, pooling: str) -> None:
 
 
 def test_prompts_of_embeddings(llm: LLM, model: LLM) -> None:
-    width = llm.engine.planned.model.config.hidden_size
+    width = llm.engine.compiled.model.config.hidden_size
     prompt = {"prompt_embeds": np.random.default_rng(0).standard_normal((5, width)).astype(np.float32)}
     assert tokens_of(llm.generate(prompt, GREEDY, adapter="wide")) == tokens_of(model.generate(prompt, GREEDY))
 
@@ -248,8 +249,8 @@ def pressed(device: str, runtime: Runtime, adapters: dict[str, Path]) -> Iterato
 
 def open_adapted(runtime: Runtime, device: str, adapters: dict[str, Path], **options: Any) -> Engine:
     limits = {"dtype": "float32", "max_model_len": 32, "adapters": adapters, "swap_space": 0.001}
-    planned = plan_model(runtime, "demo", device=device, **limits, **options)
-    return Engine(planned, planned.source.tokenizer())
+    parts = EngineParts.of(runtime, "demo", device=device, **limits, **options)
+    return Engine(parts, parts.compiled.source.tokenizer())
 
 
 def answers(engine: Engine, requests: Sequence[tuple[int, int, str, int, bool]]) -> list[list[int]]:
@@ -296,4 +297,4 @@ def test_options_that_exclude_adapters(adapters: dict[str, Path], runtime: Runti
     config = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 20}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="GPT2LMHeadModel takes no adapters"):
-        plan_model(runtime, tmp_path, device="numpy", adapters=adapters)
+        compile_model(runtime, tmp_path, device="numpy", adapters=adapters)

@@ -11,7 +11,7 @@ from tests.core.engine.engines import answer, open_engine
 from aethermind import Runtime, SamplingParams
 from aethermind.cache import BlockPool, CacheOutcome, CacheState
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
@@ -52,10 +52,10 @@ def open_pressed(
 ) -> Engine:
     """An engine with a quarter of the blocks that the load needs, and a fixed choice of swapping or recomputation."""
     options = {**CACHE, **options}
-    spec = plan_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
+    spec = compile_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
     swap_space = num_swap_blocks * spec.bytes_per_block / GIB
     engine = open_engine(runtime, device, num_kv_blocks=QUARTER, swap_space=swap_space, **options)
-    assert engine.planned.num_swap_blocks == num_swap_blocks
+    assert engine.compiled.num_swap_blocks == num_swap_blocks
     engine.cache._allocator.pool = PoisoningPool(engine)
     engine.costs.seconds_per_byte, engine.costs.seconds_per_token = (0.0, 1e6) if is_swapping else (1e6, 0.0)
     return engine
@@ -96,7 +96,7 @@ def test_answers_after_swapping_are_those_without_pressure(
     assert engine.cache.pool.num_poisoned > NUM_BLOCKS_OF_LOAD
     stats = EngineStats.of(engine)
     assert stats.swapped_out_bytes == stats.swapped_in_bytes
-    assert stats.swapped_out_bytes >= num_preemptions * engine.planned.cache_spec.bytes_per_block > 0
+    assert stats.swapped_out_bytes >= num_preemptions * engine.compiled.cache_spec.bytes_per_block > 0
     assert 0 < engine.costs.seconds_per_byte < 1.0, "moves are measured"
     assert_idle(engine)
 
@@ -157,7 +157,7 @@ def test_a_swap_space_that_cannot_be_allocated_is_refused(runtime: Runtime) -> N
 def test_a_parked_sequence_is_swapped_out_and_restored(runtime: Runtime, device: str) -> None:
     options = {"block_size": 4, "num_kv_blocks": 8}
     expected = answer(open_engine(runtime, device, **options), PROMPTS[4], 8)
-    spec = plan_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
+    spec = compile_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
     engine = open_engine(runtime, device, swap_space=8 * spec.bytes_per_block / GIB, **options)
     cache, states = engine.cache, [tensor.numpy() for tensor in engine.runner.kv_memory.tensors.values()]
     cache.open("parked")

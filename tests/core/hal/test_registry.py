@@ -1,4 +1,4 @@
-"""Device names: who claims them, which one `auto` means, and the sentence for each that cannot be had."""
+"""The registry of devices: claims, the choice of `auto`, and the errors of unavailable devices."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_failed_plugin_is_named() -> None:
         registry.select("mychip")
 
 
-def test_a_taken_name_names_both_providers() -> None:
+def test_a_claimed_name_names_both_providers() -> None:
     registry = registry_of(("cpu", 0, HERE))
     with pytest.raises(PluginError, match=r"'cpu' is claimed by both p-cpu and thief\. .* replaces='p-cpu'"):
         registry.register("cpu", probe=lambda: HERE, open=NullBackend, provider="thief")
@@ -121,7 +121,7 @@ def raising(error: Exception) -> Callable[[], Backend]:
     return open_backend
 
 
-def test_a_backend_that_cannot_be_opened_is_one_sentence() -> None:
+def test_a_backend_that_cannot_be_opened_is_an_error_of_one_sentence() -> None:
     registry = DeviceRegistry()
     for name, error in (("broken", ImportError("no libx.so")), ("full", OutOfMemoryError("Out of memory."))):
         registry.register(name, probe=lambda: HERE, open=raising(error), provider="p")
@@ -131,7 +131,7 @@ def test_a_backend_that_cannot_be_opened_is_one_sentence() -> None:
         registry.select("full").entry.open()
 
 
-def test_a_frozen_registry_takes_nothing() -> None:
+def test_a_frozen_registry_refuses_devices() -> None:
     registry = registry_of()
     registry.freeze()
     with pytest.raises(AssertionError, match="frozen"):

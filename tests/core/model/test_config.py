@@ -26,7 +26,7 @@ def read(defaults: dict[str, Any] | None = None, **changes: Any) -> DecoderConfi
     return read_decoder_config(raw, defaults=defaults or {})
 
 
-def test_fields_and_what_follows_from_them() -> None:
+def test_fields_are_read_and_derived() -> None:
     config = read()
     assert (config.head_dim, config.num_key_value_heads, config.rms_norm_eps) == (8, 2, 1e-6)
     assert (config.tie_word_embeddings, config.dtype, config.eos_token_ids) == (False, DType.FLOAT32, ())
@@ -36,7 +36,7 @@ def test_fields_and_what_follows_from_them() -> None:
     assert read(num_key_value_heads=None).num_key_value_heads == 8
 
 
-def test_defaults_stand_in_for_absent_and_for_null_fields() -> None:
+def test_defaults_replace_absent_and_null_fields() -> None:
     defaults = {"head_dim": 128, "rms_norm_eps": 1e-5}
     assert read(defaults).head_dim == 128
     assert read(defaults, head_dim=None, rms_norm_eps=None).rms_norm_eps == 1e-5
@@ -49,12 +49,12 @@ def test_dtype_in_both_spellings(name: str, value: str) -> None:
     assert read(**{name: value}).dtype is DType.BFLOAT16
 
 
-def test_todays_dtype_wins() -> None:
+def test_dtype_takes_precedence_over_torch_dtype() -> None:
     assert read(dtype="float16", torch_dtype="float32").dtype is DType.FLOAT16
     assert read(dtype=None, torch_dtype="bfloat16").dtype is DType.BFLOAT16
 
 
-def test_a_dtype_that_is_left_open_is_none() -> None:
+def test_dtype_auto_counts_as_unspecified() -> None:
     assert read(dtype="auto").dtype is read(torch_dtype="auto").dtype is DType.FLOAT32
     assert read(dtype="auto", torch_dtype="float16").dtype is DType.FLOAT16
 
@@ -80,7 +80,7 @@ def test_sliding_windows_in_both_spellings() -> None:
 
 
 @pytest.mark.parametrize(("value", "ids"), [(None, ()), (7, (7,)), ([7, 9], (7, 9)), (-1, (-1,))])
-def test_end_of_text(value: Any, ids: tuple[int, ...]) -> None:
+def test_eos_token_ids_are_read(value: Any, ids: tuple[int, ...]) -> None:
     assert read(eos_token_id=value).eos_token_ids == ids
 
 

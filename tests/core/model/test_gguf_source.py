@@ -13,7 +13,7 @@ import pytest
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.model.gguf_family import GgufFamily
 from aethermind.model.gguf_source import GgufSource
-from aethermind.model.registry import GgufFamilyRegistry
+from aethermind.model.registry import gguf_families
 
 FAMILY = GgufFamily("ToyForCausalLM", {})
 KEYS: dict[str, Any] = {
@@ -62,19 +62,19 @@ def source(tmp_path: Path) -> Callable[..., GgufSource]:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        registry = GgufFamilyRegistry()
+        registry = gguf_families()
         registry.register("toy", f"{__name__}:FAMILY", provider="tests")
         return GgufSource(tmp_path / "toy.gguf", registry)
 
     return make
 
 
-def test_the_least_that_a_file_says(source: Callable[..., GgufSource]) -> None:
+def test_a_file_with_minimal_metadata(source: Callable[..., GgufSource]) -> None:
     assert source().config() == COMMON
     assert source().generation() == {}
 
 
-def test_the_most_that_a_file_says(source: Callable[..., GgufSource]) -> None:
+def test_a_file_with_all_metadata(source: Callable[..., GgufSource]) -> None:
     keys = {
         "toy.attention.head_count_kv": 2,
         "toy.attention.key_length": 16,
@@ -131,7 +131,7 @@ def test_a_factor_of_no_kind_is_linear(source: Callable[..., GgufSource], key: s
         source({f"toy.rope.{key}": 8.0, "toy.rope.scaling.attn_factor": 2.0}).config()
 
 
-def test_what_files_of_encoders_say(source: Callable[..., GgufSource]) -> None:
+def test_encoder_files_give_pooling_and_attention(source: Callable[..., GgufSource]) -> None:
     assert source().pooling() is None
     kinds = gguf.PoolingType
     for kind, pooling in ((kinds.NONE, None), (kinds.MEAN, "mean"), (kinds.CLS, "cls"), (kinds.LAST, "last")):
@@ -141,7 +141,7 @@ def test_what_files_of_encoders_say(source: Callable[..., GgufSource]) -> None:
     assert source({"toy.attention.causal": False}).config() == {**COMMON, "is_causal": False}
 
 
-def test_sampling_is_as_decimal_as_it_was(source: Callable[..., GgufSource]) -> None:
+def test_sampling_values_are_rounded_to_decimals(source: Callable[..., GgufSource]) -> None:
     keys = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.05, "mirostat": 2}
     assert source({f"general.sampling.{key}": value for key, value in keys.items()}).generation() == {
         "temperature": 0.7,
@@ -169,7 +169,7 @@ def test_a_missing_key_is_named(source: Callable[..., GgufSource], key: str) -> 
         ),
     ],
 )
-def test_what_is_not_supported_is_named(source: Callable[..., GgufSource], keys: dict[str, Any], says: str) -> None:
+def test_unsupported_metadata_is_named(source: Callable[..., GgufSource], keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         source(keys).config()
 
@@ -189,7 +189,7 @@ def test_quantised_tensors_have_formats_and_the_rest_is_computed_in_bfloat16(sou
     assert source().weight_formats() == {}
 
 
-def test_types_that_cannot_be_read_are_refused_by_name(source: Callable[..., GgufSource]) -> None:
+def test_unsupported_types_are_refused_by_name(source: Callable[..., GgufSource]) -> None:
     unreadable = source(tensors={"blk.0.attn_q.weight": "TQ1_0"})
     for read in (unreadable.config, unreadable.weights, unreadable.weight_formats):
         with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight' in the quantised type TQ1_0"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aethermind.errors import ConfigError, PluginError
-from aethermind.model.registry import ArchitectureRegistry, GgufFamilyRegistry, InputProcessorRegistry, ModelRegistry
+from aethermind.model.registry import ArchitectureRegistry, ModelRegistry, gguf_families, input_processors
 
 
 def test_an_architecture_is_imported_when_it_is_first_used() -> None:
@@ -19,7 +19,7 @@ def test_an_architecture_is_imported_when_it_is_first_used() -> None:
     assert registry.names() == ["PathForCausalLM", "Unused"]
 
 
-def test_an_architecture_goes_by_other_names_too(tmp_path: Path) -> None:
+def test_an_architecture_has_aliases(tmp_path: Path) -> None:
     registry = ArchitectureRegistry()
     registry.register("AForCausalLM", "pathlib:Path", provider="first", aliases=("AModel", "a"))
     registry.register("BForCausalLM", "pathlib:Path", provider="second", aliases=("AModel", "BModel"))
@@ -48,7 +48,7 @@ def test_an_unknown_architecture_lists_the_installed() -> None:
 
 
 def test_an_unknown_gguf_architecture_lists_the_known() -> None:
-    registry = GgufFamilyRegistry()
+    registry = gguf_families()
     with pytest.raises(ConfigError, match=r"'x'.*Installed: none"):
         registry.get("x")
     registry.register("b", "pathlib:Path", provider="pathlib")
@@ -59,7 +59,7 @@ def test_an_unknown_gguf_architecture_lists_the_known() -> None:
         registry.register("b", "pathlib:PurePath", provider="other")
 
 
-def test_a_taken_name_needs_replaces() -> None:
+def test_a_claimed_name_needs_replaces() -> None:
     registry = ArchitectureRegistry()
     registry.register("A", "pathlib:Path", provider="first")
     with pytest.raises(PluginError, match=r"'A'.*first.*second"):
@@ -71,7 +71,7 @@ def test_a_taken_name_needs_replaces() -> None:
 
 
 def test_an_input_processor_is_optional() -> None:
-    registry = InputProcessorRegistry()
+    registry = input_processors()
     registry.register("A", "pathlib:Path", provider="first")
     assert registry.find("A") is Path
     assert registry.find("B") is None
@@ -79,7 +79,7 @@ def test_an_input_processor_is_optional() -> None:
         registry.register("A", "pathlib:PurePath", provider="second")
 
 
-def test_frozen_registries_take_nothing() -> None:
+def test_a_frozen_registry_refuses_registrations() -> None:
     architectures, models = ArchitectureRegistry(), ModelRegistry()
     architectures.freeze()
     models.freeze()
@@ -103,7 +103,9 @@ def test_models_by_name_and_by_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2-0.5B", "meta-llama/Llama-3.2-1B"])
-def test_a_name_of_the_hub_is_told_how_to_get_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_gets_the_command_that_downloads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"`hf download {name} --local-dir"):
         ModelRegistry().locate(name)
@@ -113,7 +115,7 @@ def test_a_name_of_the_hub_is_told_how_to_get_it(name: str, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("model", ["None", "someone/model"])
-def test_hints_fit_python_as_well_as_the_command_line(model: str) -> None:
+def test_hints_name_python_parameters_and_flags(model: str) -> None:
     with pytest.raises(ConfigError) as error:
         ModelRegistry().locate(model)
     assert "--model" not in str(error.value)

@@ -74,7 +74,7 @@ def assert_within_ulps(values: np.ndarray[Any, Any], expected: np.ndarray[Any, A
 
 @pytest.mark.parametrize("name", ["yarn", "llama3"])
 @pytest.mark.parametrize("within", [{}, {"original_max_position_embeddings": 4096}])
-def test_the_old_context_may_stand_beside_the_scaling(name: str, within: dict[str, Any]) -> None:
+def test_the_original_context_may_be_beside_the_scaling_object(name: str, within: dict[str, Any]) -> None:
     """Where transformers looks first."""
     scaling = {**SCALINGS[name], **within, "rope_theta": 1e6}
     if not within:
@@ -86,7 +86,7 @@ def test_the_old_context_may_stand_beside_the_scaling(name: str, within: dict[st
     assert_within_ulps(inverse_frequencies(config, 100)[0], expected.numpy(), 2)
 
 
-def test_yarn_without_a_factor_stretches_to_max_position_embeddings() -> None:
+def test_yarn_without_a_factor_scales_to_max_position_embeddings() -> None:
     fields = {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 2048}}
     assert read_rope(fields, head_dim=8, max_position_embeddings=8192).factor == 4.0
 
@@ -118,6 +118,6 @@ def test_positions_that_a_scaling_reaches() -> None:
         ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, 64, "'longrope' in config.json is not supp"),
     ],
 )
-def test_what_is_not_rotated_as_asked_is_refused(fields: dict[str, Any], head_dim: int, sentence: str) -> None:
+def test_unsupported_rope_parameters_are_refused(fields: dict[str, Any], head_dim: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_rope(fields, head_dim=head_dim, max_position_embeddings=4096)

@@ -1,4 +1,4 @@
-"""What sentence-transformers wrote beside a model, in the forms of several of its versions."""
+"""The files of sentence-transformers beside a model, as several of its versions write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aethermind.errors import ConfigError
-from aethermind.model.sentence_modules import read_pooling, read_text_limit
+from aethermind.model.hf_files import read_pooling, read_text_limit
 
 OLD = "sentence_transformers.models."
 NEW = "sentence_transformers.sentence_transformer.modules."
@@ -53,12 +53,12 @@ def test_pooling(tmp_path: Path, described: Any, expected: str | None) -> None:
         ({"pooling_mode": 3}, "pooled by 3"),
     ],
 )
-def test_pooling_that_is_not_computed_is_named(tmp_path: Path, described: Any, says: str) -> None:
+def test_unsupported_pooling_is_named(tmp_path: Path, described: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"{says}.*Say which pooling to use instead"):
         read_pooling(write(tmp_path, described))
 
 
-def test_modules_lie_in_folders_of_any_name(tmp_path: Path) -> None:
+def test_module_folders_have_any_name(tmp_path: Path) -> None:
     modules = [(f"{OLD}Transformer", ""), (f"{NEW}pooling.Pooling", "7_Mine"), (f"{OLD}Normalize", "2_Normalize")]
     assert read_pooling(write(tmp_path, {"pooling_mode": "cls"}, modules)) == "cls"
 
@@ -71,7 +71,7 @@ def test_modules_lie_in_folders_of_any_name(tmp_path: Path) -> None:
         ([("x.Pooling", "..")], "no folder beside it"),
     ],
 )
-def test_modules_that_are_not_computed_are_named(tmp_path: Path, modules: list[tuple[str, str]], says: str) -> None:
+def test_unsupported_modules_are_named(tmp_path: Path, modules: list[tuple[str, str]], says: str) -> None:
     (tmp_path / "model").mkdir()
     listed = [{"path": path, "type": kind} for kind, path in modules]
     (tmp_path / "model" / "modules.json").write_text(json.dumps(listed))
@@ -80,7 +80,7 @@ def test_modules_that_are_not_computed_are_named(tmp_path: Path, modules: list[t
 
 
 @pytest.mark.parametrize("content", ["{", "3", '[{"path": ""}]', "[3]"])
-def test_a_list_of_modules_that_is_none(tmp_path: Path, content: str) -> None:
+def test_an_invalid_modules_json_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(ConfigError, match=r"modules\.json' is not a list of modules"):
         read_pooling(tmp_path)
@@ -99,7 +99,7 @@ def test_the_limit_of_a_text(tmp_path: Path, limit: Any, of_tokenizer: Any, expe
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "8", True])
-def test_a_limit_that_is_none(tmp_path: Path, limit: Any) -> None:
+def test_an_invalid_text_limit_is_an_error(tmp_path: Path, limit: Any) -> None:
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
     with pytest.raises(ConfigError, match=r"max_seq_length of .* should be a positive integer"):

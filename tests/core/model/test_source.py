@@ -1,4 +1,4 @@
-"""What is at a path: a directory or a .gguf file."""
+"""The model source of a path: a directory or a .gguf file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.core.checkpoint.packed_layers import random_layer
 
 from aethermind.errors import CheckpointError, ConfigError, TokenizerError
 from aethermind.model.gguf_source import GgufSource
-from aethermind.model.registry import GgufFamilyRegistry
+from aethermind.model.registry import gguf_families
 from aethermind.model.source import DirectorySource, RetokenizedSource, open_source
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF", "not-there.gguf"])
-def test_files_are_known_by_their_name(tmp_path: Path, name: str) -> None:
+def test_gguf_files_are_recognised_by_suffix(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.gguf").touch()
-    source = open_source(tmp_path / name, GgufFamilyRegistry())
+    source = open_source(tmp_path / name, gguf_families())
     assert isinstance(source, GgufSource)
     assert source.path == tmp_path / name
 
@@ -28,17 +28,17 @@ def test_files_are_known_by_their_name(tmp_path: Path, name: str) -> None:
 def test_anything_else_is_a_directory(tmp_path: Path) -> None:
     (tmp_path / "folder.gguf").mkdir()
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "folder.gguf"):
-        assert open_source(path, GgufFamilyRegistry()) == DirectorySource(path)
+        assert open_source(path, gguf_families()) == DirectorySource(path)
 
 
 def test_a_file_of_another_name_says_what_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "model.ggml"
     path.touch()
     with pytest.raises(ConfigError, match=r"is a file, and not a \.gguf one.*directory that holds config\.json"):
-        open_source(path, GgufFamilyRegistry()).config()
+        open_source(path, gguf_families()).config()
 
 
-def test_a_directory_is_read_piece_by_piece(tmp_path: Path) -> None:
+def test_each_method_of_a_directory_reads_only_its_files(tmp_path: Path) -> None:
     source = DirectorySource(tmp_path)
     assert source.generation() == {}
     (tmp_path / "generation_config.json").write_text('{"top_k": 3}')
@@ -52,7 +52,7 @@ def test_a_directory_is_read_piece_by_piece(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
-def test_weights_are_packed_as_a_file_of_the_quantiser_says(tmp_path: Path, name: str) -> None:
+def test_quantize_config_json_describes_packed_weights(tmp_path: Path, name: str) -> None:
     """Old versions of AutoGPTQ and AutoAWQ leave config.json as it was."""
     layer = random_layer(16, 64, method="awq")
     save_file({f"m.{end}": tensor for end, tensor in layer.tensors.items()}, tmp_path / "model.safetensors")
@@ -63,7 +63,7 @@ def test_weights_are_packed_as_a_file_of_the_quantiser_says(tmp_path: Path, name
 
 
 @pytest.mark.parametrize(("num_rows", "fits"), [(3, False), (4, True), (64, True), (None, True)])
-def test_another_tokenizer_has_no_more_tokens_than_the_model(num_rows: int | None, fits: bool) -> None:
+def test_a_replaced_tokenizer_with_more_tokens_than_rows_is_refused(num_rows: int | None, fits: bool) -> None:
     tokenizer = SimpleNamespace(vocab_size=4)
     model: Any = SimpleNamespace(config=lambda: {} if num_rows is None else {"vocab_size": num_rows})
     other: Any = SimpleNamespace(tokenizer=lambda: tokenizer, path=Path("there"))

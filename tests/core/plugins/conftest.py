@@ -10,5 +10,5 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
-    """Room for fake packages, beside those that are really installed."""
+    """Fake packages in addition to the installed ones."""
     return FakeDistributions(tmp_path, monkeypatch)

@@ -9,19 +9,17 @@ from textwrap import dedent
 
 import pytest
 
-from aethermind.hal import isolated_open, isolated_probe
-from aethermind.plugins import checks, trial
-from aethermind.runtime import kernel_hints
+from aethermind.plugins import doctor_checks, sandbox_load
+from aethermind.runtime import isolated_devices, kernel_hints
 
 __all__ = ["FakeDistributions", "write_distribution"]
 
 
 _LIMITS = (
-    *((isolated_probe, name) for name in ("START_LIMIT_S", "PROBE_LIMIT_S")),
-    *((isolated_open, name) for name in ("START_LIMIT_S", "OPEN_LIMIT_S")),
+    *((isolated_devices, name) for name in ("START_LIMIT_S", "PROBE_LIMIT_S", "OPEN_LIMIT_S")),
     *((kernel_hints, name) for name in ("START_LIMIT_S", "LOAD_LIMIT_S")),
-    *((trial, name) for name in ("START_LIMIT_S", "TRIAL_LIMIT_S")),
-    *((checks, name) for name in ("START_LIMIT_S", "CHECK_LIMIT_S")),
+    *((sandbox_load, name) for name in ("START_LIMIT_S", "LOAD_LIMIT_S")),
+    *((doctor_checks, name) for name in ("START_LIMIT_S", "CHECK_LIMIT_S")),
 )
 _PATIENCE_S = 120.0
 
@@ -29,12 +27,12 @@ _PATIENCE_S = 120.0
 class FakeDistributions:
     """Writes modules and `*.dist-info` folders into a folder that is first on sys.path.
 
-    No bytecode is kept of them: it would pass for that of a module of the same length written in the same second.
-    They are loaded without the trial that strangers have, which costs a process each, unless they `are_tried`. Their
-    processes have all the time that a busy machine takes; a test about hanging ones sets a limit of its own.
+    Python writes no bytecode for them, because it would be taken for that of another module of the same length written
+    in the same second. The sandbox of third-party plugins, which costs a process each, is off unless `is_sandboxed`.
+    Child processes have generous time limits for busy machines; a test about hanging ones sets its own.
     """
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, are_tried: bool = False) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_sandboxed: bool = False) -> None:
         self.folder = folder
         self._monkeypatch = monkeypatch
         monkeypatch.syspath_prepend(folder)
@@ -43,8 +41,8 @@ class FakeDistributions:
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         for module, name in _LIMITS:
             monkeypatch.setattr(module, name, _PATIENCE_S)
-        if not are_tried:
-            monkeypatch.setattr(trial, "try_strangers", lambda _: None)
+        if not is_sandboxed:
+            monkeypatch.setattr(sandbox_load, "sandbox_load", lambda _: None)
 
     def install(
         self,

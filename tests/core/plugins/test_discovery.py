@@ -19,7 +19,7 @@ def record_of(records: list[PluginRecord], name: str) -> PluginRecord:
     return record
 
 
-def test_discovery_imports_nothing_and_puts_the_own_distributions_first(fakes: FakeDistributions) -> None:
+def test_discovery_imports_nothing_and_lists_first_party_packages_first(fakes: FakeDistributions) -> None:
     module = fakes.install("zebra", "raise RuntimeError")
     fakes.install("aardvark", "")
     records = discover()
@@ -37,7 +37,7 @@ OWN_VERSION = version("aethermind-core")
 
 
 @pytest.mark.parametrize(
-    ("distribution", "requires", "is_ours"),
+    ("distribution", "requires", "is_first_party"),
     [
         ("aethermind-x", f"aethermind-core=={OWN_VERSION}", True),
         ("aethermind-x", f"aethermind-core == {OWN_VERSION}", True),
@@ -47,11 +47,11 @@ OWN_VERSION = version("aethermind-core")
         ("x", f"aethermind-core=={OWN_VERSION}", False),
     ],
 )
-def test_what_is_released_with_the_core_is_ours(
-    fakes: FakeDistributions, distribution: str, requires: str, is_ours: bool
+def test_packages_released_with_the_core_are_first_party(
+    fakes: FakeDistributions, distribution: str, requires: str, is_first_party: bool
 ) -> None:
     fakes.install("x", "", distribution=distribution, requires=requires)
-    assert record_of(discover(), "x").is_ours is is_ours
+    assert record_of(discover(), "x").is_first_party is is_first_party
 
 
 def test_the_allow_list_applies_before_anything_is_loaded(
@@ -86,7 +86,7 @@ def test_a_plugin_for_several_contracts_is_taken_with_this_one(
     assert (record.contract, record.error) == ("1", None)
 
 
-def test_unreadable_metadata_of_others_is_passed_over(fakes: FakeDistributions) -> None:
+def test_unreadable_metadata_of_other_packages_is_skipped(fakes: FakeDistributions) -> None:
     fakes.write("rubbish", "[aethermind.plugins.v1]\nthis is not an entry point\n")
     fakes.install("fine", "")
     assert record_of(discover(), "fine").error is None
@@ -127,7 +127,7 @@ def test_a_plugin_that_cannot_be_loaded_is_recorded(fakes: FakeDistributions, so
     assert manager.has_plugin("good")
 
 
-def test_the_author_of_a_mistyped_hook_hears_which_one_it_may_be(fakes: FakeDistributions) -> None:
+def test_a_mistyped_hook_gets_the_nearest_name(fakes: FakeDistributions) -> None:
     fakes.install("typo", "@hookimpl\ndef register_devcies(registry): ...")
     record = record_of(discover(), "typo")
     load([record])
@@ -220,17 +220,17 @@ def test_the_marker_of_another_project_marks_nothing(fakes: FakeDistributions) -
     assert hint.startswith("it defines register_devices without")
 
 
-def test_a_plugin_without_a_hook_is_a_hint(fakes: FakeDistributions) -> None:
+def test_a_plugin_without_a_hook_gets_a_hint(fakes: FakeDistributions) -> None:
     assert hints_of(fakes, "def helper(): pass\n") == [
         "plugin_of_fake_forgetful_forgetful implements no hook, so it provides nothing."
     ]
 
 
-def test_a_hook_under_another_functions_name_is_no_hint(fakes: FakeDistributions) -> None:
+def test_a_hook_under_another_functions_name_gives_no_hint(fakes: FakeDistributions) -> None:
     assert hints_of(fakes, "@hookimpl(specname='register_devices')\ndef devices(registry): pass\n") == []
 
 
-def test_a_plugin_that_is_waited_for_is_named(
+def test_a_slow_plugin_gets_a_warning(
     fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a clock: here everything takes too long."""

@@ -1,4 +1,4 @@
-"""An exception that nobody foresaw is laid at the door of whose code raised it."""
+"""The plugin at fault for an unexpected exception: the owner of the innermost frame that is not a library's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROPOSER = """
     import numpy
     from aethermind.engine.speculative.prompt_lookup import PromptLookup
 
-    def make(planned):
+    def make(compiled):
         {body}
 
     @hookimpl
@@ -46,5 +46,5 @@ def test_a_plugin_that_raises_is_named_with_the_place(fakes: FakeDistributions, 
     assert second.endswith("and report it to the authors of that package.")
 
 
-def test_what_the_core_raises_stays_a_bug_though_a_plugin_called_it(fakes: FakeDistributions) -> None:
+def test_an_error_of_the_core_is_a_bug_even_if_a_plugin_called_it(fakes: FakeDistributions) -> None:
     assert generate(fakes, "return PromptLookup(None)")[-1].startswith("This is a bug.")

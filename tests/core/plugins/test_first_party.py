@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from release.distributions import ROOT, distributions
 
-from aethermind import Runtime
+from aethermind import Runtime, first_party
 from aethermind.errors import AetherMindError
-from aethermind.plugins import first_party
-from aethermind.plugins.first_party import FIRST_PARTY, how_to_get, pip_install, provider_of
+from aethermind.first_party import FIRST_PARTY, how_to_get, pip_install, provider_of
 
 HOOKS = {
     "architecture": "register_architectures",
@@ -77,7 +76,7 @@ def test_the_table_is_what_the_packages_register() -> None:
         assert found == names, package
 
 
-def test_the_whole_distribution_brings_every_family_and_the_cpu() -> None:
+def test_the_full_distribution_includes_every_family_and_the_cpu() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     required = {line.split("==")[0] for line in document["project"]["dependencies"]}
     families = {package for package, names in FIRST_PARTY.items() if "architecture" in names}
@@ -110,12 +109,12 @@ def test_a_known_package_is_named_with_the_command_that_installs_it(
     ("kind", "name"),
     [("architecture", "DeepseekV3ForCausalLM"), ("gguf", "gemma3"), ("device", "mps"), ("gguf", "LlamaForCausalLM")],
 )
-def test_where_no_package_is_known_the_message_says_so(kind: Any, name: str) -> None:
+def test_an_unknown_name_has_no_known_package(kind: Any, name: str) -> None:
     assert provider_of(kind, name) is None
     assert how_to_get(kind, name, otherwise="Take another.") == "No package that provides it is known. Take another."
 
 
-def test_an_installed_package_is_not_to_be_installed_again(
+def test_an_installed_package_is_not_advised_for_installation(
     install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("aethermind-llama")
@@ -152,12 +151,12 @@ def test_from_a_clone_pip_installs_from_that_clone(install: Callable[..., None],
         '{"url": "https://example.org/aethermind_core-1.0-py3-none-any.whl", "archive_info": {}}',
     ],
 )
-def test_from_elsewhere_pip_asks_its_index(install: Callable[..., None], direct_url: str | None) -> None:
+def test_other_installations_use_pip_s_index(install: Callable[..., None], direct_url: str | None) -> None:
     install(direct_url=direct_url)
     assert pip_install("aethermind[serve]") == "pip install 'aethermind[serve]'", "in quotes: zsh expands brackets"
 
 
-def test_registries_say_it(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registries_name_the_first_party_package(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_PLUGINS", "")
     install()
     runtime = Runtime.boot()

@@ -18,7 +18,7 @@ def test_the_group_carries_the_contract() -> None:
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_every_hook_has_a_manual(name: str) -> None:
+def test_every_hook_has_documentation(name: str) -> None:
     assert inspect.getdoc(HOOKS[name])
     assert name == "doctor_checks" or name.startswith("register_")
 

@@ -61,7 +61,7 @@ def run(fakes: FakeDistributions, *arguments: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
 
 
-def test_json_is_json_beside_a_plugin_that_prints(fakes: FakeDistributions) -> None:
+def test_json_output_is_valid_beside_a_plugin_that_prints(fakes: FakeDistributions) -> None:
     fakes.install("noisy", NOISY)
     for arguments in (["plugins", "list", "--json"], ["doctor", "--json"]):
         result = run(fakes, *arguments)
@@ -70,7 +70,7 @@ def test_json_is_json_beside_a_plugin_that_prints(fakes: FakeDistributions) -> N
             assert what in result.stderr
 
 
-def test_opening_a_device_and_loading_its_kernels_print_nothing_either(fakes: FakeDistributions) -> None:
+def test_opening_a_device_and_loading_its_kernels_print_nothing(fakes: FakeDistributions) -> None:
     fakes.install("noisy", NOISY)
     code = "from aethermind import Runtime; Runtime.boot().open_device('noisy'); print('{}')"
     environment = {**os.environ, "PYTHONPATH": str(fakes.folder)}
@@ -81,12 +81,12 @@ def test_opening_a_device_and_loading_its_kernels_print_nothing_either(fakes: Fa
     assert "banner at kernels" in result.stderr
 
 
-def test_the_command_of_a_plugin_prints_where_commands_do(fakes: FakeDistributions) -> None:
+def test_a_plugin_s_command_prints_to_standard_output(fakes: FakeDistributions) -> None:
     fakes.install("noisy", NOISY)
     assert run(fakes, "noise").stdout == "said by the command\n"
 
 
-def test_what_was_printed_before_and_after_stays_where_it_belongs(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_before_and_after_a_redirection_is_unaffected(capfd: pytest.CaptureFixture[str]) -> None:
     print("before", end=" ")
     with stdout_to_stderr():
         print("within")
@@ -99,7 +99,7 @@ def test_what_was_printed_before_and_after_stays_where_it_belongs(capfd: pytest.
     assert err == "within\ndeep within\nstill within\n"
 
 
-def test_threads_that_load_at_once_give_standard_output_back(capfd: pytest.CaptureFixture[str]) -> None:
+def test_concurrent_loads_restore_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
     """The first to enter is the first to leave, while another is still inside."""
     first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Opening a third party's device: whatever its backend does happens to a child first, and is told in a sentence."""
+"""Opening a third party's device: its backend opens in a child first, and a crash there becomes a DeviceError."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 from aethermind import Runtime
 from aethermind.cli.app import app
 from aethermind.errors import DeviceError
-from aethermind.hal import isolated_open
+from aethermind.hal import Probe
 from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.runtime import isolated_devices
 
 PLUGIN = """
     import ctypes, os, signal, sys
@@ -77,11 +78,9 @@ def test_a_backend_that_would_end_this_process_is_an_error(
     assert len(opened_by(fakes)) == 1
 
 
-def test_a_backend_that_hangs_is_left_alone_after_its_time(
-    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_hangs_times_out(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
     install(fakes, "signal.pause()")
-    monkeypatch.setattr(isolated_open, "OPEN_LIMIT_S", 0.2)
+    monkeypatch.setattr(isolated_devices, "OPEN_LIMIT_S", 0.2)
     with pytest.raises(DeviceError, match=r"its open\(\) did not answer within 0\.2 s"):
         Runtime.boot().open_device("rogue")
     for pid in opened_by(fakes):
@@ -89,18 +88,18 @@ def test_a_backend_that_hangs_is_left_alone_after_its_time(
             os.killpg(pid, 0)
 
 
-def test_a_device_that_a_process_of_its_own_does_not_claim(fakes: FakeDistributions) -> None:
-    """Which says nothing about opening it, so that stays possible."""
+def test_a_device_that_the_plugin_does_not_claim_in_the_child(fakes: FakeDistributions) -> None:
+    """It says nothing about opening the device, so `open` still works."""
     install(fakes)
     record = next(one for one in Runtime.boot().plugins if one.name == "rogue")
-    device = isolated_open.IsolatedOpen(record, "other", open=NumpyBackend)
+    device = isolated_devices.IsolatedDevice(record, "other", probe=lambda: Probe(1, "here."), open=NumpyBackend)
     with pytest.raises(DeviceError, match=r"^In a process of its own rogue claims no such device \(.*\)\.$"):
         device.examine()
     device.open().close()
     assert opened_by(fakes) == []
 
 
-def test_a_backend_is_tried_once_until_its_code_changes(fakes: FakeDistributions) -> None:
+def test_a_backend_is_sandboxed_once_until_its_code_changes(fakes: FakeDistributions) -> None:
     install(fakes)
     for _ in range(2):
         Runtime.boot().open_device("rogue").backend.close()
@@ -130,7 +129,7 @@ def test_a_device_released_with_the_core_is_opened_at_once(fakes: FakeDistributi
         ("ctypes.string_at(0)", "crashed with signal 11"),
     ],
 )
-def test_auto_goes_on_to_the_next_device_with_a_warning_and_a_named_one_is_an_error(
+def test_auto_skips_a_device_that_cannot_be_opened_with_a_warning(
     fakes: FakeDistributions, caplog: pytest.LogCaptureFixture, open: str, reason: str
 ) -> None:
     install(fakes, open)
@@ -145,9 +144,7 @@ def test_auto_goes_on_to_the_next_device_with_a_warning_and_a_named_one_is_an_er
         Runtime.boot().open_device("rogue")
 
 
-def test_no_device_that_opens_is_an_error_that_names_all(
-    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_no_device_opens_the_error_names_all(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aethermind.hal.numpy_backend.NumpyBackend", lambda: 1 // 0)
     monkeypatch.setenv("AETHERMIND_PLUGINS", "rogue")
     install(fakes, "raise RuntimeError('the card is gone')")
@@ -155,7 +152,7 @@ def test_no_device_that_opens_is_an_error_that_names_all(
         Runtime.boot().open_device("auto")
 
 
-def test_doctor_reports_whatever_the_backend_does_and_tries_again(fakes: FakeDistributions) -> None:
+def test_doctor_reports_a_crashing_backend_and_retries_it(fakes: FakeDistributions) -> None:
     """In this process, which a backend that is opened here would end."""
     install(fakes, "ctypes.string_at(0)")
     runner = typer.testing.CliRunner()
@@ -168,7 +165,7 @@ def test_doctor_reports_whatever_the_backend_does_and_tries_again(fakes: FakeDis
     assert len(opened_by(fakes)) == 2
 
 
-def test_doctor_says_the_facts_of_a_device_that_it_opened_elsewhere(fakes: FakeDistributions) -> None:
+def test_doctor_reports_the_facts_from_the_child(fakes: FakeDistributions) -> None:
     install(fakes)
     result = typer.testing.CliRunner().invoke(app, ["doctor", "--json"])
     devices = {device["name"]: device for device in json.loads(result.stdout)["devices"]}

@@ -1,4 +1,4 @@
-"""Kernels that no plan can use: whoever opens their device, and whoever asks `doctor`, is told."""
+"""Hints about kernels that no plan can use: when their device is opened, and from `doctor`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_kernels_that_cannot_be_used_at_all(fakes: FakeDistributions, offered: s
     assert found.startswith(hint)
 
 
-def test_kernels_that_are_of_use_are_no_hint(fakes: FakeDistributions, caplog: pytest.LogCaptureFixture) -> None:
+def test_useful_kernels_give_no_hint(fakes: FakeDistributions, caplog: pytest.LogCaptureFixture) -> None:
     """Those of a device that is absent cannot be loaded, which is no hint either."""
     absent = """
     @hookimpl
@@ -126,7 +126,7 @@ def test_kernels_that_are_of_use_are_no_hint(fakes: FakeDistributions, caplog: p
     assert not caplog.records
 
 
-def test_doctor_says_it_too(fakes: FakeDistributions) -> None:
+def test_doctor_shows_kernel_hints(fakes: FakeDistributions) -> None:
     install(fakes, "[kernel('paged_atention')]")
     result: Any = typer.testing.CliRunner().invoke(app, ["doctor"])
     assert f"hint: {TYPO}'paged_atention'; did you mean 'paged_attention'?" in result.stdout

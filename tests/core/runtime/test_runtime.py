@@ -51,7 +51,7 @@ def device_names(registry: DeviceRegistry) -> set[str]:
         ("@hookimpl\ndef register_devices(registry): registry.register('x')", "register_devices raised TypeError"),
     ],
 )
-def test_a_broken_plugin_takes_no_other_with_it(fakes: FakeDistributions, source: str, reason: str) -> None:
+def test_a_broken_plugin_affects_no_other(fakes: FakeDistributions, source: str, reason: str) -> None:
     fakes.install("rogue", source)
     fakes.install("good", GOOD)
     runtime = Runtime.boot()
@@ -105,11 +105,11 @@ def test_of_two_plugins_that_claim_one_device_the_first_by_name_has_it(fakes: Fa
     assert str(record_of(runtime, "b").error).startswith("Device 'x' is claimed by both fake-a and fake-b.")
 
 
-def test_a_stranger_cannot_take_away_what_came_with_the_engine(fakes: FakeDistributions) -> None:
-    fakes.install("a", "@hookimpl\ndef register_devices(registry):\n    claim_device(registry, 'cpu', 'stranger')\n")
+def test_a_third_party_cannot_replace_a_first_party_device(fakes: FakeDistributions) -> None:
+    fakes.install("a", "@hookimpl\ndef register_devices(registry):\n    claim_device(registry, 'cpu', 'third')\n")
     runtime = Runtime.boot()
-    (stranger,) = [record for record in runtime.plugins if record.name == "a"]
-    assert "claimed by both aethermind-cpu and stranger" in str(stranger.error)
+    (third_party,) = [record for record in runtime.plugins if record.name == "a"]
+    assert "claimed by both aethermind-cpu and third" in str(third_party.error)
     assert runtime.open_device("cpu").backend.name == "cpu"
 
 
@@ -169,7 +169,7 @@ def test_registries_are_frozen_after_boot() -> None:
 
 
 @pytest.mark.parametrize(("fallback", "has_fallbacks"), [(Fallback.ERROR, False), (Fallback.WARN, True)])
-def test_opening_a_device_brings_its_kernels_and_fallbacks(fallback: Fallback, has_fallbacks: bool) -> None:
+def test_opening_a_device_loads_its_kernels_and_fallbacks(fallback: Fallback, has_fallbacks: bool) -> None:
     opened = Runtime.boot().open_device("numpy:0", fallback=fallback, num_threads=3)
     assert (str(opened.device), opened.backend.name, opened.num_threads) == ("numpy:0", "numpy", 1)
     signature = Signature("linear", "numpy", DType.FLOAT32, (), {})
@@ -196,7 +196,7 @@ def test_kernels_that_cannot_be_loaded_name_their_package(fakes: FakeDistributio
         runtime.open_device("numpy")
 
 
-def test_unknown_things_list_the_installed() -> None:
+def test_unknown_names_list_the_installed_ones() -> None:
     runtime = Runtime.boot()
     with pytest.raises(DeviceError, match=r"Installed: .*cpu, .*null, numpy"):
         runtime.open_device("abacus")

@@ -40,7 +40,7 @@ _RUNS = 3
 def generate(llm: LLM, batch: int, prompt_tokens: int, output_tokens: int) -> BatchTiming:
     """Answer a batch of prompts of one length greedily."""
     prompts = [
-        {"prompt_token_ids": sample_prompt(prompt_tokens, llm.engine.planned.model.config.vocab_size, index)}
+        {"prompt_token_ids": sample_prompt(prompt_tokens, llm.engine.compiled.model.config.vocab_size, index)}
         for index in range(batch)
     ]
     run = BatchTiming(batch, prompt_tokens)
@@ -65,8 +65,8 @@ def measure(llm: LLM, limits: MeasuredLimits, batch: int, prompt_tokens: int, ou
     generate(llm, batch, prompt_tokens, min(8, output_tokens))
     shapes = shapes_of(llm, lambda: generate(llm, batch, prompt_tokens, output_tokens))
     runs = [generate(llm, batch, prompt_tokens, output_tokens) for _ in range(_RUNS)]
-    planned = llm.engine.planned
-    least = Phases(*(least_seconds(planned.compiled.plan, planned.operators, part, limits) for part in split(shapes)))
+    compiled = llm.engine.compiled
+    least = Phases(*(least_seconds(compiled.step.plan, compiled.operators, part, limits) for part in split(shapes)))
     facts |= {name: value for name, value in summarize(runs, least).items() if value is not None}
     facts["prefill_ms"] = 1e3 * median(run.prefill_s for run in runs)
     if output_tokens > 1:
@@ -77,8 +77,8 @@ def host_times(llm: LLM, prompt_tokens: int) -> dict[str, float]:
     """Milliseconds of a known prompt before its first step is enqueued, while it is, until the device is done, and
     after; `gpu_ms` is what the device took between the first and the last of its work.
     """
-    planned, executable = llm.engine.planned, llm.engine.runner.executor.executable
-    events = planned.open_device.backend.events
+    compiled, executable = llm.engine.compiled, llm.engine.runner.executor.executable
+    events = compiled.open_device.backend.events
     begin, end = (events.create(timing=True) for _ in range(2))
     run, wait, marks = executable.run, llm.engine.pipeline.step, list[float]()
 
@@ -94,7 +94,7 @@ def host_times(llm: LLM, prompt_tokens: int) -> dict[str, float]:
         marks.append(time.perf_counter())
         return finished
 
-    prompts = [{"prompt_token_ids": sample_prompt(prompt_tokens, planned.model.config.vocab_size, 0)}]
+    prompts = [{"prompt_token_ids": sample_prompt(prompt_tokens, compiled.model.config.vocab_size, 0)}]
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     executable.run, llm.engine.pipeline.step = timed_run, timed_step  # type: ignore[method-assign]
     try:
@@ -149,7 +149,7 @@ def main() -> int:
             llm = open_model(Path(folder) / "model", config, 64 if is_small else 3328, format)
             facts["seconds"] = round(time.perf_counter() - began, 1)
         with log.case("limits") as facts:
-            limits = llm.engine.planned.open_device.backend.measure_limits([DType.BFLOAT16, DType.FLOAT32])
+            limits = llm.engine.compiled.open_device.backend.measure_limits([DType.BFLOAT16, DType.FLOAT32])
             facts["copy GB/s"] = round(limits.memory_bytes_per_s / 1e9)
             facts |= {f"{name} TFLOP/s": round(rate / 1e12) for name, rate in limits.flops_per_s.items()}
         for batch, prompt_tokens, output_tokens in batches:

@@ -1,35 +1,38 @@
-"""Weights on disk: named tensors, read strictly, copied by nobody before somebody asks.
+"""Weights on disk: named tensors, validated strictly, mapped into memory without copies.
 
-TensorSource      what every set of weights can do: names, info, array
+TensorSource      the interface of every set of weights: names, info, array
 SafetensorsFile   one .safetensors file, mapped into memory
 Checkpoint        a model directory's weights, in one file or in shards with an index
 TorchFile         one .bin, .pt or .pth file, written by torch.save (needs torch)
-AdaptedTensors    a checkpoint whose tensors are renamed, transposed or cut as a model wants them
-DummyCheckpoint   weights that look random, for trying a model without having it
+AdaptedTensors    a checkpoint whose tensors are renamed, transposed or sliced to match a model's graph
+DummyCheckpoint   random-looking weights, for running a model without its checkpoint
 match_names       the check that a set of weights is exactly what a model needs
 
-GGUF files are read by `gguf` and named by `gguf_names`, which are imported only for such a file.
+GGUF files are read by `gguf` and `gguf_tensors`, GPTQ and AWQ by `gptq_awq`, LoRA adapters by `lora_adapter`; these are
+imported only for such a file.
 """
 
 from __future__ import annotations
 
-from aethermind.checkpoint.adapted import AdaptedTensors, Part
+from aethermind.checkpoint.adapted import AdaptedTensors, TensorSlice
 from aethermind.checkpoint.dummy import DummyCheckpoint
-from aethermind.checkpoint.name_map import match_names
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
-from aethermind.checkpoint.source import StoredTensors, TensorFile, TensorInfo, TensorSource
+from aethermind.checkpoint.source import StoredTensors, TensorFile, TensorInfo, TensorSource, match_names
 from aethermind.checkpoint.torch_pickle import TorchFile
+from aethermind.plugins.compatibility import deprecated_names
+
+__getattr__ = deprecated_names(__name__, {"Part": ("TensorSlice", TensorSlice)})
 
 __all__ = [
     "AdaptedTensors",
     "Checkpoint",
     "DummyCheckpoint",
-    "Part",
     "SafetensorsFile",
     "StoredTensors",
     "TensorFile",
     "TensorInfo",
+    "TensorSlice",
     "TensorSource",
     "TorchFile",
     "match_names",

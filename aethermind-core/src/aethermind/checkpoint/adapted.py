@@ -1,7 +1,7 @@
-"""A checkpoint seen as a model wants it: tensors renamed, transposed, cut out of larger ones or with a row added.
+"""A view of a checkpoint in a model's layout: tensors renamed, transposed, sliced, or with a row added.
 
-Graphs are written with one matrix [out, in] for each projection. Checkpoints that store them otherwise (GPT-2's are
-[in, out], with queries, keys and values in one) are read through this.
+Graphs have one matrix [out, in] for each projection. Checkpoints with another layout (GPT-2's matrices are [in, out],
+with queries, keys and values in one) are read through this view.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["AdaptedTensors", "Part"]
+__all__ = ["AdaptedTensors", "TensorSlice"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A tensor of the model in terms of one that is stored: transposed first, then rows `begin` to `end` of it.
+class TensorSlice:
+    """A model's tensor as a slice of a stored one: it is transposed first, then rows `begin` to `end` are taken.
 
-    `end` is None for all that follow `begin`. What is then `added`, the first row of another tensor, goes to every row.
+    `end` is None for all rows from `begin` on. The first row of the tensor `added` is then added to every row.
     """
 
     stored_name: str
@@ -36,22 +36,23 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing but the name changes."""
+        """Whether only the name changes."""
         return not self.is_transposed and self.begin == 0 and self.end is None and self.added is None
 
 
 class AdaptedTensors:
-    """The tensors of `parts`, in terms of those stored, and whatever `parts` makes no use of; implements
-    `StoredTensors`. Immutable.
+    """A checkpoint whose tensors are the `parts`, slices of stored tensors, and the stored tensors that no slice uses.
+
+    Implements `StoredTensors`. Immutable.
     """
 
-    def __init__(self, stored: StoredTensors, parts: Mapping[str, Part]) -> None:
-        """Parts of tensors that are not stored are left out: the model's own check of names reports them."""
+    def __init__(self, stored: StoredTensors, parts: Mapping[str, TensorSlice]) -> None:
+        """Slices of missing tensors are left out; the model's check of names reports them."""
         there = set(stored.names)
         self._stored = stored
         self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
         used = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
-        self._parts |= {name: Part(name) for name in stored.names if name not in used}
+        self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ class AdaptedTensors:
             raise _is_quantised(part.added)
         return np.asarray(rows + added[0])
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> TensorSlice:
         if name not in self._parts:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
         return self._parts[name]

@@ -1,8 +1,8 @@
-"""Made-up weights: any shapes, values like a fresh model's, ready at once whatever the model's size.
+"""Dummy weights: random-looking values of any shapes, available immediately for any size of model.
 
-Random numbers for billions of parameters take minutes; a benchmark needs values of the right size, not independent
-ones. So one block of random values is repeated through a single buffer, as long as the longest tensor needs, and
-every tensor is a view on it from a place that its name decides: the cost is one pass over the largest tensor.
+Random numbers for billions of parameters would take minutes, and benchmarks need values of the right magnitude, not
+independent ones. So one block of random values is repeated in a single buffer of the length of the largest tensor, and
+every tensor is a view of it at an offset derived from its name. The cost is one pass over the largest tensor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from aethermind.errors import CheckpointError, InvalidArgumentError
 
 __all__ = ["DummyCheckpoint"]
 
-# A prime, so that the rows of a matrix fall on different places of the block, whatever the hidden size.
+# A prime, so that the rows of a matrix begin at different offsets of the block for every hidden size.
 _BLOCK_VALUES = 1_048_573
-# Views begin at multiples of 64 values: at cache lines of the buffer, as far as the buffer itself does.
+# Views begin at multiples of 64 values, which are cache lines if the buffer begins at one.
 _STEP_VALUES = 64
 
 
@@ -30,8 +30,7 @@ class DummyCheckpoint:
     """Weights of any shapes, the same for the same seed; implements `TensorSource`.
 
     Values are normal with mean 0 and deviation `std`, except that one-dimensional tensors whose names end in
-    `norm.weight` are 1. Tensors share memory, which is allocated when the first one is asked for and is as long
-    as the longest tensor.
+    `norm.weight` are 1. Tensors share one buffer of the length of the largest tensor, allocated at the first access.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""What is in files, in 32 hexadecimal digits: the same wherever a copy of them lies, another for any other byte.
+"""Digests of the contents of files, in 32 hexadecimal digits, independent of the files' location.
 
-Reading all of a checkpoint takes seconds, so a digest is remembered in the user's cache directory (`XDG_CACHE_HOME`,
-else `~/.cache`) for a file as it is now: another size, or another time of modification or of change of its inode, and
-it is computed again.
+Reading a whole checkpoint takes seconds, so the digest of a file is cached in the user's cache directory
+(`XDG_CACHE_HOME`, else `~/.cache`). A changed size, modification time or inode change time invalidates it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ __all__ = ["digest_files"]
 _PIECE_BYTES = 64 * 2**20
 _NUM_DIGITS = 32
 _TICK_NS = 100_000_000
-"""Longer than the clock stands still by which file systems tell times: what changed so recently may change once more
-without another time, so its digest is not remembered.
+"""Longer than the resolution of file times: a file that changed so recently may change again without a new time, so
+its digest is not cached.
 """
 
 
 def digest_files(paths: Sequence[Path]) -> str:
-    """The digest of files in their order, their names left out. CheckpointError where one cannot be read."""
+    """Compute the digest of files in their order, without their names. CheckpointError if one cannot be read."""
     return _short(sha256("".join(_digest(path) for path in paths).encode()).hexdigest())
 
 
@@ -38,9 +37,9 @@ def _digest(path: Path) -> str:
         status = path.stat()
         seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         name = _short(sha256(repr((str(path.resolve()), seen)).encode()).hexdigest())
-        remembered = env.cache_directory() / "digests" / name
+        cached = env.cache_directory() / "digests" / name
         with suppress(OSError):
-            known = remembered.read_text("ascii")
+            known = cached.read_text("ascii")
             if len(known) == _NUM_DIGITS:
                 return known
         is_settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _TICK_NS
@@ -52,15 +51,15 @@ def _digest(path: Path) -> str:
     if not is_settled:
         return found
     with suppress(OSError):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        beside = remembered.with_name(f"{remembered.name}.{os.getpid()}")
-        beside.write_text(found, "ascii")
-        beside.replace(remembered)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = cached.with_name(f"{cached.name}.{os.getpid()}")
+        unfinished.write_text(found, "ascii")
+        unfinished.replace(cached)
     return found
 
 
 def _read(path: Path, num_bytes: int) -> str:
-    """The digest of the digests of pieces, which several threads compute."""
+    """Hash the digests of a file's pieces, which several threads compute."""
 
     def digest(begin: int) -> bytes:
         piece = sha256()

@@ -1,9 +1,9 @@
-"""One .gguf file: metadata, and tensors that stay in the file. Names, shapes and bounds are checked, values are not.
+"""One .gguf file: metadata and memory-mapped tensors. Names, shapes and bounds are checked, values are not.
 
 The format (versions 2 and 3, little-endian): a magic, counts, metadata as key, type and value, then a name, sizes,
-type and offset for each tensor, then the values from the next multiple of `general.alignment` on. We read it ourselves
-rather than with the `gguf` library because that makes two arrays of every string of a vocabulary, which takes seconds;
-here a vocabulary is stepped over and decoded when somebody walks through it.
+type and offset for each tensor, then the values from the next multiple of `general.alignment` on. The `gguf` library
+is not used because it makes two arrays of every string of a vocabulary, which takes seconds. Here the strings of a
+vocabulary are skipped, and decoded at an iteration.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NUMBERS = {
     12: "<f8",
 }
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
-# Only for saying what a file holds.
+# For error messages only.
 _UNREADABLE = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     29: "IQ1_M",
@@ -60,10 +60,10 @@ _UNREADABLE = {
 
 
 class GgufStrings:
-    """The strings of an array in a mapped file, decoded each time they are asked for."""
+    """The strings of an array in a mapped file, decoded at each access."""
 
     def __init__(self, file: GgufFile, marks: Sequence[int], count: int) -> None:
-        """The file, the bytes at which every `_MARK_DISTANCE`th string's length stands, and how many there are."""
+        """Take the file, the offset of every `_MARK_DISTANCE`th string's length, and the number of strings."""
         self._file = file
         self._marks = marks
         self._count = count
@@ -72,7 +72,7 @@ class GgufStrings:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        """CheckpointError where a string is not UTF-8."""
+        """Decode the strings in order; CheckpointError for one that is not UTF-8."""
         data, position = self._file.map, self._marks[0]
         for _ in range(self._count):
             begin = position + _LENGTH.size
@@ -83,7 +83,7 @@ class GgufStrings:
                 self._refuse(begin)
 
     def picked(self, indices: Iterable[int]) -> Iterator[str]:
-        """The strings at increasing indices, without a walk through all that are before them."""
+        """Decode the strings at increasing indices; strings before a mark are skipped."""
         data, passed, position = self._file.map, 0, self._marks[0]
         for index in indices:
             mark = index // _MARK_DISTANCE
@@ -110,11 +110,11 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file, read its metadata and check where its tensors lie.
+        """Map the file, read its metadata and check the offsets of its tensors.
 
         Raises:
             CheckpointError: the file is missing or unreadable, is not GGUF of a known version, is truncated, or
-                contradicts itself. Tensors of types that cannot be read are no error before they are asked for.
+                contradicts itself. Tensors of unsupported types are no error until they are accessed.
         """
         self.path = Path(path)
         assert sys.byteorder == "little", "GGUF values are little-endian"
@@ -159,7 +159,7 @@ class GgufFile:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all values together. Raises CheckpointError where tensors are of types that cannot be read."""
+        """Size of all values together. Raises CheckpointError for tensors of unsupported types."""
         return sum(self.info(name).num_bytes for name in self.names)
 
     def info(self, name: str) -> TensorInfo:
@@ -178,11 +178,11 @@ class GgufFile:
         return info
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """Return a tensor's values: a read-only view on the mapped file, C-contiguous, copying nothing; of a quantised
-        tensor its unpacked codes.
+        """Return a tensor's values: a read-only view of the mapped file, C-contiguous, without a copy; for a quantised
+        tensor its unpacked integer codes.
 
-        Raises CheckpointError for an unknown name, for a type that cannot be read, and for scales that are not finite
-        or, multiplied, beyond what float16 holds.
+        Raises CheckpointError for an unknown name, an unsupported type, and scales or products of scales that are not
+        finite in float16.
         """
         info = self.info(name)
         if info.weight_format is not None:
@@ -203,7 +203,7 @@ class GgufFile:
         return weight
 
     def fail(self, problem: str) -> NoReturn:
-        """Raise the CheckpointError of a file that is not what it should be."""
+        """Raise a CheckpointError about this file."""
         way_out = remedy(self.path, otherwise="Fetch or write the file again.")
         raise CheckpointError(f"{self.path} {problem}. {way_out}")
 
@@ -215,7 +215,7 @@ class GgufFile:
         # GGUF writes the innermost size first.
         shape = tuple(reversed([reader.number("<u8") for _ in range(rank)]))
         kind, begin = reader.number("<u4"), reader.number("<u8")
-        # Sizes beside a zero take no bytes, so nothing else bounds them; NumPy multiplies them all the same.
+        # A size of zero makes the tensor empty, so no other check bounds the other sizes, which NumPy multiplies.
         if prod(max(size, 1) for size in shape) >= 2**60:
             self.fail(f"has a tensor {name!r:.80} of shape {shape}, which is too big to address")
         self._types[name] = kind
@@ -257,23 +257,23 @@ class GgufFile:
 
 
 class _Reader:
-    """A position in a mapped file that moves as things are read. Mutable."""
+    """A reader of a mapped file. Mutable: reading advances its position."""
 
     def __init__(self, file: GgufFile, position: int) -> None:
         self._file = file
         self.position = position
 
     def number(self, dtype: str) -> Any:
-        """One number of a NumPy dtype."""
+        """Read one number of a NumPy dtype."""
         return self.numbers(dtype, 1)[0].item()
 
     def numbers(self, dtype: str, count: int) -> npt.NDArray[Any]:
-        """A view on `count` numbers."""
+        """Read `count` numbers, as a view."""
         begin = self._advance(count * np.dtype(dtype).itemsize)
         return np.frombuffer(self._file.map, dtype, count, begin)
 
     def string(self) -> str:
-        """A length and so many bytes of UTF-8."""
+        """Read a length, and so many bytes of UTF-8."""
         begin = self._advance(self.number("<u8"))
         try:
             return self._file.map[begin : self.position].decode()
@@ -281,7 +281,7 @@ class _Reader:
             self._file.fail(f"has a string at byte {begin} that is not UTF-8")
 
     def value(self, key: str, kind: int) -> Any:
-        """A value of metadata of a type."""
+        """Read a metadata value of the type `kind`."""
         if kind == _STRING:
             return self.string()
         if kind in _NUMBERS:
@@ -296,7 +296,7 @@ class _Reader:
         return GgufStrings(self._file, self._skip_strings(count), count)
 
     def _skip_strings(self, count: int) -> list[int]:
-        """Go on behind so many strings; returns where some of them begin."""
+        """Skip `count` strings; return the offsets of every `_MARK_DISTANCE`th one."""
         data, position, marks = self._file.map, self.position, [self.position]
         try:
             for passed in range(0, count, _MARK_DISTANCE):

@@ -1,18 +1,19 @@
-"""How GGUF's quantised tensors are stored, and the weight formats that hold the same numbers.
+"""GGUF's quantised block types, and the weight formats that hold the same numbers.
 
-A row is a sequence of blocks of so many values and bytes, each with scales of its own (ggml's `block_q4_0` and so on):
+A row is a sequence of blocks, each with its own scales (ggml's `block_q4_0` and so on):
 
-    Q4_0 Q5_0 Q8_0    scale · (code − middle), 32 values a scale: our formats without shifts
-    Q4_1 Q5_1         scale · code + offset, 32 values a scale: our formats with offsets
-    Q4_K Q5_K         the same; scales and offsets of 32 values are 6-bit multiples of two numbers of 256 values: our
-                      format in two levels, of 4 bits. For Q5_K the products are rounded to float16, by a relative 2⁻¹²
-                      at most
-    IQ4_NL IQ4_XS     codes name 16 values of int8, which are our codes then. Scales of IQ4_XS are 6-bit multiples of
-                      one number of 256 values; the products are rounded to float16
-    Q2_K Q3_K Q6_K    16 values share a scale, which no format of ours has: requantised as int8 of 32 values. Each value
-                      is off by half a step of int8 at most, 1/254 of the largest magnitude of its 32
+    Q4_0 Q5_0 Q8_0    scale · (code − middle), 32 values per scale: the symmetric formats
+    Q4_1 Q5_1         scale · code + offset, 32 values per scale: the formats with offsets
+    Q4_K Q5_K         the same, with two levels of scales: scales and offsets of 32 values are 6-bit multiples of two
+                      super-block scales of 256 values. Q4_K is the format int4_k; for Q5_K the products are rounded to
+                      float16, with a relative error of 2⁻¹² at most
+    IQ4_NL IQ4_XS     codes index 16 values of int8, which become the codes. Scales of IQ4_XS are 6-bit multiples of one
+                      super-block scale of 256 values; the products are rounded to float16
+    Q2_K Q3_K Q6_K    16 values share a scale, which no weight format has: requantised as int8 of 32 values. The error
+    of
+                      a value is half a step of int8 at most, 1/254 of the largest magnitude of its 32
 
-Codes are taken over as they are, except those that are requantised.
+Integer codes remain unchanged, except those that are requantised.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _VALUES_AT_ONCE = 1 << 20
 
 
 class _Parts(NamedTuple):
-    """Of blocks: codes [n, num_values], scales and offsets [n, num_values / 32], units [n, 1, 2]."""
+    """Decoded blocks: codes [n, num_values], scales and offsets [n, num_values / 32], super-block scales [n, 1, 2]."""
 
     codes: Array
     scales: Array
@@ -45,9 +46,9 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A quantised type: values and bytes of a block, the name of the format that it is read as, and how.
+    """A quantised type: values and bytes of a block, and the name of the weight format that it is read as.
 
-    `decode(blocks)` takes bytes [n, num_bytes].
+    `decode(blocks)` decodes bytes [n, num_bytes].
     """
 
     name: str
@@ -58,20 +59,20 @@ class BlockType:
 
     @property
     def format(self) -> WeightFormat:
-        """The format of weights of this type."""
+        """The weight format of tensors of this type."""
         found = parse_format(self.format_name)
         assert found is not None, "block types are read as formats of the core"
         return found
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor whose last size is a multiple of `num_values`."""
+        """The bytes of a tensor whose last size is a multiple of `num_values`."""
         count = 1
         for size in shape:
             count *= size
         return count // self.num_values * self.num_bytes
 
     def read(self, stored: Array, shape: tuple[int, int]) -> QuantizedWeight:
-        """The weight [N, K] in a tensor's bytes."""
+        """Decode a tensor's bytes as the weight [N, K]."""
         rows, columns = shape
         blocks = (rows, columns // _LENGTH)
         format = self.format
@@ -93,19 +94,19 @@ class BlockType:
 
 
 def _halves(blocks: Array, begin: int, count: int = 1) -> Array:
-    """`count` float16 numbers from a byte on, [n, count]."""
+    """View `count` float16 numbers of each block from byte `begin` on, [n, count]."""
     return np.ascontiguousarray(blocks[:, begin : begin + 2 * count]).view(np.float16)
 
 
 def _nibbles(packed: Array, group: int) -> Array:
-    """[n, bytes] as [n, 2 · bytes]: of every `group` bytes first the low nibbles, then the high ones."""
+    """Unpack [n, bytes] to [n, 2 · bytes]: for every `group` bytes first the low nibbles, then the high ones."""
     grouped = packed.reshape(len(packed), -1, 1, group)
     codes: Array = np.concatenate([grouped & 15, grouped >> 4], axis=2)
     return codes.reshape(len(packed), -1)
 
 
 def _fifth_bits(stored: Array) -> Array:
-    """Four bytes, a bit for each of 32 values, as 0 and 16."""
+    """Unpack four bytes, one bit for each of 32 values, to 0 and 16."""
     bits: Array = np.unpackbits(stored, axis=1, bitorder="little")
     return bits << 4
 
@@ -133,8 +134,9 @@ def _decode_q8_0(blocks: Array) -> _Parts:
 
 
 def _k_sides(blocks: Array) -> tuple[Array, Array, Array]:
-    """Scales and offsets of the eight runs of 32 values: 6 bits each in 12 bytes, the last four in pieces. And the two
-    numbers that they count, [n, 1, 2]; offsets are stored negated.
+    """Decode the scales and offsets of eight groups of 32 values, 6 bits each in 12 bytes, and the super-block scales.
+
+    The last four of each are split over two places. Super-block scales are [n, 1, 2]; offsets are stored negated.
     """
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
@@ -152,18 +154,18 @@ def _decode_q5_k(blocks: Array) -> _Parts:
     codes = _nibbles(blocks[:, 48:], 32) | fifth.reshape(len(blocks), -1)
     scales, offsets, units = _k_sides(blocks)
     both = units.astype(np.float32)
-    with np.errstate(over="ignore"):  # told by who asked
+    with np.errstate(over="ignore"):  # the caller checks that they are finite
         return _Parts(codes, (both[..., 0] * scales).astype(np.float16), (both[..., 1] * offsets).astype(np.float16))
 
 
 def _pairs_of_bits(stored: Array) -> Array:
-    """64 bytes, two bits for each of 256 values: of each half, a byte holds those of four values 32 apart."""
+    """Unpack 64 bytes, two bits for each of 256 values: a byte holds those of four values, 32 apart, of one half."""
     pairs: Array = stored.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     return pairs.reshape(len(stored), -1)
 
 
 def _requantised(codes: Array, steps: Array, offsets: Array | None = None) -> _Parts:
-    """Codes [n, 256] with a step, and perhaps an offset, for each 16, as int8 of 32."""
+    """Requantise codes [n, 256], with a step and perhaps an offset for each 16, as int8 with groups of 32."""
     values = codes.reshape(-1, 16, 16) * steps[..., None]
     if offsets is not None:
         values += offsets[..., None]
@@ -178,7 +180,7 @@ def _decode_q2_k(blocks: Array) -> _Parts:
 
 
 def _decode_q3_k(blocks: Array) -> _Parts:
-    # A value's third bit lies in the byte of its place among 32, at the bit of its run; where it is 0, 4 is taken off.
+    # The third bit of value 32 · g + i is bit g of byte i; if it is 0, 4 is subtracted.
     third = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     codes = (_pairs_of_bits(blocks[:, 32:96]) | third.reshape(len(blocks), -1) << 2).view(np.int8) - np.int8(4)
     low = np.concatenate([blocks[:, 96:104] & 15, blocks[:, 96:104] >> 4], axis=1)
@@ -201,13 +203,13 @@ def _decode_iq4_xs(blocks: Array) -> _Parts:
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
     upper = blocks[:, 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
-    with np.errstate(over="ignore"):  # told by who asked
+    with np.errstate(over="ignore"):  # the caller checks that they are finite
         scales = (multiples * _halves(blocks, 0).astype(np.float32)).astype(np.float16)
     return _Parts(_NONLINEAR[_nibbles(blocks[:, 8:], 16)], scales)
 
 
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-"""What the codes of IQ4_NL and IQ4_XS stand for: denser around zero, as weights are."""
+"""The codebook of IQ4_NL and IQ4_XS: denser around zero, like weights."""
 _REQUANTISED = WeightFormat("int8", 8, _LENGTH, has_zero_point=False)
 
 BLOCK_TYPES = {
@@ -224,4 +226,4 @@ BLOCK_TYPES = {
     20: BlockType("IQ4_NL", 32, 18, "int8", _decode_iq4_nl),
     23: BlockType("IQ4_XS", 256, 136, "int8", _decode_iq4_xs),
 }
-"""By the number that a tensor's header holds."""
+"""Block types by the type number in a tensor's header."""

@@ -1,9 +1,9 @@
-"""One .safetensors file: a JSON header that is checked to the last byte, and values that stay in the file.
+"""One .safetensors file: a fully validated JSON header, and memory-mapped values.
 
 The format: eight bytes of header length N (little-endian), N bytes of JSON `{name: {dtype, shape, data_offsets}}`,
-then the values, tensor after tensor without a gap. We read it ourselves rather than with the `safetensors` library
-because we want read-only views on the mapped file (bfloat16 among them) without torch and without a copy, and an
-error for each way a file can be wrong that is one sentence with the file and the numbers.
+then the values, tensor after tensor without a gap. The `safetensors` library is not used because this module provides
+read-only views of the mapped file (bfloat16 included) without torch and without a copy, and an error message with the
+file and the numbers for each way in which a file can be invalid.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SafetensorsFile:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The free-form strings that the writer left, `{"format": "pt"}` for example."""
+        """The writer's metadata, free-form strings such as `{"format": "pt"}`."""
         return self._metadata
 
     @property
@@ -99,9 +99,9 @@ class SafetensorsFile:
         return info
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor's values: a read-only view on the mapped file, C-contiguous, copying nothing.
+        """Return a tensor's values: a read-only view of the mapped file, C-contiguous, without a copy.
 
-        Values start wherever the writer put them, so the view may be unaligned (`array.flags.aligned`).
+        The writer chose the offsets, so the view may be unaligned (`array.flags.aligned`).
         Raises CheckpointError for an unknown name.
         """
         info = self.info(name)
@@ -153,13 +153,13 @@ class SafetensorsFile:
                 f"{where} of shape {_short(shape)} and dtype {dtype_name}, which takes {num_bytes} bytes, "
                 f"but data_offsets {offsets} span {end - begin}"
             )
-        # Sizes beside a zero take no bytes, so nothing above bounds them; NumPy multiplies them all the same.
+        # A size of zero makes the tensor empty, so nothing above bounds the other sizes, which NumPy multiplies.
         if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
             self._fail(f"{where} of shape {_short(shape)}, which is too big to address")
         return TensorInfo(dtype_name, tuple(shape), begin, end)
 
     def _check_layout(self) -> None:
-        """Tensors in order of their offsets must follow each other from the first data byte to the last."""
+        """Check that tensors, in order of their offsets, fill the data section without gaps or overlaps."""
         position, previous = 0, "the header"
         for name, info in sorted(self._tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
             if info.begin != position:
@@ -197,6 +197,6 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """A value from a hostile file, in at most 120 characters."""
+    """A value of an untrusted file in at most 120 characters."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,4 +1,4 @@
-"""A model directory's weights as one set of tensors, whether they lie in one file or in shards with an index."""
+"""The weights of a model directory as one set of tensors: one file, or shards with an index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a kind of weights lies in a directory: one file, or an index and shards with a suffix."""
+    """The file names of one kind of weights in a directory: a single file, or an index and shards with a suffix."""
 
     single: str
     suffix: str
@@ -42,11 +42,11 @@ _LONE: tuple[tuple[tuple[str, ...], Callable[[Path], TensorFile]], ...] = (
 )
 _OTHER_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors")
 _NO_MODEL = ("adapter_model.safetensors", "consolidated.safetensors")
-"""What is added to a model, and a model by other names of its tensors."""
+"""Files that are not the model: an adapter, and a copy of the model with other tensor names."""
 
 
 class NoWeightsError(CheckpointError):
-    """A directory holds no weights; `found` says what was looked for and found, without a full stop."""
+    """A directory contains no weights; `found` lists the expected and the existing files, without a full stop."""
 
     def __init__(self, found: str) -> None:
         self.found = found
@@ -59,10 +59,10 @@ class NoWeightsError(CheckpointError):
 
 
 class Checkpoint:
-    """Tensors by name over one or more mapped files; implements `TensorSource`. Immutable."""
+    """Tensors by name in one or more mapped files; implements `StoredTensors`. Immutable."""
 
     def __init__(self, file_of_name: Mapping[str, TensorFile]) -> None:
-        """Join files that are already open; use `open` for a directory."""
+        """Join open files; use `open` for a directory."""
         self._file_of_name = dict(file_of_name)
 
     @classmethod
@@ -116,7 +116,7 @@ class Checkpoint:
 
     @property
     def neutral_names(self) -> tuple[str, ...]:
-        """None: nothing is known about what the files hold."""
+        """None: the files do not say which tensors are neutral."""
         return ()
 
     def info(self, name: str) -> TensorInfo:
@@ -124,7 +124,7 @@ class Checkpoint:
         return self._file(name).info(name)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor's values, read-only, a view on its file where it can be one.
+        """Return a tensor's values, read-only, as a view of its file if possible.
 
         Raises CheckpointError for an unknown name.
         """
@@ -167,7 +167,7 @@ def _read_weight_map(index: Path, suffix: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map from tensor names to shards. Fetch the file again.")
     for name, shard in weight_map.items():
-        # A shard lies beside its index; any path, however it is written, could read files elsewhere.
+        # A shard is in the directory of its index; a path could read files elsewhere.
         if not isinstance(shard, str) or not shard.endswith(suffix) or set(shard) & set("/\\:\0"):
             raise CheckpointError(
                 f"{index} puts tensor {name!r} into {shard!r}, which is not the plain name of a {suffix} file "

@@ -1,8 +1,10 @@
-"""What a loader may ask of any set of weights, wherever they come from."""
+"""The interface of weights: named tensors from files or dummies, and the check that they fit a model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,21 +12,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["StoredTensors", "TensorFile", "TensorInfo", "TensorSource", "dtype_names"]
+__all__ = ["StoredTensors", "TensorFile", "TensorInfo", "TensorSource", "dtype_names", "match_names"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor before its values are touched.
+    """The description of a tensor, without its values.
 
     Attributes:
-        dtype_name: the safetensors name of its dtype, a key of `dtype_names()`: `"BF16"`; of a quantised tensor, what
-            its file calls the way it is stored: `"Q4_K"`, `"gptq"`.
+        dtype_name: the safetensors name of its dtype, a key of `dtype_names()`: `"BF16"`; for a quantised tensor, its
+            file's name of the quantisation: `"Q4_K"`, `"gptq"`.
         shape: its dimensions, outermost first; `()` for a scalar.
-        begin, end: the bytes it takes, counted from the start of its file's data section; 0 and its size in
-            bytes for tensors that are not in one piece of a file.
+        begin, end: its bytes, counted from the start of its file's data section; 0 and its size in bytes for tensors
+            that are not contiguous in a file.
         weight_format: the format of the QuantizedWeight that the tensor is read as; None for plain values.
     """
 
@@ -46,12 +49,12 @@ class TensorInfo:
 
     @property
     def kind(self) -> str:
-        """What the values are, for people: NumPy's name of the dtype, or the file's own of a way to quantise."""
+        """The kind of values for display: NumPy's name of the dtype, or the file's name of the quantisation."""
         return self.dtype_name if self.weight_format else str(self.dtype)
 
 
 class TensorSource(Protocol):
-    """A set of named tensors: a checkpoint on disk, or one made up."""
+    """A set of named tensors: a checkpoint on disk, or dummy weights."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +71,7 @@ class TensorSource(Protocol):
         ...
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """Return a tensor's values as a read-only array, those of a quantised one as they are stored.
+        """Return a tensor's values as a read-only array, or a quantised tensor in its stored format.
 
         Raises CheckpointError for an unknown name.
         """
@@ -95,13 +98,13 @@ class StoredTensors(TensorSource, Protocol):
 
     @property
     def neutral_names(self) -> tuple[str, ...]:
-        """Tensors that change nothing, which a model need not want: the biases of zeros that some tools add."""
+        """Tensors without an effect, which a model may ignore: the biases of zeros that some tools add."""
         ...
 
 
 @cache
 def dtype_names() -> dict[str, np.dtype[Any]]:
-    """NumPy's dtype for each dtype name that may stand in a safetensors file, little-endian."""
+    """The NumPy dtype of each dtype name of safetensors files, little-endian."""
     import ml_dtypes
 
     return {
@@ -121,3 +124,64 @@ def dtype_names() -> dict[str, np.dtype[Any]]:
         "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
         "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     }
+
+
+_MAX_LISTED = 5
+_PACKED = ".qweight"
+
+
+def match_names(
+    expected: Mapping[str, tuple[int, ...]],
+    checkpoint: TensorSource,
+    *,
+    ignore: Sequence[str] = (),
+) -> dict[str, TensorInfo]:
+    """Check that a checkpoint has exactly the expected tensors, and return their descriptions in that order.
+
+    Args:
+        expected: the model's parameters, name to shape.
+        checkpoint: the weights.
+        ignore: shell patterns of further names that the checkpoint may have:
+            `"lm_head.weight"` of a model with tied embeddings, `"*.rotary_emb.inv_freq"`.
+
+    Raises:
+        CheckpointError: names are missing or unexpected, or shapes differ; lists up to five of each kind.
+    """
+    found = {name: checkpoint.info(name) for name in checkpoint.names}
+    missing = [f"{name} {_shape(shape)}" for name, shape in expected.items() if name not in found]
+    unexpected = [
+        f"{name} {_shape(info.shape)}"
+        for name, info in found.items()
+        if name not in expected and not any(fnmatchcase(name, pattern) for pattern in ignore)
+    ]
+    misshapen = [
+        f"{name} {_shape(found[name].shape)} instead of {_shape(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != tuple(shape)
+    ]
+    problems = [
+        f"{len(items)} {kind} ({_listing(items)})"
+        for kind, items in (("missing", missing), ("misshapen", misshapen), ("unexpected", unexpected))
+        if items
+    ]
+    if problems:
+        advice = "Check that config.json and the weights belong to the same model."
+        if any(name.endswith(_PACKED) for name in found if name not in expected):
+            advice = (
+                f"Tensors *{_PACKED} are of GPTQ or AWQ: quantization_config in config.json, quantize_config.json or "
+                "quant_config.json has to say how they are packed. Fetch that file, too."
+            )
+        raise CheckpointError(
+            f"The checkpoint does not fit the model: of {len(expected)} expected tensors and {len(found)} found, "
+            f"{'; '.join(problems)}. {advice}"
+        )
+    return {name: found[name] for name in expected}
+
+
+def _listing(items: Sequence[str]) -> str:
+    rest = len(items) - _MAX_LISTED
+    return ", ".join(items[:_MAX_LISTED]) + (f", and {rest} more" if rest > 0 else "")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

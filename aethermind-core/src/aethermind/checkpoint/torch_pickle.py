@@ -1,7 +1,7 @@
-"""One checkpoint written by torch.save: tensors that stay in the file, read by torch with its safe unpickler.
+"""One checkpoint written by torch.save, read by torch with its safe unpickler.
 
-torch is an extra, imported when such a file is opened. Only data is unpickled: a file that asks for anything else is
-refused. Files of today's format (since torch 1.6) are mapped into memory; older ones are read into it as a whole.
+torch is an extra, imported when such a file is opened. Only data is unpickled; a file that needs anything else is
+refused. Files of the current format (since torch 1.6) are mapped into memory, older ones are read as a whole.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy.typing as npt
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.file_faults import remedy
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 __all__ = ["TorchFile"]
 
 _ZIP_MAGIC = b"PK\x03\x04"
-# Trainers put the weights beside their own state, under one of these.
+# Keys under which trainers store the weights beside their own state.
 _WRAPPERS = ("state_dict", "model")
 _DTYPE_NAMES = {
     "torch.bool": "BOOL",
@@ -43,7 +43,7 @@ _DTYPE_NAMES = {
     "torch.float8_e4m3fn": "F8_E4M3",
     "torch.float8_e5m2": "F8_E5M2",
 }
-# What NumPy does not know crosses over as integers of the same width.
+# Dtypes unknown to NumPy are passed as integers of the same width.
 _CARRIERS = {"BF16": "int16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
 
 
@@ -57,7 +57,7 @@ class TorchFile:
         """Unpickle the file's names and shapes, and map its values.
 
         Raises:
-            CheckpointError: torch is not installed; the file cannot be read, is corrupt, or asks for anything but
+            CheckpointError: torch is not installed; the file cannot be read, is corrupt, or needs anything but
                 data; it holds something other than dense tensors by name.
         """
         self.path = Path(path)
@@ -81,7 +81,7 @@ class TorchFile:
         return TensorInfo(_DTYPE_NAMES[str(tensor.dtype)], shape, 0, math.prod(shape) * tensor.element_size())
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor's values, read-only and C-contiguous: a view on the file, or a copy of a strided tensor.
+        """Return a tensor's values, read-only and C-contiguous: a view of the file, or a copy of a strided tensor.
 
         Raises CheckpointError for an unknown name.
         """
@@ -117,7 +117,7 @@ class TorchFile:
             raise CheckpointError(
                 f"{self.path} cannot be read: {error.strerror}. Check the path and its permissions."
             ) from error
-        except Exception as error:  # torch raises whatever its readers and the pickle machine stumble upon
+        except Exception as error:  # torch raises many kinds of errors for invalid files
             self._refuse(error)
         if isinstance(content, Mapping):
             content = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), content)

@@ -99,7 +99,7 @@ class Commands(TyperGroup):
 
 def _unexpected(error: Exception) -> str:
     """The message for an unexpected exception, and where to report it."""
-    from aethermind.plugins.fault import fault_of_plugin
+    from aethermind.plugins.discovery import fault_of_plugin
 
     title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     plugin = fault_of_plugin(error)

@@ -107,7 +107,7 @@ class SummaryGroup(TyperGroup):
 
 def load_commands(taken: Container[str]) -> dict[str, Any]:
     """Load the installed plugins and return their commands by name."""
-    from aethermind.plugins.trial import load_installed
+    from aethermind.plugins.sandbox_load import load_installed
 
     records, manager = load_installed()
     return collect_commands(records, manager, taken)

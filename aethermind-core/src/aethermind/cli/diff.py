@@ -42,7 +42,7 @@ def diff(
         closing(open_llm(model, device=devices[0], dtype=dtype, **options)) as reference,
         closing(open_llm(model, device=devices[1], dtype=reference.info.dtype, **options)) as tested,
     ):
-        tolerance = ComparisonTolerance.of(reference.engine.planned.dtype, rtol, atol)
+        tolerance = ComparisonTolerance.of(reference.engine.compiled.dtype, rtol, atol)
         prompt_token_ids = reference.tokenizer.encode(prompt)
         comparison = compare(reference.engine, tested.engine, prompt_token_ids, num_tokens, tolerance, fuse=fuse)
         return {
@@ -58,7 +58,7 @@ def diff(
 
 
 def _as_record(comparison: Comparison, tested: LLM) -> dict[str, Any]:
-    operators = {operator.name for operator in tested.engine.planned.operators}
+    operators = {operator.name for operator in tested.engine.compiled.operators}
     first = comparison.first_divergence
     names = list(dict.fromkeys(difference.name for difference in comparison.differences))
     return {

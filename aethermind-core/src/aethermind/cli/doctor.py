@@ -13,11 +13,11 @@ from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
 from aethermind.errors import AetherMindError
-from aethermind.hal.isolated_open import facts_of
+from aethermind.first_party import pip_install
 from aethermind.plugins import CONTRACT_VERSION
-from aethermind.plugins.checks import run_checks
-from aethermind.plugins.first_party import pip_install
+from aethermind.plugins.doctor_checks import run_checks
 from aethermind.plugins.requirements import how_to_meet, unmet_requirements
+from aethermind.runtime.isolated_devices import facts_of
 
 if TYPE_CHECKING:
     from aethermind.hal.registry import DeviceEntry

@@ -22,7 +22,7 @@ from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.dispatch import Resolution
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.graph.compile import Compiled
     from aethermind.runtime import Runtime
 
@@ -109,15 +109,15 @@ def explain(
             "--prompt, --tokens, --no-fuse, --rtol and --atol say how --diff A B compares; add it."
         )
     from aethermind.engine.config import EngineConfig
-    from aethermind.engine.loading.loader import open_to_explain, plan_model
+    from aethermind.engine.loading.loader import compile_model, open_to_explain
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
     config = EngineConfig.of(device=device, **settings)
     opened = open_to_explain(runtime, config)
     with closing(opened.backend):
-        planned = plan_model(runtime, options.chosen_model(model), config, opened=opened)
-        report = examine(planned) | {"provenance": _provenance(runtime, planned)}
+        compiled = compile_model(runtime, options.chosen_model(model), config, opened=opened)
+        report = examine(compiled) | {"provenance": _provenance(runtime, compiled)}
     if as_json:
         console.print_json(report)
     else:
@@ -203,29 +203,29 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
     )
 
 
-def examine(planned: PlannedModel) -> dict[str, Any]:
+def examine(compiled: CompiledModel) -> dict[str, Any]:
     """The report of `explain`, for JSON."""
-    compiled = planned.compiled
+    plain = compiled.step
     from aethermind.engine.loading.weight_formats import format_uses
 
-    operators = {operator.name for operator in planned.operators}
-    may_fall_back = planned.open_device.backend.capabilities.is_host_accessible
+    operators = {operator.name for operator in compiled.operators}
+    may_fall_back = compiled.open_device.backend.capabilities.is_host_accessible
     return {
-        "model": str(planned.source.path),
-        "architecture": planned.architecture,
-        "device": str(planned.open_device.device),
-        "device_reason": planned.open_device.selection.reason,
-        "dtype": str(planned.dtype),
-        "weight_formats": [as_record(use) for use in format_uses(planned)],
-        "num_steps": len(compiled.plan.steps),
-        "num_native_breaks": sum(step.kernel.native is None for step in compiled.plan.steps),
-        "fallbacks": list(compiled.fallbacks) if may_fall_back else [],
-        "missing": [] if may_fall_back else list(compiled.fallbacks),
-        "without_kernel_in_other_steps": _without_kernel_in_other_steps(planned),
+        "model": str(compiled.source.path),
+        "architecture": compiled.architecture,
+        "device": str(compiled.open_device.device),
+        "device_reason": compiled.open_device.selection.reason,
+        "dtype": str(compiled.dtype),
+        "weight_formats": [as_record(use) for use in format_uses(compiled)],
+        "num_steps": len(plain.plan.steps),
+        "num_native_breaks": sum(step.kernel.native is None for step in plain.plan.steps),
+        "fallbacks": list(plain.fallbacks) if may_fall_back else [],
+        "missing": [] if may_fall_back else list(plain.fallbacks),
+        "without_kernel_in_other_steps": _without_kernel_in_other_steps(compiled),
         "memory": {
-            "arena_bytes": compiled.memory.arena_bytes,
-            "lower_bound_bytes": compiled.memory.lower_bound_bytes,
-            "symbols": dict(compiled.plan.symbols),
+            "arena_bytes": plain.memory.arena_bytes,
+            "lower_bound_bytes": plain.memory.lower_bound_bytes,
+            "symbols": dict(plain.plan.symbols),
         },
         "sections": [
             {
@@ -233,35 +233,35 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
                 "layers": section.layers,
                 "steps": [_as_record(step, may_fall_back) for step in section.steps],
             }
-            for section in layer_groups(compiled, operators)
+            for section in layer_groups(plain, operators)
         ],
     }
 
 
-def _without_kernel_in_other_steps(planned: PlannedModel) -> dict[str, list[str]]:
+def _without_kernel_in_other_steps(compiled: CompiledModel) -> dict[str, list[str]]:
     """Operators that only some requests need and the device has no kernel for, by the feature requested."""
-    from aethermind.engine.loading.model_graph import GraphKey, Part
+    from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 
-    if planned.is_encoder:
+    if compiled.is_encoder:
         return {}
     others = {
         "penalties, biases and log probabilities": GraphKey(is_adjusted=True),
         "structured output": GraphKey(has_mask=True),
-        "log probabilities of prompts": GraphKey(part=Part.SCORES),
+        "log probabilities of prompts": GraphKey(kind=GraphKind.SCORES),
     }
-    found = {what: planned.compile(key).fallbacks for what, key in others.items()}
-    usual = planned.compiled.fallbacks
+    found = {what: compiled.compile(key).fallbacks for what, key in others.items()}
+    usual = compiled.step.fallbacks
     more = {what: [name for name in names if name not in usual] for what, names in found.items()}
     return {what: names for what, names in more.items() if names}
 
 
-def _provenance(runtime: Runtime, planned: PlannedModel) -> dict[str, list[str]]:
+def _provenance(runtime: Runtime, compiled: CompiledModel) -> dict[str, list[str]]:
     """The packages that provide the device, its kernels and the architecture; kernels of fallbacks are the core's."""
-    device = planned.open_device.device.type
+    device = compiled.open_device.device.type
     return {
         "device": runtime.providers("devices", device),
         "kernels": runtime.providers("kernels", device),
-        "architecture": runtime.providers("architectures", planned.architecture),
+        "architecture": runtime.providers("architectures", compiled.architecture),
     }
 
 

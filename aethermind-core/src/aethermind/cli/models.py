@@ -19,8 +19,8 @@ from aethermind.cli.flags import with_flags, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.model.hf_config import require_directory
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
+from aethermind.model.hf_files import require_directory
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
@@ -107,26 +107,26 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
 
     `available_bytes` is the device's total memory, None where it is unknown.
     """
-    from aethermind.engine.loading.loader import plan_model
+    from aethermind.engine.loading.loader import compile_model
     from aethermind.engine.loading.weight_formats import format_uses
     from aethermind.graph.constants import constant_bytes
 
-    planned = plan_model(runtime, path, config)
-    with closing(planned.open_device.backend) as backend:
-        weights = constant_bytes(planned.compiled.plan, planned.parameter_types)
-        kv_cache = planned.num_kv_blocks * planned.cache_spec.bytes_per_block
-        arena = planned.compiled.memory.arena_bytes
+    compiled = compile_model(runtime, path, config)
+    with closing(compiled.open_device.backend) as backend:
+        weights = constant_bytes(compiled.step.plan, compiled.parameter_types)
+        kv_cache = compiled.num_kv_blocks * compiled.cache_spec.bytes_per_block
+        arena = compiled.step.memory.arena_bytes
         return {
-            "device": str(planned.open_device.device),
-            "dtype": planned.dtype.label,
-            "weight_formats": [as_record(use) for use in format_uses(planned)],
-            "max_model_len": planned.max_model_len,
-            "num_kv_blocks": planned.num_kv_blocks,
+            "device": str(compiled.open_device.device),
+            "dtype": compiled.dtype.label,
+            "weight_formats": [as_record(use) for use in format_uses(compiled)],
+            "max_model_len": compiled.max_model_len,
+            "num_kv_blocks": compiled.num_kv_blocks,
             "weight_bytes": weights,
             "kv_cache_bytes": kv_cache,
             "arena_bytes": arena,
             "total_bytes": weights + kv_cache + arena,
-            "available_bytes": backend.devices.properties(planned.open_device.device.index).total_memory_bytes or None,
+            "available_bytes": backend.devices.properties(compiled.open_device.device.index).total_memory_bytes or None,
         }
 
 

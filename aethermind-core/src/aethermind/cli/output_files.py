@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 __all__ = ["COLORS", "check_plot", "check_writable", "picture", "writing"]
 

@@ -10,8 +10,8 @@ from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.plugin_new import new
-from aethermind.plugins.contracts import negotiate
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
+from aethermind.plugins.compatibility import negotiate
 
 if TYPE_CHECKING:
     from aethermind.plugins.discovery import PluginRecord
@@ -23,7 +23,7 @@ _FIELDS = (
     "name",
     "distribution",
     "version",
-    "is_ours",
+    "is_first_party",
     "contract",
     "contracts",
     "status",
@@ -81,7 +81,7 @@ def boot() -> Runtime:
     """
     from aethermind.cli.app import app as root
     from aethermind.cli.commands import collect_commands
-    from aethermind.plugins.trial import forget_failures
+    from aethermind.plugins.sandbox_load import forget_failures
     from aethermind.runtime import Runtime
     from aethermind.runtime.kernel_hints import hint_at_kernels
 
@@ -97,7 +97,10 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
     """Plugins for `--json`."""
     return [
         {name: getattr(record, name) for name in _FIELDS}
-        | {"negotiation": negotiate(record.contracts, record.distribution).words}
+        | {
+            "is_ours": record.is_first_party,  # deprecated, kept for contract 1: is_first_party
+            "negotiation": negotiate(record.contracts, record.distribution).words,
+        }
         for record in records
     ]
 

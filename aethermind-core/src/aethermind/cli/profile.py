@@ -16,8 +16,8 @@ from aethermind.cli.output_files import check_writable, writing
 from aethermind.cli.settings import DeviceOptions, as_arguments
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
     from aethermind.engine.observation.profiler import MemoryUse, StepProfile, Total
+    from aethermind.engine.parts import EngineParts
     from aethermind.hal.backend import MeasuredLimits
 
 __all__ = ["EXAMPLES", "profile", "summarize"]
@@ -57,13 +57,13 @@ def profile(
     trace leaves out the host's time between calls. An --adapter applies to all requests.
     """
     from aethermind.cli.bench.limits import as_record, average, measure_limits
-    from aethermind.engine.loading.loader import plan_model
+    from aethermind.engine.parts import EngineParts
     from aethermind.runtime import Runtime
 
     adapter = options.chosen_adapter(adapters)
     if trace is not None:
         check_writable(trace, "Trace file")
-    planned = plan_model(
+    parts = EngineParts.of(
         Runtime.boot(),
         options.chosen_model(model),
         **as_arguments(numbers),
@@ -77,18 +77,19 @@ def profile(
         max_num_batched_tokens=batch * prompt_tokens,
         enable_prefix_caching=False,
     )
-    backend = planned.open_device.backend
+    compiled = parts.compiled
+    backend = compiled.open_device.backend
     with closing(backend):
         before = measure_limits(backend, num_threads)
-        steps, memory = _run(planned, prompt_tokens, output_tokens, batch, repeat, adapter)
+        steps, memory = _run(parts, prompt_tokens, output_tokens, batch, repeat, adapter)
         limits = average(before, measure_limits(backend, num_threads))
     if trace is not None:
-        _write_trace(trace, steps, memory, str(planned.open_device.device))
+        _write_trace(trace, steps, memory, str(compiled.open_device.device))
     report = {
-        "model": str(planned.source.path),
-        "device": str(planned.open_device.device),
-        "dtype": str(planned.dtype),
-        "num_threads": planned.open_device.num_threads,
+        "model": str(compiled.source.path),
+        "device": str(compiled.open_device.device),
+        "dtype": str(compiled.dtype),
+        "num_threads": compiled.open_device.num_threads,
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "batch": batch,
@@ -109,7 +110,7 @@ def profile(
 
 
 def _run(
-    planned: PlannedModel, prompt_tokens: int, output_tokens: int, batch: int, repeat: int, adapter: str
+    parts: EngineParts, prompt_tokens: int, output_tokens: int, batch: int, repeat: int, adapter: str
 ) -> tuple[list[StepProfile], list[tuple[int, MemoryUse]]]:
     """Profile one batch; returns its steps, and memory measurements with the number of steps before each."""
     from aethermind.cli.progress import LoadProgress
@@ -118,11 +119,12 @@ def _run(
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
-    memory = [(0, measure_memory("planned", planned))]
+    compiled = parts.compiled
+    memory = [(0, measure_memory("planned", compiled))]
     with LoadProgress() as progress:
-        engine = Engine.load(planned, progress)
-    memory.append((0, measure_memory("loaded", planned, engine.runner)))
-    vocab_size = planned.model.config.vocab_size
+        engine = Engine.load(parts, progress)
+    memory.append((0, measure_memory("loaded", compiled, engine.runner)))
+    vocab_size = compiled.model.config.vocab_size
 
     def add_requests(kind: str, max_tokens: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -133,14 +135,14 @@ def _run(
     add_requests("warm-up", 2)
     while engine.has_unfinished:
         engine.step()
-    profiler = Profiler(planned.operators, repeat)
+    profiler = Profiler(compiled.operators, repeat)
     engine.runner.observer = profiler
     add_requests("profile", output_tokens + 1)
     engine.step()
-    memory.append((1, measure_memory("after prefill", planned, engine.runner)))
+    memory.append((1, measure_memory("after prefill", compiled, engine.runner)))
     while engine.has_unfinished:
         engine.step()
-    memory.append((len(profiler.steps), measure_memory("after decode", planned, engine.runner)))
+    memory.append((len(profiler.steps), measure_memory("after decode", compiled, engine.runner)))
     return profiler.steps, memory
 
 

@@ -25,7 +25,7 @@ from aethermind.cli.settings import (
     as_arguments,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
@@ -113,7 +113,7 @@ def serve(
             with suppress(OSError):  # serving does not depend on stderr
                 print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
                 print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
-            log.write_aside()
+            log.write_in_background()
 
         tracing = None
         if logging.otlp_endpoint is not None:

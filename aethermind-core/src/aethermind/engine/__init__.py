@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Engine", "EngineConfig", "RequestOutput", "plan_model"]
+__all__ = ["Engine", "EngineConfig", "EngineParts", "RequestOutput", "compile_model"]
 
 _HOMES = {
     "Engine": "aethermind.engine.engine",
     "EngineConfig": "aethermind.engine.config",
+    "EngineParts": "aethermind.engine.parts",
     "RequestOutput": "aethermind.engine.requests.output",
-    "plan_model": "aethermind.engine.loading.loader",
+    "compile_model": "aethermind.engine.loading.loader",
 }
 
 

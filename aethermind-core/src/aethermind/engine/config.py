@@ -108,7 +108,7 @@ _SPECULATION_OPTIONS = {
 class EngineConfig:
     """The options of one engine, checked.
 
-    Names of devices, formats, policies, proposers and executors are looked up later, when a model is planned.
+    Names of devices, formats, policies, proposers and executors are looked up later, when an engine is assembled.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -304,7 +304,7 @@ class EngineConfig:
                 value = named.pop(old)
                 if new in named:
                     raise InvalidArgumentError(f"{new} and {old} are the same option; leave {old} out.")
-                from aethermind.plugins.deprecation import deprecated
+                from aethermind.plugins.compatibility import deprecated
 
                 deprecated(f"the option {old}", instead=new, until="0.4", stacklevel=_levels_to_caller())
                 named[new] = value

@@ -1,4 +1,4 @@
-"""Many requests at once, step by step."""
+"""The engine: continuous batching of requests, one step at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.open_cache import open_cache
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.engine.requests.output import RequestOutput
@@ -54,13 +54,25 @@ _REQUEST = attrgetter("request")
 class Engine(Shared):
     """Continuous batching over one model.
 
-    Threads share it in turns: a step is computed for all, whichever asks for it, and all listeners are told of it.
+    Threads share it by a lock: a step computes for all requests, whichever thread calls it, and all listeners get its
+    outputs.
     """
 
     _end_offload: weakref.finalize[..., Engine] | None = None
     _given_back = frozenset(
         (
-            *("planned", "executor", "cache", "swap_store", "sessions", "kv_offload", "runner", "scheduler", "prompts"),
+            *(
+                "parts",
+                "compiled",
+                "executor",
+                "cache",
+                "swap_store",
+                "sessions",
+                "kv_offload",
+                "runner",
+                "scheduler",
+                "prompts",
+            ),
             *(
                 "speculator",
                 "waiting",
@@ -76,74 +88,76 @@ class Engine(Shared):
 
     def __init__(
         self,
-        planned: PlannedModel,
+        parts: EngineParts,
         tokenizer: Tokenizer,
         *,
         clock: Callable[[], float] = time.perf_counter,
         on_progress: Callable[[int, int], None] | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Load the model that `planned` describes, to run in `executor` or one that is opened for it."""
-        config = planned.config
-        self.planned = planned = planned.ending_as(tokenizer)
+        """Load the model and assemble the engine; its steps run in `executor`, or in one that is opened for it."""
+        self.parts = parts
+        self.compiled = compiled = parts.compiled.ending_as(tokenizer)
+        config = compiled.config
         self.tokenizer = tokenizer
         self.costs = SwapVsRecomputeCosts(clock=clock)
-        self.executor = executor or planned.create_executor(planned)
+        self.executor = executor or parts.create_executor(compiled)
         super().__init__()
         memory = self.executor.kv_memory
-        self.cache, prefix_cache, self.swap_store = open_cache(planned, memory, self.costs, clock)
-        max_pinned = planned.num_kv_blocks // 2
+        self.cache, prefix_cache, self.swap_store = open_cache(compiled, memory, self.costs, clock)
+        max_pinned = compiled.num_kv_blocks // 2
         self.sessions = Sessions(prefix_cache, config.max_sessions, max_pinned, config.session_ttl, clock)
         self.kv_offload: KVOffload | None = None
-        if prefix_cache is not None and planned.open_kv_store is not None:
+        if prefix_cache is not None and parts.open_kv_store is not None:
             name = str(StoreAddress.parse(config.kv_store or ""))
-            self.kv_offload = KVOffload(planned.open_kv_store(), name, self.cache, prefix_cache, memory, self.costs)
-        # Also where nobody says `close`, and at the end of the program: what was computed is to be found by others.
+            self.kv_offload = KVOffload(parts.open_kv_store(), name, self.cache, prefix_cache, memory, self.costs)
+        # Also without a call of `close`, and at the end of the program, so that other engines find the computed blocks.
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = self.executor.load(self.cache, on_progress)
-        self.scheduler = Scheduler(self.cache, planned.policy, self.costs, swaps_beside_steps=memory.swaps_beside_steps)
-        self.speculator = open_speculator(planned, self.cache, clock)
+        self.scheduler = Scheduler(self.cache, parts.policy, self.costs, swaps_beside_steps=memory.swaps_beside_steps)
+        self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._planned_budget = self.budget = StepBudget(
-            max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=planned.max_draft_tokens
+            max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=compiled.max_draft_tokens
         )
-        self.waiting = WaitingQueue(planned.policy)
+        self.waiting = WaitingQueue(parts.policy)
         self.running: list[Request] = []
         queues = (self.waiting, self.running)
         self.pipeline = StepPipeline(self.runner, self.scheduler, self.cache, self.costs, queues, clock)
         self._outputs: dict[str, OutputBuilder] = {}
         self._groups = SampleGroups()
         self._pending_prompt_logprobs: Request | None = None
-        self._controls = ConstraintsBuilder(planned, tokenizer)
+        self._controls = ConstraintsBuilder(compiled, tokenizer, parts.logits_processors)
         self._clock = clock
         self._num_added = 0
         self.num_preemptions = 0
-        """Times that a request gave way to others."""
+        """How often a request was preempted."""
 
     @classmethod
-    def load(cls, planned: PlannedModel, on_progress: Callable[[int, int], None] | None = None) -> Engine:
-        """Load a model and its tokenizer, which is read while the device makes memory for the weights ready."""
-        executor = planned.create_executor(planned)
-        return cls(planned, planned.source.tokenizer(), on_progress=on_progress, executor=executor)
+    def load(cls, parts: EngineParts, on_progress: Callable[[int, int], None] | None = None) -> Engine:
+        """Load a model and its tokenizer, which is read while the device allocates memory for the weights."""
+        executor = parts.create_executor(parts.compiled)
+        return cls(parts, parts.compiled.source.tokenizer(), on_progress=on_progress, executor=executor)
 
     def __repr__(self) -> str:
         requests = f"{len(self.running)} requests run, {len(self.waiting)} wait"
-        return f"<Engine of {self.planned.architecture} on {self.planned.open_device.device}: {requests}>"
+        return f"<Engine of {self.compiled.architecture} on {self.compiled.open_device.device}: {requests}>"
 
     @cached_property
     def prompts(self) -> PromptReader:
-        """What reads prompts for the model; for any thread."""
-        return PromptReader.of(self.planned, self.tokenizer)
+        """The reader of the model's prompts; may be used from any thread."""
+        return PromptReader.of(self.compiled, self.tokenizer, self.parts.open_input_processor)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request waits or runs."""
+        """Whether any request is waiting or running."""
         is_fetching = self.kv_offload is not None and self.kv_offload.num_waiting > 0
         return bool(self.waiting or self.running or is_fetching or self._groups)
 
     def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
-        """Have what takes long about a request's parameters done in a thread, so that steps go on: the grammar of
-        structured outputs, compiled. None where nothing takes long. May be called from any thread.
+        """Compile the grammar of a request's structured outputs in a thread, so that steps go on meanwhile.
+
+        None if the parameters need no grammar. May be called from any thread.
         """
         return self._controls.prepare(params)
 
@@ -160,24 +174,28 @@ class Engine(Shared):
         guide: TokenGuide | None = None,
         is_chat: bool = False,
     ) -> None:
-        """Queue a request; `embeddings` replace those of some of its token ids, `options` are about the whole request,
-        and `guide` is what `prepare` made for its parameters, if it was asked. The answer to a prompt that `is_chat`
-        is a message of its own; that to others goes on with the prompt's text.
+        """Queue a request.
 
-        InvalidArgumentError or ContextLengthError when its prompt cannot be served.
+        Args:
+            embeddings: embeddings that replace those of some of its token ids.
+            options: settings of the whole request.
+            guide: the result of `prepare` for its parameters, if that was called.
+            is_chat: whether the answer is a message of its own; otherwise it continues the prompt's text.
+
+        InvalidArgumentError or ContextLengthError if its prompt cannot be served.
         """
-        options = (options or RequestOptions()).within(self.planned.config.max_new_tokens)
+        options = (options or RequestOptions()).within(self.compiled.config.max_new_tokens)
         self._check_id(request_id, params.n)
-        check_prompt(self.planned, prompt_token_ids, params, options)
+        check_prompt(self.compiled, prompt_token_ids, params, options)
         controls = self._controls.build(params, guide)
-        adapter = self.planned.choose_adapter(options.adapter)
+        adapter = self.compiled.choose_adapter(options.adapter)
         if embeddings:
-            check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
+            check_embeddings(embeddings, len(prompt_token_ids), self.compiled.model.config.hidden_size)
             self.runner.prepare_embeddings(has_adapters=adapter.number >= 0)
             if params.prompt_logprobs is not None:
                 raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
         self.sessions.expire()
-        engine_seed = derive_seed(self.planned.config.seed, self._num_added)
+        engine_seed = derive_seed(self.compiled.config.seed, self._num_added)
         self._num_added += 1
         seed = engine_seed if params.seed is None else params.seed
         requests: list[Request] = []
@@ -189,15 +207,15 @@ class Engine(Shared):
                 prompt_token_ids,
                 params,
                 self._clock(),
-                max_model_len=self.planned.max_model_len,
+                max_model_len=self.compiled.max_model_len,
                 options=options,
                 seed=seed,
-                eos_token_ids=self.planned.eos_token_ids,
+                eos_token_ids=self.compiled.eos_token_ids,
                 embeddings=embeddings,
                 constraints=controls,
                 adapter=adapter,
             )
-            if index:  # the first answer is the one that n = 1 gives
+            if index:  # the first answer equals that of n = 1
                 request.seed = derive_seed(seed, index)
             requests.append(request)
         self._place(requests)
@@ -224,10 +242,10 @@ class Engine(Shared):
         max_num_batched_tokens: int | None = None,
         max_prefill_chunk: int | None = None,
     ) -> None:
-        """Change the limits of the steps to come; None leaves a limit as it is.
+        """Change the limits of later steps; None leaves a limit unchanged, and running requests continue.
 
-        What runs goes on. InvalidArgumentError for limits beyond those that the engine was opened with, for which its
-        memory was planned.
+        InvalidArgumentError for limits beyond those with which the engine was opened, because its memory is compiled
+        for those.
         """
         limits = (max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
         self.budget = self.budget.changed(self._planned_budget, *limits)
@@ -235,7 +253,7 @@ class Engine(Shared):
     def _abort(self, request_id: str) -> RequestOutput | None:
         group = self._groups.get(request_id)
         if group is not None and group.request_id != request_id:
-            return None  # one answer of several, which end together
+            return None  # one of several answers, which are aborted together
         if group is not None:
             builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
             self._end_group(group)
@@ -255,23 +273,22 @@ class Engine(Shared):
     def embed(
         self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool, adapter: str = ""
     ) -> npt.NDArray[np.float32]:
-        """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
-        is None; between steps. InvalidArgumentError also for an adapter that there is not.
+        """Compute the vector of a text between steps: float32 [hidden_size] (see `text_embedding`).
+
+        If `pooling` is None, the model's own is used. InvalidArgumentError also for an unknown adapter.
         """
-        check_text(self.planned, token_ids)
-        pooling = self.planned.pooling if pooling is None else pooling
-        number = self.planned.choose_adapter(adapter).number
+        check_text(self.compiled, token_ids)
+        pooling = self.compiled.pooling if pooling is None else pooling
+        number = self.compiled.choose_adapter(adapter).number
         return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=number)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step and return the requests that grew or ended in it."""
+        """Compute one step and return the outputs of the requests that got tokens or ended in it."""
         return [state_of(growth) for growth in self.advance()]
 
     @synchronized_call
     def advance(self) -> list[OutputUpdate]:
-        """`step` for who does not want to know every state: that of a request that goes on can be asked for by
-        `state_of` until it ends.
-        """
+        """Compute one step; only finished requests have outputs, `state_of` gives those of the others."""
         if self.kv_offload is not None and self.kv_offload.num_waiting:
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
@@ -303,7 +320,7 @@ class Engine(Shared):
         return outputs
 
     def _end(self) -> None:
-        if self._end_offload is not None:  # let a store have what it is still to be given
+        if self._end_offload is not None:  # write the remaining blocks to the store
             self._end_offload()
         self.executor.close()
 
@@ -326,7 +343,7 @@ class Engine(Shared):
         ]
 
     def _give_up(self, builder: OutputBuilder, error: AetherMindError, now: float) -> RequestOutput:
-        """End a request that cannot be served."""
+        """Abort a request with an error."""
         builder.error = error
         del self._outputs[builder.request.request_id]
         self._finish(builder.request, FinishReason.ABORT)
@@ -336,28 +353,28 @@ class Engine(Shared):
         if self.kv_offload is not None:
             self.kv_offload.cancel(request)
         group = self._groups.get(request.request_id)
-        if group is not None and reason is not FinishReason.ABORT:  # siblings copy its prompt first, one in its seat
+        if group is not None and reason is not FinishReason.ABORT:  # siblings copy its prompt first
             num_slots = self.budget.max_num_seqs - len(self.running) + 1
             group.start(self.cache, num_slots, self.waiting, self.running, self._clock())
         self.pipeline.retain_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
-        # What was cancelled is no turn: the next one goes on from the last that was completed.
+        # A cancelled answer is not a turn of the session: the next turn continues the last completed one.
         if request.session and reason is not FinishReason.ABORT:
             self.sessions.pin(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 
     def _score(self, request: Request) -> list[RequestOutput]:
-        """Score the prompt of a request whose turn has come; returns the request where it cannot be served.
+        """Compute the prompt's log probabilities of a request; return the request's output if that fails.
 
-        Where running requests have taken the prompt's room since, its turn comes again.
+        If running requests have taken the prompt's blocks meanwhile, a later step tries again.
         """
         num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
         if request.is_finished or (self.running and num_blocks > self.cache.num_available_blocks):
             return []
         builder = self._outputs[request.request_id]
         num_top = request.params.prompt_logprobs
-        assert num_top is not None, "who wants no scores waits for none"
+        assert num_top is not None, "only requests with prompt_logprobs are scored"
         try:
             scores = score_prompt(self.runner, self.cache, request, num_top)
         except AetherMindError as error:
@@ -367,7 +384,7 @@ class Engine(Shared):
         return []
 
     def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """One output a group in place of those of its answers."""
+        """Merge the outputs of each group's answers into one output."""
         merged, of_groups = self._groups.partition(outputs)
         for group, parts in of_groups:
             if any(output.error is not None for output in parts):
@@ -379,7 +396,7 @@ class Engine(Shared):
         return merged
 
     def _end_group(self, group: SampleGroup) -> None:
-        """End what is left of a group and forget it."""
+        """Abort the unfinished answers of a group and drop it."""
         self._groups.remove(group)
         group.pending.clear()
         for request in group.requests:
@@ -388,7 +405,7 @@ class Engine(Shared):
                 self._finish(request, FinishReason.ABORT)
 
     def _place(self, requests: list[Request]) -> None:
-        """Where the policy shares, the answers to a prompt stand at one place behind all that is open."""
+        """Give all answers to a prompt one place in the order of a sharing policy, behind the open requests."""
         if self.scheduler.is_sharing:
             policy = cast(SharingPolicy, self.scheduler.policy)
             waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)

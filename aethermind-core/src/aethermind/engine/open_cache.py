@@ -14,7 +14,7 @@ from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, T
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["open_cache"]
 
@@ -23,21 +23,21 @@ _SWAP_THRESHOLD = 0.9
 
 
 def open_cache(
-    planned: PlannedModel, memory: KVMemory, costs: SwapVsRecomputeCosts, clock: Callable[[], float]
+    compiled: CompiledModel, memory: KVMemory, costs: SwapVsRecomputeCosts, clock: Callable[[], float]
 ) -> tuple[KVCache, HashedPrefixCache | None, HostSwapStore | None]:
     """Create a KV cache over `memory`, its prefix cache and its swap store; `costs` records the times of swaps."""
-    num_swap_blocks, swap_store, timed = planned.num_swap_blocks, None, None
+    num_swap_blocks, swap_store, timed = compiled.num_swap_blocks, None, None
     if num_swap_blocks:
         swaps = memory.swap_stream(num_swap_blocks, costs.observe_move)
         swap_store = HostSwapStore(swaps or memory.alloc_swap_blocks(num_swap_blocks), num_swap_blocks)
         if swaps is None:
-            timed = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, costs, clock)
-    pool = BlockPool(planned.num_kv_blocks)
-    prefix_cache = _make_prefix_cache(planned, pool)
+            timed = TimedSwapStore(swap_store, compiled.cache_spec.bytes_per_block, costs, clock)
+    pool = BlockPool(compiled.num_kv_blocks)
+    prefix_cache = _make_prefix_cache(compiled, pool)
     cache = KVCache(
-        planned.cache_spec,
-        planned.num_kv_blocks,
-        planned.max_model_len,
+        compiled.cache_spec,
+        compiled.num_kv_blocks,
+        compiled.max_model_len,
         prefix_cache=prefix_cache,
         swap_store=timed or swap_store,
         swap_threshold=_SWAP_THRESHOLD,
@@ -46,11 +46,11 @@ def open_cache(
     return cache, prefix_cache, swap_store
 
 
-def _make_prefix_cache(planned: PlannedModel, pool: BlockPool) -> HashedPrefixCache | None:
-    if not planned.config.enable_prefix_caching:
+def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefixCache | None:
+    if not compiled.config.enable_prefix_caching:
         return None
-    if planned.open_kv_store is None:
-        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
+    if compiled.config.kv_store is None:
+        salt = repr((str(compiled.source.path), compiled.dtype.label, compiled.config.quantization))
     else:
-        salt = fingerprint(planned)
-    return HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())
+        salt = fingerprint(compiled)
+    return HashedPrefixCache(pool, compiled.cache_spec.block_size, salt.encode())

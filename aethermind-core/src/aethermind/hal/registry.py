@@ -1,4 +1,4 @@
-"""Which devices exist by name, and which one `auto` means."""
+"""The registry of devices: backends by name, and the choice of `auto`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import AetherMindError, DeviceError, PluginError, in_words
+from aethermind.first_party import how_to_get, pip_install
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
 from aethermind.log import get_logger
-from aethermind.plugins.first_party import how_to_get, pip_install
 
 __all__ = ["DeviceEntry", "DeviceRegistry", "Selection"]
 
@@ -21,10 +21,13 @@ logger = get_logger(__name__)
 class DeviceEntry:
     """One registered backend.
 
-    `probe` asks whether the device is there and never raises; `recall` is what it answered in an earlier process, or
-    None. `open` makes the backend, or raises an AetherMindError. `examine` opens it in a process of its own and says
-    what `hal.isolated_open.facts_of` does; None where `open` is trusted. `auto` takes the available entry of highest
-    `priority`, and never one whose priority is negative.
+    Attributes:
+        probe: checks whether the device is present; never raises.
+        recall: returns the answer of the probe in an earlier process, or None.
+        open: makes the backend, or raises an AetherMindError.
+        examine: opens the backend in a process of its own and returns its facts (see `runtime.isolated_devices`); None
+            if `open` is trusted.
+        priority: `auto` takes the available entry with the highest priority, and never one with a negative priority.
     """
 
     name: str
@@ -38,7 +41,7 @@ class DeviceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen device and, in words, why."""
+    """The chosen device and the reason in words."""
 
     device: DeviceId
     entry: DeviceEntry
@@ -46,7 +49,7 @@ class Selection:
 
 
 class DeviceRegistry:
-    """Device names to backends; filled at boot, then frozen."""
+    """Maps device names to backends; filled at boot, then frozen."""
 
     def __init__(self) -> None:
         self._entries: dict[str, DeviceEntry] = {}
@@ -65,9 +68,9 @@ class DeviceRegistry:
         recall: Callable[[], Probe | None] = lambda: None,
         examine: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """Claim a device name; a taken one is a PluginError, unless `replaces=` names its provider.
+        """Claim a device name. PluginError for a name that another package has, unless `replaces=` names that package.
 
-        `recall` and `examine` are the runtime's, for a third party's devices.
+        Only the runtime passes `recall` and `examine`, for devices of third parties.
         """
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
@@ -81,7 +84,7 @@ class DeviceRegistry:
         )
 
     def record_failure(self, plugin: str, reason: str) -> None:
-        """Remember that a plugin failed, so that asking for a device it would have provided says why."""
+        """Record that a plugin failed, for the error about a device that it would have provided."""
         self._failures[plugin] = reason
 
     def freeze(self) -> None:
@@ -89,13 +92,13 @@ class DeviceRegistry:
         self._is_frozen = True
 
     def __iter__(self) -> Iterator[DeviceEntry]:
-        """Entries by priority, the highest first."""
+        """Iterate over the entries, the highest priority first."""
         return iter(sorted(self._entries.values(), key=lambda entry: -entry.priority))
 
     def open(self, text: str) -> tuple[Selection, Backend]:
         """Select a device, open it and make it current; DeviceError says what is wrong with the name or the hardware.
 
-        Where `auto` meets a device that cannot be opened it goes on to the next one, with a warning.
+        `auto` skips a device that cannot be opened, with a warning.
         """
         failed: dict[str, str] = {}
         while True:
@@ -110,7 +113,7 @@ class DeviceRegistry:
                 failed[selection.entry.name] = str(error)
 
     def select(self, text: str) -> Selection:
-        """Resolve `auto`, `NAME` or `NAME:INDEX`; DeviceError with the reason when it is unknown or absent."""
+        """Resolve `auto`, `NAME` or `NAME:INDEX`; DeviceError gives the reason for an unknown or absent device."""
         if text == "auto":
             return self._select_automatically({})
         device = DeviceId.parse(text)
@@ -118,7 +121,7 @@ class DeviceRegistry:
         if entry is None:
             raise self._unknown(device, text)
         probe = entry.recall()
-        if probe is None or not probe.is_available:  # whoever names a device may have repaired it since
+        if probe is None or not probe.is_available:  # the device may have been repaired since
             probe = entry.probe()
         if not probe.is_available:
             raise DeviceError(
@@ -144,15 +147,15 @@ class DeviceRegistry:
             + how_to_get("device", device.type, otherwise="Name one of these.")
         )
 
-    def _select_automatically(self, unopened: Mapping[str, str]) -> Selection:
-        """The available device of highest priority, but for those that could not be opened, each with the reason."""
+    def _select_automatically(self, failed: Mapping[str, str]) -> Selection:
+        """Select the available device of highest priority, except those that `failed` to open, by name with reasons."""
         passed_over: list[str] = []
         broken: list[str] = []
         for entry in self:
             if entry.priority < 0:
                 break
-            if entry.name in unopened:
-                passed_over.append(f"{entry.name}: {_clause(unopened[entry.name])}")
+            if entry.name in failed:
+                passed_over.append(f"{entry.name}: {_clause(failed[entry.name])}")
                 broken.append(passed_over[-1])
                 continue
             probe = entry.recall() or entry.probe()
@@ -168,11 +171,11 @@ class DeviceRegistry:
         raise DeviceError(f"No device is available. Considered: {considered}. Run `{pip_install('aethermind-cpu')}`.")
 
     def _warn_of_failures(self, chosen: str, broken: list[str]) -> None:
-        """Where something is wrong, `auto` may not have chosen what its user has in mind, and they are told."""
+        """Warn about broken devices and plugins, since `auto` may not have chosen the device that its user expects."""
         failed = [f"{name}: {_clause(reason)}" for name, reason in sorted(self._failures.items())]
         if broken or failed:
             missing = "; ".join(broken + failed)
-            logger.warning("Running on %s without %s. `aethermind doctor` tells more.", chosen, missing)
+            logger.warning("Running on %s without %s. `aethermind doctor` gives details.", chosen, missing)
 
 
 def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
@@ -212,5 +215,5 @@ def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backen
 
 
 def _clause(text: str) -> str:
-    """A reason without its full stop, to go on from."""
+    """Strip a reason's full stop, so that a sentence can continue after it."""
     return text.rstrip(". ")

@@ -1,10 +1,14 @@
-"""What a model package builds on: configuration, rotary frequencies, blocks, and the registry of architectures."""
+"""The toolkit of model packages: configuration, rotary frequencies, building blocks, and registries."""
 
 from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
-from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
+from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
 from aethermind.model.step_inputs import StepInputs
+from aethermind.plugins.compatibility import deprecated_names
+from aethermind.plugins.registry import Registry
+
+__getattr__ = deprecated_names(__name__, {"InputProcessorRegistry": ("aethermind.plugins.registry.Registry", Registry)})
 
 __all__ = [
     "AdaptsWeights",
@@ -14,7 +18,6 @@ __all__ = [
     "DecoderConfig",
     "EmbeddingSpan",
     "InputProcessor",
-    "InputProcessorRegistry",
     "ModelRegistry",
     "ProcessedPrompt",
     "StepInputs",

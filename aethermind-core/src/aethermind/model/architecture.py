@@ -1,4 +1,4 @@
-"""What a model package provides: how to read its configuration and how to write its graph."""
+"""The interfaces that a model package implements: reading its configuration and writing its graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["AdaptsWeights", "Architecture", "CausalLM", "TextEncoder"]
 
 
 class CausalLM(Protocol):
-    """A decoder over one configuration."""
+    """A decoder model of one configuration."""
 
     config: DecoderConfig
 
@@ -26,24 +26,24 @@ class CausalLM(Protocol):
 
 @runtime_checkable
 class AdaptsWeights(Protocol):
-    """What a model has besides when its checkpoints store tensors otherwise than its graph names them."""
+    """A model whose checkpoints store tensors under other names or in other layouts than its graph."""
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """The same tensors as the graph's parameters, by `checkpoint.AdaptedTensors`."""
+        """Map the stored tensors to the graph's parameters with `checkpoint.AdaptedTensors`."""
         ...
 
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """A model that computes vectors of texts and generates nothing, in place of a `CausalLM`."""
+    """A model that computes vectors of texts and generates nothing; the alternative to a `CausalLM`."""
 
     config: DecoderConfig
     pooling: str
-    """How its vectors are pooled unless the checkpoint or the caller says otherwise: last, mean or cls."""
+    """The default pooling of its vectors (last, mean or cls), which a checkpoint or a caller may override."""
 
     def encode(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Any:
         """Write the graph of one text, whose tokens are those of the step, and return its hidden states
-        F[T, hidden_size]; of `inputs`, token ids and positions mean something.
+        F[T, hidden_size]; only token ids and positions of `inputs` are used.
         """
         ...
 
@@ -52,7 +52,7 @@ class Architecture(Protocol):
     """One entry of `architectures` in config.json."""
 
     ignored_names: tuple[str, ...]
-    """Patterns of checkpoint tensors that the graph does not use and that are no mistake (a tied head stored twice)."""
+    """Patterns of checkpoint tensors that the graph rightly does not use, such as a tied output matrix."""
 
     def create(self, raw: Mapping[str, Any]) -> CausalLM | TextEncoder:
-        """Read config.json's contents; ConfigError names a bad field."""
+        """Make a model from config.json's contents; ConfigError names a bad field."""

@@ -1,4 +1,4 @@
-"""The configuration of a decoder, in Hugging Face's field names, read from today's spelling and from the older one."""
+"""The configuration of a decoder in Hugging Face's field names, read from the current and the older spelling."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ __all__ = ["DecoderConfig", "positive_int", "read_decoder_config"]
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What decoders have in common. `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention;
-    among `eos_token_ids` may be some that no token has.
+    """The configuration that decoders have in common.
+
+    `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention. `eos_token_ids` may contain ids
+    beyond the vocabulary.
     """
 
     hidden_size: int
@@ -38,10 +40,10 @@ class DecoderConfig:
 def read_decoder_config(
     raw: Mapping[str, Any], *, defaults: Mapping[str, Any], has_rotary: bool = True
 ) -> DecoderConfig:
-    """Read a decoder's config.json; fields that it leaves out come from the architecture's `defaults`.
+    """Read a decoder's config.json; missing fields come from the architecture's `defaults`.
 
-    `has_rotary` says whether positions are rotary embeddings, for which heads are made of pairs. ConfigError names a
-    bad field.
+    `has_rotary` says whether positions are rotary embeddings, which need an even head_dim. ConfigError names a bad
+    field.
     """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     hidden_size = positive_int(fields, "hidden_size")
@@ -89,7 +91,7 @@ def read_decoder_config(
 
 
 def positive_int(fields: Mapping[str, Any], name: str, *, default: int | None = None) -> int:
-    """A field that must be a positive integer; ConfigError names it and its value."""
+    """Read a field that must be a positive integer; ConfigError names it and its value."""
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise ConfigError(f"{name} in config.json should be a positive integer, got {value!r}.")
@@ -113,7 +115,7 @@ def _read_dtype(fields: Mapping[str, Any]) -> DType:
 
 
 def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """`layer_types` says it layer by layer; before it there was `use_sliding_window` with `max_window_layers`."""
+    """Read `layer_types`, or its older form, `use_sliding_window` with `max_window_layers`."""
     window = fields.get("sliding_window")
     layer_types = fields.get("layer_types")
     if layer_types is None:

@@ -1,4 +1,4 @@
-"""What a model package says about GGUF files of one `general.architecture`."""
+"""A model package's description of the GGUF files of one `general.architecture`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["GgufFamily", "SplitRule"]
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """Everything else in such a file is read as that of any decoder of Llama's shape.
+    """How the GGUF files of one architecture differ from those of a decoder of Llama's shape.
 
     Attributes:
         architecture: its name in `architectures` of config.json.
-        splits: how text is split, by the names that `tokenizer.ggml.pre` has in its files.
-        modules: what its layers have beyond Llama's: GGUF's name of a module to Hugging Face's within a layer.
-        interleaved: GGUF's names of modules whose rows its converter stored for interleaved rotation, pairs side by
-            side; they are read in Hugging Face's order, halves of a head.
+        splits: rules for splitting text, by the values of `tokenizer.ggml.pre` in its files.
+        modules: modules that its layers have in addition to Llama's, GGUF's name to Hugging Face's within a layer.
+        interleaved: GGUF's names of modules whose rows its converter stored for interleaved rotation, with pairs side
+            by side; they are read in Hugging Face's order, halves of a head.
     """
 
     architecture: str

@@ -1,27 +1,28 @@
-"""A .gguf file as a whole model: its metadata in the terms of config.json, its tokenizer and its tensors."""
+"""A .gguf file as a model source: its metadata as config.json, its end tokens, its tokenizer and its tensors."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aethermind.checkpoint.gguf_names import ROPE_FACTORS, GgufTensors
-from aethermind.checkpoint.gguf_parts import GgufParts
+from aethermind.checkpoint.gguf import GgufStrings
+from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufParts, GgufTensors
 from aethermind.errors import ConfigError
-from aethermind.model.gguf_ends import end_token_ids
+from aethermind.text.gguf_tokenizer import CONTROL
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorInfo
     from aethermind.model.gguf_family import GgufFamily
-    from aethermind.model.registry import GgufFamilyRegistry
     from aethermind.ops.weight_format import WeightFormat
+    from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["GgufSource"]
+__all__ = ["GgufSource", "end_token_ids"]
 
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -45,7 +46,7 @@ _ROPE_SCALING = {
     "yarn_beta_slow": "beta_slow",
 }
 _NEUTRAL_AT_ONE = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
-"""What rotary scaling multiplies with, besides what follows from its factor."""
+"""Further factors of rotary scaling, which change nothing at 1."""
 _POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last"}
 _GENERATION = {
     "temp": "temperature",
@@ -57,16 +58,16 @@ _GENERATION = {
 
 
 class GgufSource:
-    """One .gguf file, or the first of several; implements `ModelSource`. Mapped when first asked for something."""
+    """One .gguf file, or the first of several; implements `ModelSource`. The file is mapped at the first access."""
 
-    def __init__(self, path: Path, families: GgufFamilyRegistry) -> None:
-        """Name the file and who knows what its `general.architecture` means."""
+    def __init__(self, path: Path, families: Registry[GgufFamily]) -> None:
+        """Take the file, and the registry that describes its `general.architecture`."""
         self.path = path
         self._families = families
 
     def config(self) -> dict[str, Any]:
-        """What config.json would say; ConfigError for what is missing or unknown, CheckpointError for what is broken
-        or quantised in a way that cannot be read.
+        """The metadata in the form of config.json. ConfigError for missing or unknown fields, CheckpointError for a
+        broken file or an unsupported quantisation.
         """
         family, sizes = self._family, self._sizes()
         tensors = self.weights()
@@ -85,7 +86,7 @@ class GgufSource:
         }
 
     def generation(self) -> dict[str, Any]:
-        """`general.sampling.*` by the names of generation_config.json, as decimal as they were before float32."""
+        """`general.sampling.*` by the names of generation_config.json, rounded to the precision of float32."""
         found = {theirs: self._file.metadata.get(f"general.sampling.{ours}") for ours, theirs in _GENERATION.items()}
         return {
             name: float(f"{value:.7g}") if isinstance(value, float) else value
@@ -144,7 +145,7 @@ class GgufSource:
         return self._families.get(self._family_name)
 
     def _sizes(self) -> dict[str, Any]:
-        """The numbers of `_FIELDS` and `_OPTIONAL_FIELDS`, and `head_dim` always."""
+        """The values of `_FIELDS` and `_OPTIONAL_FIELDS`, with `head_dim` in every case."""
         found = self._under(f"{self._family_name}.")
         for key in _FIELDS.values():
             if key not in found:
@@ -166,7 +167,7 @@ class GgufSource:
         for key in _NEUTRAL_AT_ONE:
             if given.get(key) == 1.0:
                 del given[key]
-        # Files from before there were types, by the specification of GGUF; llama.cpp reads a factor alone so, too.
+        # Older files have no type (GGUF specification); like llama.cpp, a factor alone is read as linear scaling.
         factor = given.get("factor", self._file.metadata.get(f"{self._family_name}.rope.scale_linear"))
         if "type" not in given and factor not in (None, 0.0, 1.0):
             given |= {"type": "linear", "factor": factor}
@@ -184,16 +185,50 @@ class GgufSource:
         return {"rope_scaling": {_ROPE_SCALING[key]: value for key, value in given.items()}}
 
     def _under(self, prefix: str) -> dict[str, Any]:
-        """The metadata whose keys begin so, by the rest of their keys."""
+        """The metadata with this prefix, by the rest of their keys."""
         metadata = self._file.metadata
         return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
 
 
 def _computed_in(tensors: list[TensorInfo]) -> str:
-    """The dtype of most values. Beside quantised ones norms and biases are float32, which says nothing: bfloat16."""
+    """The dtype of most values; bfloat16 for quantised models, whose norms and biases are float32 in any case."""
     if any(info.weight_format for info in tensors):
         return "bfloat16"
     sizes: Counter[str] = Counter()
     for info in tensors:
         sizes[str(info.dtype)] += info.num_bytes
     return sizes.most_common(1)[0][0]
+
+
+_NAMED = ("eos", "eot", "eom")
+_TEXTS = frozenset(
+    {
+        "</s>",
+        "<EOT>",
+        "<end_of_turn>",
+        "<eos>",
+        "<|end_of_text|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+"""Texts of control tokens that models write only at the end of a text or a turn."""
+
+
+def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """List the tokens that end an answer: those that the metadata names, then control tokens with the text of an end.
+
+    The metadata name one token of each kind at most, while generation_config.json lists several and the converter
+    writes the first. The others are recognised by their texts.
+    """
+    named = [metadata[key] for name in _NAMED if (key := f"tokenizer.ggml.{name}_token_id") in metadata]
+    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, GgufStrings) or not isinstance(types, np.ndarray):  # the file has no tokenizer
+        return named
+    control = np.flatnonzero(types[: len(tokens)] == CONTROL).tolist()
+    known = (token_id for token_id, text in zip(control, tokens.picked(control), strict=True) if text in _TEXTS)
+    return list(dict.fromkeys([*named, *known]))

@@ -1,7 +1,7 @@
-"""How a model package lets pictures, sounds or anything else into a prompt: it turns them into embeddings.
+"""Input processors, by which a model package turns images or sound in a prompt into embeddings.
 
-A processor decides where in the prompt they stand, which token ids hold those places (for instance the id of `<image>`,
-once for each row), and computes the rows that the model sees there instead of the embeddings of those ids.
+A processor decides where in the prompt the embeddings are placed and which token ids stand for them (for instance the
+id of `<image>`, once for each row). It computes the rows that the model gets instead of the embeddings of those ids.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class EmbeddingSpan:
         return self.start + len(self.values)
 
     def digest(self) -> bytes:
-        """16 bytes that tell this span from any other."""
+        """A hash of the span's place and values, 16 bytes, for the prefix cache."""
         return blake2b(self.start.to_bytes(8, "little") + self.values.tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
-    """All token ids of a prompt, and the embeddings that replace some of theirs, in order and without overlap."""
+    """The token ids of a prompt, and the embeddings that replace those of some ids, in order and without overlap."""
 
     token_ids: Sequence[int]
     embeddings: tuple[EmbeddingSpan, ...]
 
 
 class InputProcessor(Protocol):
-    """One loaded model's processor. Errors in the user's data are InvalidArgumentErrors."""
+    """The input processor of one loaded model. Errors in the user's data are InvalidArgumentErrors."""
 
     modalities: frozenset[str]
-    """The keys of `multi_modal_data` that it takes, such as `image`."""
+    """The keys of `multi_modal_data` that it accepts, such as `image`."""
 
     def process(self, prompt: str | Sequence[int], data: Mapping[str, Any], tokenizer: Tokenizer) -> ProcessedPrompt:
         """Merge `data`, by modality, into a prompt given as text or as token ids."""
 
 
 class InputProcessorFactory(Protocol):
-    """What `register_input_processors` names."""
+    """The factory that `register_input_processors` registers."""
 
     def create(self, raw: Mapping[str, Any], weights: TensorSource) -> InputProcessor:
         """Make the processor of a model from config.json's contents and the checkpoint's tensors."""

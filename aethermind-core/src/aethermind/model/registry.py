@@ -1,4 +1,4 @@
-"""Which package knows an architecture, and which models come with packages."""
+"""Registries of what model packages provide: architectures, GGUF families, input processors, bundled models."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.errors import ConfigError, PluginError
+from aethermind.first_party import Kind, how_to_get, provider_of
 from aethermind.model.architecture import Architecture
-from aethermind.model.hf_config import architecture_name
-from aethermind.plugins.claims import Claims, import_object
-from aethermind.plugins.first_party import how_to_get, provider_of
+from aethermind.model.hf_files import architecture_name
+from aethermind.plugins.registry import Registry, import_object
 
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.input_processor import InputProcessorFactory
 
-__all__ = ["ArchitectureRegistry", "GgufFamilyRegistry", "InputProcessorRegistry", "ModelRegistry"]
+__all__ = ["ArchitectureRegistry", "ModelRegistry", "gguf_families", "input_processors"]
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -26,13 +26,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _WRITE_ONE = "Use a model of one of these, or write its package: `aethermind plugin new model NAME` begins it."
 
 
-class ArchitectureRegistry(Claims):
-    """Names of `architectures` in config.json, and who reads them."""
-
-    kind = "Architecture"
+class ArchitectureRegistry(Registry[Architecture]):
+    """Names of `architectures` in config.json, with aliases and the cases with which the conformance kit tests them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("Architecture", "architecture", advice=_advice_for("architecture"))
         self._cases: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
 
@@ -46,12 +44,14 @@ class ArchitectureRegistry(Claims):
         cases: str | None = None,
         aliases: Sequence[str] = (),
     ) -> None:
-        """Claim a name; a taken one is a PluginError unless `replaces=` names its provider.
+        """Claim a name for the object `target`, `"package.module:OBJECT"`, of the package `provider`.
 
-        `cases` is the `"module:OBJECT"` of what the conformance kit tries of it, a sequence of
-        `aethermind.testing.families.ModelCase`; those of other architectures in it are passed over.
-        `aliases` are what else config.json may say and mean the same: the base model's name, or its `model_type`. A
-        name that a package registers itself goes before, and the first who gives an alias keeps it.
+        PluginError for a name that another package has, unless `replaces=` names that package.
+
+        `cases` is the `"module:OBJECT"` of a sequence of `aethermind.testing.families.ModelCase`, which the conformance
+        kit runs; cases of other architectures in it are skipped.
+        `aliases` are other names in config.json with the same meaning: the base model's name, or its `model_type`. A
+        registered name takes precedence over an alias, and the first package that gives an alias keeps it.
         """
         super().register(name, target, provider=provider, replaces=replaces)
         for alias in aliases:
@@ -61,57 +61,32 @@ class ArchitectureRegistry(Claims):
             self._cases[name] = cases
 
     def find_cases(self, name: str) -> Sequence[Any] | None:
-        """Import the cases of an architecture, or return None where none were declared."""
+        """Import the cases of an architecture, or return None if its package declares none."""
         target = self._cases.get(name)
         return None if target is None else import_object(target)
 
     def name_in(self, raw: Mapping[str, Any], directory: Path) -> str:
-        """The registered name of what config.json names, or what it names; ConfigError where it names nothing."""
+        """The registered name of config.json's architecture, or the name itself; ConfigError if there is none."""
         named = architecture_name(raw, directory)
         return named if named in self._entries else self._aliases.get(named, named)
 
-    def get(self, name: str) -> Architecture:
-        """Import an architecture; ConfigError lists the installed ones when it is unknown."""
-        architecture: Architecture | None = self.find_object(name)
-        if architecture is None:
-            known = ", ".join(self.names()) or "none"
-            raise ConfigError(
-                f"Unknown architecture {name!r}. Installed: {known}. "
-                + how_to_get("architecture", name, otherwise=_WRITE_ONE)
-            )
-        return architecture
+
+def input_processors() -> Registry[InputProcessorFactory]:
+    """An empty registry of input processors, by the names of the architectures whose prompts hold more than text."""
+    return Registry("Input processor of architecture", "input processor")
 
 
-class InputProcessorRegistry(Claims):
-    """Names of architectures whose prompts hold more than text."""
-
-    kind = "Input processor of architecture"
-
-    def find(self, name: str) -> InputProcessorFactory | None:
-        """Import the factory of an architecture's processor, or return None."""
-        factory: InputProcessorFactory | None = self.find_object(name)
-        return factory
+def gguf_families() -> Registry[GgufFamily]:
+    """An empty registry of GGUF families, by the values of `general.architecture` in GGUF files."""
+    return Registry("GGUF architecture", "GGUF architecture", advice=_advice_for("gguf"))
 
 
-class GgufFamilyRegistry(Claims):
-    """Values of `general.architecture` in GGUF files, and what they mean."""
-
-    kind = "GGUF architecture"
-
-    def get(self, name: str) -> GgufFamily:
-        """Import a family; ConfigError lists the known ones when it is unknown."""
-        family: GgufFamily | None = self.find_object(name)
-        if family is None:
-            known = ", ".join(self.names()) or "none"
-            raise ConfigError(
-                f"Unknown GGUF architecture {name!r}. Installed: {known}. "
-                + how_to_get("gguf", name, otherwise=_WRITE_ONE)
-            )
-        return family
+def _advice_for(kind: Kind) -> Callable[[str], str]:
+    return lambda name: how_to_get(kind, name, otherwise=_WRITE_ONE)
 
 
 class ModelRegistry:
-    """Models that ship inside packages, by name. Filled at boot, then frozen."""
+    """Models that packages contain, by name. Filled at boot, then frozen."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Callable[[], Path]] = {}
@@ -132,7 +107,7 @@ class ModelRegistry:
         return sorted(self._entries)
 
     def locate(self, model: str) -> Path:
-        """Where an installed model lies, or `model` itself taken as a path."""
+        """The path of an installed model, or `model` itself as a path; ConfigError if neither exists."""
         entry = self._entries.get(model)
         if entry is not None:
             return entry()

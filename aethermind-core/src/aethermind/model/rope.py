@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["FREQUENCIES", "KINDS", "RopeConfig", "inverse_frequencies", "read_rope"]
 
 FREQUENCIES = "rope.inv_freq"
-"""The constant's name in graphs of models whose keys are rotated."""
+"""The constant's name in graphs of models with rotary embeddings."""
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind` is one of KINDS; the rest parametrises it, by the names of config.json.
+    """The rotary embedding of a model: `kind` is one of KINDS, the other fields are its parameters in config.json.
 
-    `factors` is our own, for files that hold what their scaling came to: what each pair's frequency is divided by.
+    `factors` are the divisors of each pair's frequency, for files that store these instead of scaling parameters.
     """
 
     theta: float
@@ -48,12 +48,12 @@ class RopeConfig:
 
     @property
     def max_positions(self) -> int:
-        """Positions that the scaling reaches; 0 where there is none."""
+        """The number of positions that the scaling reaches; 0 without scaling."""
         return int(self.factor * self.original_max_position_embeddings)
 
 
 def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
-    """Read `rope_parameters` (today's spelling) or `rope_theta` with `rope_scaling` (the older one)."""
+    """Read `rope_parameters` (the current spelling) or `rope_theta` with `rope_scaling` (the older one)."""
     parameters = _read_parameters(fields)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in KINDS:
@@ -71,7 +71,7 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         return RopeConfig(theta, head_dim)
     if kind == "factors":
         return RopeConfig(theta, head_dim, kind, factors=_read_factors(parameters, head_dim // 2))
-    # Beside the object it is first in rank, as for transformers.
+    # A value beside the object takes precedence, as in transformers.
     beside = _optional_number(fields, "original_max_position_embeddings")
     original = int(beside or _number(parameters, "original_max_position_embeddings", max_position_embeddings))
     return RopeConfig(
@@ -79,7 +79,7 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         head_dim,
         kind,
         _number(parameters, "factor", max_position_embeddings / original if kind == "yarn" else None),
-        # Linear and dynamic scaling stretch what max_position_embeddings says; the others look further back.
+        # Linear and dynamic scaling extend max_position_embeddings; yarn and llama3 extend the original context.
         original if kind in ("yarn", "llama3") else max_position_embeddings,
         _number(parameters, "beta_fast", 32.0),
         _number(parameters, "beta_slow", 1.0),
@@ -92,7 +92,7 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
 
 
 def _read_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json says of the rotary embedding, in one object for all layers."""
+    """The parameters of the rotary embedding in config.json, one object for all layers."""
     spellings = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)]
     for name in spellings:
         if not isinstance(fields[name], Mapping):
@@ -131,10 +131,9 @@ def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]
 
 
 def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndarray[Any, Any], float]:
-    """The inverse frequencies, float32 [head_dim/2], and the factor by which cos and sin are multiplied.
+    """Compute the inverse frequencies, float32 [head_dim/2], and the factor by which cos and sin are multiplied.
 
-    Dynamic NTK scaling is fixed here for the longest context that will be used, so that cached keys never change
-    their rotation.
+    Dynamic NTK scaling is fixed for the longest context in use, so that cached keys keep their rotation.
     """
     import numpy as np
 
@@ -161,9 +160,9 @@ def _plain(theta: float, head_dim: int) -> Any:
 
 
 def _dynamic_theta(config: RopeConfig, max_model_len: int) -> float:
-    stretch = config.factor * max(max_model_len / config.original_max_position_embeddings, 1) - (config.factor - 1)
+    scale = config.factor * max(max_model_len / config.original_max_position_embeddings, 1) - (config.factor - 1)
     exponent = config.head_dim / (config.head_dim - 2)
-    return float(config.theta * stretch**exponent)
+    return float(config.theta * scale**exponent)
 
 
 def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:
@@ -197,7 +196,7 @@ def _yarn_attention_factor(config: RopeConfig) -> float:
 
 
 def _llama3(config: RopeConfig, plain: Any) -> Any:
-    """Slow waves are stretched by `factor`, fast ones stay, those between are blended by turns in the old context."""
+    """Divide low frequencies by `factor`, keep high ones, and blend between them by their turns in the old context."""
     import numpy as np
 
     wavelength = np.float32(2 * math.pi) / plain

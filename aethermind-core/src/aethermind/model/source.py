@@ -1,4 +1,4 @@
-"""Where a model comes from: what is asked of it, whether a directory or one file holds them."""
+"""Model sources: the configuration, tokenizer and weights of a model directory or a .gguf file."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.errors import TokenizerError
-from aethermind.model.hf_config import read_hf_config, read_optional_json, require_directory
-from aethermind.model.sentence_modules import read_pooling, read_text_limit
+from aethermind.model.hf_files import (
+    read_hf_config,
+    read_optional_json,
+    read_pooling,
+    read_text_limit,
+    require_directory,
+)
 
 if TYPE_CHECKING:
-    from aethermind.checkpoint.packing import Packing
+    from aethermind.checkpoint.gptq_awq import Packing
     from aethermind.checkpoint.source import StoredTensors
-    from aethermind.model.registry import GgufFamilyRegistry
+    from aethermind.model.gguf_family import GgufFamily
     from aethermind.ops.weight_format import WeightFormat
+    from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
-"""What AutoGPTQ and older versions of AutoAWQ write beside config.json."""
+"""Files that AutoGPTQ and older versions of AutoAWQ write beside config.json."""
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
 class ModelSource(Protocol):
-    """A model before anything of it is computed. Each method reads what it returns, and nothing else."""
+    """The files of a model. Each method reads only what it returns."""
 
     @property
     def path(self) -> Path:
@@ -34,15 +40,15 @@ class ModelSource(Protocol):
         ...
 
     def config(self) -> dict[str, Any]:
-        """What config.json says, or would say; ConfigError names what is missing or broken."""
+        """The contents of config.json, or their equivalent; ConfigError names what is missing or broken."""
         ...
 
     def generation(self) -> dict[str, Any]:
-        """What generation_config.json says, or would say; empty where nothing is said."""
+        """The contents of generation_config.json, or their equivalent; empty if there are none."""
         ...
 
     def described(self) -> dict[str, dict[str, Any]]:
-        """What the files say that people publish with a model, by their names; empty for a file of one's own kind."""
+        """The contents of the JSON files published with a model, by file name; empty for other kinds of sources."""
         ...
 
     def tokenizer(self) -> Tokenizer:
@@ -50,21 +56,19 @@ class ModelSource(Protocol):
         ...
 
     def pooling(self) -> str | None:
-        """How vectors of texts are pooled (last, mean, cls), None where nothing is said; ConfigError for a way that is
-        not computed.
-        """
+        """The pooling of text vectors (last, mean, cls), None if unspecified; ConfigError for an unsupported one."""
         ...
 
     def text_limit(self) -> int | None:
-        """To how many tokens texts are cut before vectors of them are computed; None where they are not."""
+        """The number of tokens to which texts are truncated before their vectors are computed; None if they are not."""
         ...
 
     def names(self) -> tuple[str, ...]:
-        """What the tensors are called, packed ones by their parts; CheckpointError says why there are none."""
+        """The names of the stored tensors, packed ones by their parts; CheckpointError says why there are none."""
         ...
 
     def weight_formats(self) -> dict[str, WeightFormat]:
-        """The formats of those tensors that are stored quantised, by Hugging Face's names; values are not read."""
+        """The formats of quantised tensors, by Hugging Face's names; values are not read."""
         ...
 
     def weights(self) -> StoredTensors:
@@ -72,10 +76,11 @@ class ModelSource(Protocol):
         ...
 
 
-def open_source(path: Path, families: GgufFamilyRegistry) -> ModelSource:
-    """The source at a path: a .gguf file by its name, else a directory in the Hugging Face layout; existing or not.
+def open_source(path: Path, families: Registry[GgufFamily]) -> ModelSource:
+    """Make the source of a path, existing or not: a .gguf file by its suffix, else a directory in the Hugging Face
+    layout.
 
-    A directory without config.json in which one .gguf model lies, as downloads leave it, is that model.
+    A directory without config.json that contains one .gguf model, as after a download, stands for that model.
     """
     path = _lone_gguf(path) or path
     if path.suffix.lower() == ".gguf" and not path.is_dir():
@@ -86,7 +91,7 @@ def open_source(path: Path, families: GgufFamilyRegistry) -> ModelSource:
 
 
 def _lone_gguf(directory: Path) -> Path | None:
-    """The only .gguf model in a directory that is no model otherwise, by its first part; None for several."""
+    """Find the only .gguf model, by its first part, in a directory without config.json; None for several."""
     if not directory.is_dir() or (directory / "config.json").exists():
         return None
     files = [path for path in sorted(directory.glob("*.gguf")) if path.is_file() and not path.name.startswith("mmproj")]
@@ -142,18 +147,18 @@ class DirectorySource:
         packing, checkpoint = self._packing(), Checkpoint.open(self.path)
         if packing is None:
             return checkpoint
-        from aethermind.checkpoint.packed import PackedCheckpoint
+        from aethermind.checkpoint.gptq_awq import PackedCheckpoint
 
         return PackedCheckpoint(checkpoint, packing, str(self.path))
 
     def _packing(self) -> Packing | None:
-        from aethermind.checkpoint.packing import read_packing
+        from aethermind.checkpoint.gptq_awq import read_packing
 
         described = self._quantization()
         return None if described is None else read_packing(described, str(self.path))
 
     def _quantization(self) -> Any:
-        """What is said of quantised weights: by config.json, or beside it by AutoGPTQ or older versions of AutoAWQ."""
+        """The quantization_config of config.json, or the file of AutoGPTQ or older versions of AutoAWQ beside it."""
         described = read_optional_json(self.path / "config.json").get("quantization_config")
         for name in _QUANTIZATION_FILES:
             if described is None:
@@ -184,7 +189,7 @@ class RetokenizedSource:
         return {**own, name: other[name]} if name in other else own
 
     def tokenizer(self) -> Tokenizer:
-        """TokenizerError for one with more tokens than the model has rows; fewer are usual, as rows are padded."""
+        """TokenizerError if it has more tokens than the model has rows; fewer are usual, since rows are padded."""
         tokenizer = self.of_tokenizer.tokenizer()
         num_rows = self.config().get("vocab_size")
         if isinstance(num_rows, int) and tokenizer.vocab_size > num_rows:

@@ -1,7 +1,7 @@
-"""What every step brings: the ragged batch as graph values.
+"""The inputs of every step: the ragged batch as graph values.
 
-T tokens of S sequences lie end to end; R of their rows need logits; a block table is B blocks wide; E rows bring an
-embedding.
+T tokens of S sequences are concatenated; R of their rows need logits; a block table is B blocks wide; E rows have
+embeddings as inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["EmbeddingInputs", "StepInputs", "declare_step_inputs"]
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInputs:
-    """Rows of the step that bring their embedding instead of a token id: values F[E, hidden_size], rows i32[E]."""
+    """Rows of the step with an embedding instead of a token id: values F[E, hidden_size], rows i32[E]."""
 
     values: Value
     rows: Value
@@ -27,13 +27,14 @@ class EmbeddingInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
-    i32[S,B],
-    logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size, head_dim].
+    """The graph values of a step.
 
-    `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size], are there where the cache holds codes.
+    token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
+    i32[S,B], logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size,
+    head_dim].
 
-    `embeddings` is there only in the graph for steps that have some; `blocks.embedding` puts them in their rows.
+    A quantised cache has `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size]. Only the graph for steps
+    with embeddings has `embeddings`; `blocks.embedding` writes them to their rows.
     """
 
     token_ids: Value

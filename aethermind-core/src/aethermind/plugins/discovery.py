@@ -1,4 +1,4 @@
-"""Finding plugins by entry point and loading them so that a broken one is a recorded fact, never a crash."""
+"""Discovery of plugins by entry point, and their loading: a broken plugin is recorded and never raises."""
 
 from __future__ import annotations
 
@@ -9,36 +9,48 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions, version
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.errors import AetherMindError, in_words
 from aethermind.log import get_logger
 from aethermind.plugins import hookspecs
-from aethermind.plugins.contracts import negotiate
-from aethermind.plugins.deprecation import noting, sentence
+from aethermind.plugins.compatibility import negotiate, noting, sentence
 from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX, HookSpecs
 from aethermind.plugins.stdout_guard import stdout_to_stderr
 
 if TYPE_CHECKING:
     import pluggy
 
-__all__ = ["PluginRecord", "call_each", "discover", "load", "own_code", "plugin_names"]
+__all__ = [
+    "PluginRecord",
+    "call_each",
+    "discover",
+    "fault_of_plugin",
+    "load",
+    "plugin_names",
+    "plugin_output_to_stderr",
+]
 
 logger = get_logger(__name__)
 
 SLOW_S = 2.0
-"""Seconds of an import or a hook, which every start waits for, that are worth a warning."""
+"""An import or a hook that takes longer delays every start noticeably and gets a warning; seconds."""
 
 
 @dataclass(slots=True)
 class PluginRecord:
-    """One entry point and what became of it. Mutable: loading and registration fill in what has a default.
+    """One entry point and the result of loading it. Mutable: loading and registration fill in the fields with defaults.
 
-    `contracts` are all that it offers. `is_ours` says that the package is released together with this core.
-    `registered` are names by kind, such as `devices`; `load_ms` is the time that its import took, `register_ms` that of
-    its hooks. `advice` says what to do about `error` where that does not; `deprecated` are sentences about what it uses
-    that a coming version gives up, `hints` about what it offers that nothing uses.
+    Attributes:
+        contracts: every contract that the package offers; `contract` is the chosen one.
+        is_first_party: whether the package is released together with this core.
+        error: why the plugin cannot be used; `advice` says what to do if the error does not.
+        load_ms, register_ms: milliseconds that its import and its hooks took.
+        registered: the names that it registered, by kind, such as `devices`.
+        deprecated: sentences about its use of things that a coming version removes.
+        hints: sentences about what it offers that nothing uses.
     """
 
     name: str
@@ -47,7 +59,7 @@ class PluginRecord:
     contract: str
     entry_point: EntryPoint
     contracts: tuple[str, ...] = ()
-    is_ours: bool = False
+    is_first_party: bool = False
     error: str | None = None
     advice: str = ""
     load_ms: float = 0.0
@@ -58,13 +70,13 @@ class PluginRecord:
 
     @classmethod
     def of_request(cls, request: Mapping[str, str]) -> PluginRecord:
-        """In a child process: the plugin that `request` asked for, without what only its parent needs to know."""
+        """Make the record in a child process from its parent's `request`, without fields that only the parent needs."""
         point = EntryPoint(request["name"], request["value"], request["group"])
         return cls(point.name, "", "", _contract_of(point), point)
 
     @property
     def request(self) -> dict[str, str]:
-        """What a child process has to be told to load this plugin."""
+        """The arguments with which a child process can load this plugin."""
         point = self.entry_point
         return {"name": point.name, "value": point.value, "group": point.group}
 
@@ -75,31 +87,31 @@ class PluginRecord:
 
     @property
     def title(self) -> str:
-        """`name (distribution version)`, as messages name a plugin."""
+        """`name (distribution version)`, the plugin's name in messages."""
         return f"{self.name} ({self.distribution} {self.version})"
 
     @property
     def repair(self) -> str:
-        """What helps against most of what can be wrong with a package."""
+        """Advice that helps against most faults of a package."""
         return f"Update it (pip install --upgrade {self.distribution}), or uninstall it."
 
     def fail(self, reason: str, advice: str = "") -> None:
-        """Record why the plugin cannot be used, and what to do unless the reason says that."""
+        """Record why the plugin cannot be used, and advice if the reason contains none."""
         self.error, self.advice = reason, advice
         logger.info("plugin %s failed: %s", self.title, reason)
 
     def hint(self, sentence: str) -> None:
-        """Record, once, what its author overlooked though nothing failed."""
+        """Record an oversight of the plugin's author that is no failure; each sentence once."""
         if sentence not in self.hints:
             self.hints.append(sentence)
 
 
 def discover() -> list[PluginRecord]:
-    """Every entry point of a group `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows; imports nothing.
+    """List the entry points of groups `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows; imports nothing.
 
-    Where two plugins claim one thing the first has it: those that are released with the core come first, so that a
-    stranger's mistake cannot take away what came with the engine, and all others by name. A distribution that offers
-    one name for several contracts counts once, with the contract that `plugins.contracts` chooses.
+    If two plugins claim one name, the first plugin of this list gets it. First-party packages come first, so that a
+    third party's mistake cannot replace what came with the engine; all others follow by name. A distribution that
+    offers one name for several contracts counts once, with the contract that `negotiate` chooses.
     """
     allowed = env.plugin_allow_list()
     records: list[PluginRecord] = []
@@ -119,35 +131,36 @@ def discover() -> list[PluginRecord]:
 def _record_of(distribution: Distribution, name: str, offers: dict[str, EntryPoint]) -> PluginRecord:
     package = str(distribution.name)
     contract = negotiate(tuple(offers), package).contract
-    is_ours = _is_ours(distribution)
-    return PluginRecord(name, package, str(distribution.version), contract, offers[contract], tuple(offers), is_ours)
+    is_first_party = _is_first_party(distribution)
+    point = offers[contract]
+    return PluginRecord(name, package, str(distribution.version), contract, point, tuple(offers), is_first_party)
 
 
 def plugin_names() -> frozenset[str]:
-    """The names of all installed plugins, whether or not `AETHERMIND_PLUGINS` lets them load; imports nothing."""
+    """The names of all installed plugins, whether or not `AETHERMIND_PLUGINS` allows them; imports nothing."""
     return frozenset(point.name for distribution in distributions() for point in _plugin_entry_points(distribution))
 
 
 def _order(record: PluginRecord) -> tuple[bool, str, str]:
-    return not record.is_ours, record.name, record.distribution
+    return not record.is_first_party, record.name, record.distribution
 
 
-def _is_ours(distribution: Distribution) -> bool:
-    """Whether it is released in lock-step with the installed core, as its name and its requirements say.
+def _is_first_party(distribution: Distribution) -> bool:
+    """Whether a package is released in lock-step with the installed core, by its name and its requirements.
 
-    A stranger's package is named as it likes and takes a range of versions; one of ours that was left behind by an
-    upgrade is treated like a stranger's, because nobody has tried the two together.
+    A third party's package has any name and accepts a range of versions. A first-party package that an upgrade left
+    behind counts as third-party, because that combination is untested.
     """
     if not distribution.name.startswith("aethermind-"):
         return False
-    own = f"aethermind-core=={version('aethermind-core')}"
-    return any("".join(requirement.split()) == own for requirement in distribution.requires or ())
+    lock_step = f"aethermind-core=={version('aethermind-core')}"
+    return any("".join(requirement.split()) == lock_step for requirement in distribution.requires or ())
 
 
 def _plugin_entry_points(distribution: Distribution) -> list[EntryPoint]:
     try:
         return [point for point in distribution.entry_points if point.group.startswith(ENTRY_POINT_PREFIX)]
-    except Exception as error:  # whatever else is installed may have unreadable metadata
+    except Exception as error:  # an unrelated package may have unreadable metadata
         logger.info("skipped a distribution whose entry points cannot be read: %s", error)
         return []
 
@@ -157,14 +170,14 @@ def _contract_of(entry_point: EntryPoint) -> str:
 
 
 def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
-    """Import each plugin that has not failed yet and check its hooks; failures are written into the records."""
+    """Import each plugin that has not failed yet and check its hooks; records hold the failures."""
     import pluggy
 
     manager = pluggy.PluginManager("aethermind")
     manager.add_hookspecs(HookSpecs)
     for record in [record for record in records if record.error is None]:
         started = time.perf_counter()
-        with noting(record.deprecated), own_code(record):
+        with noting(record.deprecated), plugin_output_to_stderr(record):
             _load_one(manager, record)
         seconds = time.perf_counter() - started
         record.load_ms = seconds * 1e3
@@ -172,14 +185,14 @@ def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
     return manager
 
 
-def own_code(record: PluginRecord) -> contextlib.AbstractContextManager[None]:
-    """A block in which a plugin's code runs while a command starts: what a third party's prints goes to stderr."""
-    return contextlib.nullcontext() if record.is_ours else stdout_to_stderr()
+def plugin_output_to_stderr(record: PluginRecord) -> contextlib.AbstractContextManager[None]:
+    """A block for running a plugin's code while a command starts: a third party's output goes to standard error."""
+    return contextlib.nullcontext() if record.is_first_party else stdout_to_stderr()
 
 
 def _warn_of_slowness(record: PluginRecord, what: str, seconds: float) -> None:
-    """Nothing says otherwise whom a start waits for. Packages released with the core are known to be quick."""
-    if seconds > SLOW_S and not record.is_ours and record.error is None:
+    """Warn about a third party's slow import or hook, since nothing else shows what delays a start."""
+    if seconds > SLOW_S and not record.is_first_party and record.error is None:
         logger.warning(
             "Plugin %s takes %.1f s for its %s, which every start waits for. Its author should import what is heavy "
             "where it is first used.",
@@ -190,7 +203,7 @@ def _warn_of_slowness(record: PluginRecord, what: str, seconds: float) -> None:
 
 
 def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
-    """Import and register one plugin, or let its record say what went wrong."""
+    """Import and register one plugin, or record what went wrong."""
     negotiation = negotiate(record.contracts or (record.contract,), record.distribution)
     if negotiation.error:
         return record.fail(negotiation.error, negotiation.advice)
@@ -215,7 +228,7 @@ def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
 
 
 def _note_unmarked(manager: pluggy.PluginManager, plugin: object, record: PluginRecord) -> None:
-    """For the author who forgot `@hookimpl`, or took another project's: functions that have a hook's name only."""
+    """Hint at functions named like a hook but without this project's `@hookimpl`."""
     marked = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     unmarked = [
         name
@@ -231,7 +244,7 @@ def _note_unmarked(manager: pluggy.PluginManager, plugin: object, record: Plugin
 
 
 def _note_age(plugin: object, record: PluginRecord) -> None:
-    """What the plugin is made for that goes: an older contract, or hooks."""
+    """Record the deprecated contract and the deprecated hooks that the plugin is made for."""
     newest = hookspecs.CONTRACT_VERSION
     if int(record.contract) < newest:
         until = f"{newest + 1} of the contract"
@@ -243,7 +256,7 @@ def _note_age(plugin: object, record: PluginRecord) -> None:
 
 
 def _suggestion(message: str) -> str:
-    """For the author who mistyped a hook's name."""
+    """Suggest the nearest hook for a mistyped name."""
     unknown = re.search(r"unknown hook '(\w+)'", message)
     near = difflib.get_close_matches(unknown[1], dir(HookSpecs), 1) if unknown else []
     return f"Its author may have meant {near[0]}. " if near else ""
@@ -252,12 +265,12 @@ def _suggestion(message: str) -> str:
 def call_each(
     manager: pluggy.PluginManager, records: Sequence[PluginRecord], hook: str, **arguments: Any
 ) -> Iterator[tuple[PluginRecord, list[Any]]]:
-    """Call one hook of every loaded plugin on its own and yield its results; a failure is written into the record."""
+    """Call one hook of each loaded plugin separately and yield its results; a failure goes into the plugin's record."""
     for record in [record for record in records if record.error is None]:
         others = [plugin for name, plugin in manager.list_name_plugin() if name != record.name]
         started = time.perf_counter()
         try:
-            with noting(record.deprecated), own_code(record):
+            with noting(record.deprecated), plugin_output_to_stderr(record):
                 results = manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         except KeyboardInterrupt:
             raise
@@ -270,3 +283,28 @@ def call_each(
         _warn_of_slowness(record, f"hook {hook}", seconds)
         if record.error is None:
             yield record, results
+
+
+def fault_of_plugin(error: BaseException) -> str | None:
+    """`rogue (fake-rogue 9.9), rogue/policy.py:12` if a third party's plugin raised `error`; None otherwise.
+
+    Only frames of the core, of first-party packages and of plugins count. The innermost of them is at fault, since
+    libraries raise when they are called wrongly.
+    """
+    owners = {_top_package(record.entry_point.value): record for record in discover()}
+    if all(record.is_first_party for record in owners.values()):
+        return None
+    found: tuple[PluginRecord | None, str] = None, ""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        top = _top_package(str(frame.f_globals.get("__name__", "")))
+        if top == "aethermind" or top in owners:
+            found = owners.get(top), f"{frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    record, where = found
+    return None if record is None or record.is_first_party else f"{record.title}, {where}"
+
+
+def _top_package(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0].strip()

@@ -1,9 +1,9 @@
-"""The hooks a plugin may implement: this file is their manual.
+"""The hooks that a plugin may implement, and their documentation.
 
 A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v1`. It implements any of the
-functions below, marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: claim names, say in words
-how to get the thing, import nothing heavy. Every `register_*` hook receives a registry and may be called again, for
-another runtime or after another plugin failed, so it keeps no state of its own.
+functions below, marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: a hook claims names, gives
+the import path of each object, and imports nothing heavy. Every `register_*` hook receives a registry and may be called
+again, for another runtime or after another plugin failed, so it keeps no state of its own.
 
     from aethermind.plugins import hookimpl
 
@@ -22,22 +22,20 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
+    from aethermind.cache.stores.kv_store import KVStore, StoreAddress
     from aethermind.dispatch.registry import KernelRegistry
+    from aethermind.engine.executors.executor import ExecutorFactory
+    from aethermind.engine.policies import SchedulingPolicy
+    from aethermind.engine.speculative.proposer import ProposerFactory
     from aethermind.hal.registry import DeviceRegistry
-    from aethermind.model.registry import (
-        ArchitectureRegistry,
-        GgufFamilyRegistry,
-        InputProcessorRegistry,
-        ModelRegistry,
-    )
+    from aethermind.model.gguf_family import GgufFamily
+    from aethermind.model.input_processor import InputProcessorFactory
+    from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
     from aethermind.ops.operator import OperatorRegistry
     from aethermind.ops.weight_format import WeightFormatRegistry
-    from aethermind.runtime.executor_registry import ExecutorRegistry
-    from aethermind.runtime.kv_store_registry import KVStoreRegistry
-    from aethermind.runtime.policy_registry import PolicyRegistry
-    from aethermind.runtime.proposer_registry import ProposerRegistry
-    from aethermind.sampling.logits_constraints import LogitsProcessorRegistry
-    from aethermind.text.answer_formats import AnswerFormatRegistry
+    from aethermind.plugins.registry import Registry
+    from aethermind.sampling.logits_constraints import LogitsProcessorFactory
+    from aethermind.text.answer_parser import AnswerFormat
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -56,7 +54,7 @@ ENTRY_POINT_PREFIX = "aethermind.plugins.v"
 ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{CONTRACT_VERSION}"
 
 DEPRECATED_HOOKS: Mapping[str, tuple[str, str]] = {}
-"""Hooks that are given up: by name, what to implement instead and the version with which they go."""
+"""Deprecated hooks: by name, what to implement instead and the version that removes the hook."""
 
 hookspec = pluggy.HookspecMarker("aethermind")
 hookimpl = pluggy.HookimplMarker("aethermind")
@@ -82,10 +80,10 @@ class HookSpecs:
 
     @hookspec
     def register_weight_formats(self, registry: WeightFormatRegistry) -> None:
-        """Offer ways to store weights: `registry.register(parse, names=, provider=)`.
+        """Offer weight formats: `registry.register(parse, names=, provider=)`.
 
-        `parse(name)` returns an `ops.weight_format.WeightFormat`, perhaps a subclass of its own, or None; `names` are
-        those that messages propose. Kernels that compute with a format name it in their `weight_formats`.
+        `parse(name)` returns an `ops.weight_format.WeightFormat`, perhaps of a subclass, or None; messages propose
+        `names`. Kernels that compute with a format name it in their `weight_formats`.
         """
 
     @hookspec
@@ -93,14 +91,14 @@ class HookSpecs:
         """Claim names of `architectures` in config.json: `registry.register(name, "module:OBJECT", provider=)`."""
 
     @hookspec
-    def register_input_processors(self, registry: InputProcessorRegistry) -> None:
-        """Let an architecture's prompts hold more than text: `registry.register(name, "module:OBJECT", provider=)`.
+    def register_input_processors(self, registry: Registry[InputProcessorFactory]) -> None:
+        """Accept images or sound in an architecture's prompts: `registry.register(name, "module:OBJECT", provider=)`.
 
         `name` is the architecture's, OBJECT an `InputProcessorFactory` (see `model.input_processor`).
         """
 
     @hookspec
-    def register_gguf_families(self, registry: GgufFamilyRegistry) -> None:
+    def register_gguf_families(self, registry: Registry[GgufFamily]) -> None:
         """Claim values of `general.architecture` in GGUF files: `registry.register(name, "module:OBJECT", provider=)`.
 
         The object is a `model.gguf_family.GgufFamily`.
@@ -108,54 +106,54 @@ class HookSpecs:
 
     @hookspec
     def register_models(self, registry: ModelRegistry) -> None:
-        """Offer a model that ships in a package: `registry.register(name, locate, provider=)`.
+        """Offer a model that a package contains: `registry.register(name, locate, provider=)`.
 
         `locate()` returns its directory.
         """
 
     @hookspec
-    def register_logits_processors(self, registry: LogitsProcessorRegistry) -> None:
+    def register_logits_processors(self, registry: Registry[LogitsProcessorFactory]) -> None:
         """Claim names for `SamplingParams.logits_processors`: `registry.register(name, "module:FACTORY", provider=)`.
 
         `FACTORY(params, tokenizer)` makes the processor of one request: a function
         `processor(prompt_token_ids, output_token_ids, logits)` that changes a row of logits, float32 [V], in place,
-        before all else that sampling does. It runs on the host, so its steps wait for a copy of the logits.
+        before the other parts of sampling. It runs on the host, so its steps wait for a copy of the logits.
         """
 
     @hookspec
-    def register_answer_formats(self, registry: AnswerFormatRegistry) -> None:
-        """Say how an architecture's answers mark thoughts and tool calls: `registry.register(name, "module:OBJECT",
+    def register_answer_formats(self, registry: Registry[AnswerFormat]) -> None:
+        """Describe how an architecture marks reasoning and tool calls: `registry.register(name, "module:OBJECT",
         provider=)`. OBJECT is a `text.answer_parser.AnswerFormat`.
         """
 
     @hookspec
-    def register_policies(self, registry: PolicyRegistry) -> None:
+    def register_policies(self, registry: Registry[Callable[[], SchedulingPolicy]]) -> None:
         """Offer a scheduling policy: `registry.register(name, "module:OBJECT", provider=)`.
 
         `OBJECT()` returns an `engine.policies.SchedulingPolicy`; `--scheduling-policy` chooses it by its name.
         """
 
     @hookspec
-    def register_kv_stores(self, registry: KVStoreRegistry) -> None:
-        """Offer a place where engines share keys and values: `registry.register(name, "module:OPEN", provider=)`.
+    def register_kv_stores(self, registry: Registry[Callable[[StoreAddress], KVStore]]) -> None:
+        """Offer a KV store, in which engines share KV blocks: `registry.register(name, "module:OPEN", provider=)`.
 
         `OPEN(address)` takes a `cache.stores.StoreAddress` and returns a `cache.stores.KVStore`; `--kv-store` chooses
-        it by its name, with what else there is in the address: `NAME`, `NAME:LOCATION?OPTION=VALUE`.
+        it by an address that begins with its name: `NAME`, `NAME:LOCATION?OPTION=VALUE`.
         """
 
     @hookspec
-    def register_proposers(self, registry: ProposerRegistry) -> None:
+    def register_proposers(self, registry: Registry[ProposerFactory]) -> None:
         """Offer a way to draft tokens for speculative decoding: `registry.register(name, "module:FACTORY", provider=)`.
 
-        `FACTORY(planned)` returns an `engine.speculative.Proposer`; `--speculative-method` chooses it by its name.
-        What it drafts is checked by the model, so it can be slow or wrong, and answers stay what they are.
+        `FACTORY(compiled)` returns an `engine.speculative.Proposer`; `--speculative-method` chooses it by its name.
+        The model verifies every draft, so a bad proposer costs time and changes no answer.
         """
 
     @hookspec
-    def register_executors(self, registry: ExecutorRegistry) -> None:
-        """Offer a place where a model's steps run: `registry.register(name, "module:FACTORY", provider=)`.
+    def register_executors(self, registry: Registry[ExecutorFactory]) -> None:
+        """Offer an executor, which runs a model's steps: `registry.register(name, "module:FACTORY", provider=)`.
 
-        `FACTORY(planned)` returns an `engine.executors.Executor`; `--executor` chooses it by its name.
+        `FACTORY(compiled)` returns an `engine.executors.Executor`; `--executor` chooses it by its name.
         """
 
     @hookspec

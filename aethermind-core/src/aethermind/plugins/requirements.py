@@ -1,6 +1,7 @@
-"""Whether packages that were installed one by one still fit each other.
+"""Version conflicts among installed packages of this project.
 
-pip installs versions that fit; but it installs what it is told to, and removes nothing that no longer fits.
+pip chooses versions that fit when it installs packages together. It also installs a package by itself that conflicts
+with those already installed, and warns only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["UnmetRequirement", "how_to_meet", "unmet_requirements"]
 
 @dataclass(frozen=True, slots=True)
 class UnmetRequirement:
-    """A package that requires another version of one of ours than `installed`, or one where that is None."""
+    """A package whose requirement of a first-party package is not met; `installed` is None if that one is missing."""
 
     distribution: str
     version: str
@@ -31,17 +32,19 @@ class UnmetRequirement:
 
 
 def unmet_requirements() -> list[UnmetRequirement]:
-    """What aethermind's packages and its plugins require of aethermind's packages and do not get, by name."""
+    """List the unmet requirements that first-party packages and plugins have of first-party packages, by name."""
     found: dict[str, list[UnmetRequirement]] = {}
     for distribution in distributions():
         name = str(distribution.name)
-        if name not in found and (_is_aetherminds(name) or _is_plugin(distribution)):  # or found later on sys.path
+        if name not in found and (
+            _is_first_party(name) or _is_plugin(distribution)
+        ):  # the first found on sys.path is imported
             found[name] = _unmet(distribution)
     return [unmet for name in sorted(found) for unmet in found[name]]
 
 
 def how_to_meet(unmet: Sequence[UnmetRequirement]) -> str:
-    """The command that lets pip choose versions that fit."""
+    """Name the command with which pip chooses versions that fit."""
     names = sorted({"aethermind-core"} | {one.distribution for one in unmet})
     return f"Let pip choose versions that fit: pip install --upgrade {' '.join(names)}"
 
@@ -55,7 +58,7 @@ def _unmet(distribution: Distribution) -> list[UnmetRequirement]:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        if not _is_aetherminds(requirement.name) or (requirement.marker and not requirement.marker.evaluate()):
+        if not _is_first_party(requirement.name) or (requirement.marker and not requirement.marker.evaluate()):
             continue
         installed = _version(requirement.name)
         if installed is None or not requirement.specifier.contains(installed, prereleases=True):
@@ -64,14 +67,14 @@ def _unmet(distribution: Distribution) -> list[UnmetRequirement]:
     return unmet
 
 
-def _is_aetherminds(name: str) -> bool:
+def _is_first_party(name: str) -> bool:
     return name == "aethermind" or name.startswith("aethermind-")
 
 
 def _is_plugin(distribution: Distribution) -> bool:
     try:
         return any(point.group.startswith(ENTRY_POINT_PREFIX) for point in distribution.entry_points)
-    except Exception:  # whatever else is installed may have unreadable metadata
+    except Exception:  # an unrelated package may have unreadable metadata
         return False
 
 

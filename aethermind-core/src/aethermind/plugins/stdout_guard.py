@@ -1,6 +1,6 @@
-"""What plugins print while they are loaded goes to standard error: standard output is for what a command prints.
+"""Redirection of standard output to standard error while plugins load.
 
-A banner at import would otherwise stand before the JSON of `--json`.
+Standard output is for a command's own output: a banner at import would otherwise precede the JSON of `--json`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["stdout_to_stderr"]
 
 _lock = threading.Lock()
 _num_open = 0
-"""Blocks under way, in any thread; only the first one redirects and only the last one restores."""
+"""Open blocks of all threads; the first one redirects and the last one restores."""
 _restore = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Within this block, standard output is standard error, for Python, for C libraries and for child processes.
+    """Send standard output to standard error within this block, for Python, C libraries and child processes.
 
-    Streams belong to the process, so it holds for its other threads as well, for the moment that the block takes.
+    Streams belong to the process, so the redirection affects its other threads for the duration of the block, too.
     """
     global _num_open
     with _lock:
@@ -55,7 +55,7 @@ def _redirect() -> None:
 
 
 def _flush() -> None:
-    """Empty the buffers of Python's stdout and of C's, which would otherwise be written to the wrong place later."""
+    """Flush the buffers of Python's and C's stdout, which would otherwise be written to the wrong stream later."""
     import ctypes
 
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream, or a closed one

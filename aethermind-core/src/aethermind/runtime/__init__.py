@@ -1,4 +1,4 @@
-"""Where everything installed comes together: registries, plugins, devices."""
+"""The composition root of installed packages: registries, plugins and devices."""
 
 from aethermind.runtime.runtime import OpenDevice, Runtime
 

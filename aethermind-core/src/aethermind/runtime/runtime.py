@@ -1,4 +1,4 @@
-"""The composition root: every registry filled from the core and the installed plugins, then frozen."""
+"""The composition root: every registry, filled from the core and the installed plugins, then frozen."""
 
 from __future__ import annotations
 
@@ -10,60 +10,66 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
 from aethermind.dispatch.useless_kernels import useless_kernels
+from aethermind.errors import InvalidArgumentError
 from aethermind.graph.tensor_parallel.operators import with_collectives
 from aethermind.hal.backend import Backend
-from aethermind.hal.device import DeviceId
+from aethermind.hal.device import DeviceId, Probe
 from aethermind.hal.registry import DeviceRegistry, Selection
 from aethermind.log import get_logger
-from aethermind.model.registry import (
-    ArchitectureRegistry,
-    GgufFamilyRegistry,
-    InputProcessorRegistry,
-    ModelRegistry,
-)
+from aethermind.model.registry import ArchitectureRegistry, ModelRegistry, gguf_families, input_processors
 from aethermind.model.source import ModelSource, RetokenizedSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each
-from aethermind.plugins.trial import load_installed
-from aethermind.runtime.executor_registry import ExecutorRegistry
-from aethermind.runtime.kv_store_registry import KVStoreRegistry
-from aethermind.runtime.policy_registry import PolicyRegistry
-from aethermind.runtime.proposer_registry import ProposerRegistry
-from aethermind.runtime.registration import DeviceRegistration, Registration
-from aethermind.sampling.logits_constraints import LogitsProcessorRegistry
-from aethermind.text.answer_formats import AnswerFormatRegistry
+from aethermind.plugins.registry import Registry
+from aethermind.plugins.sandbox_load import load_installed
+from aethermind.runtime.isolated_devices import IsolatedDevice
 
 if TYPE_CHECKING:
     import pluggy
 
+    from aethermind.cache.stores.kv_store import KVStore
+    from aethermind.model.gguf_family import GgufFamily
+    from aethermind.model.input_processor import InputProcessorFactory
+    from aethermind.sampling.logits_constraints import LogitsProcessorFactory
+    from aethermind.text.answer_parser import AnswerFormat
+
 __all__ = ["OpenDevice", "Runtime"]
 
-_POLICIES = {
-    "fcfs": "FirstComeFirstServed",
-    "priority": "PriorityWithAging",
-    "shortest": "ShortestFirst",
-    "deadline": "EarliestDeadline",
-    "fair": "FairShare",
-}
-_KV_STORES = {
-    "host": "host_store:open_host_store",
-    "disk": "disk_store:open_disk_store",
-    "redis": "redis_store:open_redis_store",
-    "rediss": "redis_store:open_redis_store",
-}
-_PROPOSERS = {"prompt_lookup": "prompt_lookup:PromptLookup", "draft": "draft:DraftModel"}
-_EXECUTORS = {"inline": "executor:InlineExecutor", "multiproc": "multiproc:MultiprocExecutor"}
-
-
 logger = get_logger(__name__)
+
+_BUILT_IN = {
+    "policies": {
+        "fcfs": "aethermind.engine.policies:FirstComeFirstServed",
+        "priority": "aethermind.engine.policies:PriorityWithAging",
+        "shortest": "aethermind.engine.policies:ShortestFirst",
+        "deadline": "aethermind.engine.policies:EarliestDeadline",
+        "fair": "aethermind.engine.policies:FairShare",
+    },
+    "kv_stores": {
+        "host": "aethermind.cache.stores.host_store:open_host_store",
+        "disk": "aethermind.cache.stores.disk_store:open_disk_store",
+        "redis": "aethermind.cache.stores.redis_store:open_redis_store",
+        "rediss": "aethermind.cache.stores.redis_store:open_redis_store",
+    },
+    "proposers": {
+        "prompt_lookup": "aethermind.engine.speculative.prompt_lookup:PromptLookup",
+        "draft": "aethermind.engine.speculative.draft:DraftModel",
+    },
+    "executors": {
+        "inline": "aethermind.engine.executors.executor:InlineExecutor",
+        "multiproc": "aethermind.engine.executors.multiproc:MultiprocExecutor",
+    },
+}
+"""What the core registers by import path, by kind and name: imported only if it is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """A device in use: its backend, the dispatcher over its kernels, why it was chosen, and its worker threads."""
+    """An opened device: its backend, the dispatcher over its kernels, why it was chosen, and its worker threads."""
 
     backend: Backend
     device: DeviceId
@@ -74,10 +80,11 @@ class OpenDevice:
 
 @dataclass(repr=False)
 class Runtime:
-    """What is installed; `boot` makes it. Two runtimes can live in one process: nothing here is global.
+    """Everything that is installed, by registry; `boot` makes it. A process can have several: nothing here is global.
 
-    `plugins` are the records of everything that was found, failures included; `built_in` names what the core
-    registered itself, by kind, as the records do.
+    `plugins` are the records of all plugins found, failures included. `built_in` are the names that the core registered
+    itself, by kind, in the form of a record's `registered`. `policies`, `proposers` and `executors` hold objects of the
+    engine, whose `engine.parts` knows their types.
     """
 
     plugins: list[PluginRecord]
@@ -86,27 +93,38 @@ class Runtime:
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
     weight_formats: WeightFormatRegistry = field(default_factory=WeightFormatRegistry)
     architectures: ArchitectureRegistry = field(default_factory=ArchitectureRegistry)
-    input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
-    gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
+    input_processors: Registry[InputProcessorFactory] = field(default_factory=input_processors)
+    gguf_families: Registry[GgufFamily] = field(default_factory=gguf_families)
     models: ModelRegistry = field(default_factory=ModelRegistry)
-    logits_processors: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry)
-    answer_formats: AnswerFormatRegistry = field(default_factory=AnswerFormatRegistry)
-    policies: PolicyRegistry = field(default_factory=PolicyRegistry)
-    kv_stores: KVStoreRegistry = field(default_factory=KVStoreRegistry)
-    proposers: ProposerRegistry = field(default_factory=ProposerRegistry)
-    executors: ExecutorRegistry = field(default_factory=ExecutorRegistry)
+    logits_processors: Registry[LogitsProcessorFactory] = field(
+        default_factory=lambda: Registry(
+            "Logits processor",
+            "logits processor",
+            error=InvalidArgumentError,
+            advice="Install the package that provides it.",
+        )
+    )
+    answer_formats: Registry[AnswerFormat] = field(
+        default_factory=lambda: Registry("Answer format of architecture", "answer format")
+    )
+    policies: Registry[Any] = field(default_factory=lambda: Registry("Scheduling policy", "scheduling policy"))
+    kv_stores: Registry[Callable[[StoreAddress], KVStore]] = field(
+        default_factory=lambda: Registry("KV store", "KV store")
+    )
+    proposers: Registry[Any] = field(default_factory=lambda: Registry("Proposer", "speculative method"))
+    executors: Registry[Any] = field(default_factory=lambda: Registry("Executor", "executor"))
     built_in: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def boot(cls) -> Runtime:
-        """Fill all registries. A plugin that fails is recorded and left out entirely; nothing raises because of it."""
+        """Fill all registries. A plugin that fails is recorded, left out entirely, and never raises here."""
         return cls.of(*load_installed())
 
     @classmethod
     def of(cls, records: list[PluginRecord], manager: pluggy.PluginManager) -> Runtime:
-        """Fill all registries with what the core has and what these plugins register."""
+        """Fill all registries from the core and from these plugins."""
         runtime = cls(records, manager)
-        while not runtime._register():  # one more plugin failed: begin again without what it registered before
+        while not runtime._register():  # one more plugin failed: start over without what it has registered
             runtime = cls(records, manager)
         for record in records:
             if record.error:
@@ -124,14 +142,14 @@ class Runtime:
 
     @property
     def operators(self) -> OperatorRegistry:
-        """The catalog and the plugins' operators; made when first asked for, because pages import NumPy.
+        """The operators of the catalog and of plugins; made at first use, because operator pages import NumPy.
 
-        A plugin that fails here is recorded, and none of its operators are there.
+        A plugin that fails here is recorded, and none of its operators are included.
         """
         return self._operators.registry
 
     def providers(self, kind: str, name: str) -> list[str]:
-        """The packages, with version, that registered `name` among the `kind` (`devices`, `kernels`, …)."""
+        """The packages, with versions, that registered `name` of a `kind` (`devices`, `kernels`, …)."""
         of_plugins = [
             f"{record.distribution} {record.version}"
             for record in self.plugins
@@ -140,18 +158,23 @@ class Runtime:
         return ["aethermind-core"] * (name in self.built_in.get(kind, ())) + of_plugins
 
     def open_source(self, model: str | Path, tokenizer: str | Path | None = None) -> ModelSource:
-        """The files of an installed model, or of the one at a path; ConfigError when it is neither.
+        """Open the files of an installed model, or of the model at a path; ConfigError if there is neither.
 
-        `tokenizer` is where its tokenizer is instead: a directory, its tokenizer.json, a .gguf file, or a model's name.
+        `tokenizer` replaces the model's tokenizer: a directory, its tokenizer.json, a .gguf file, or a model's name.
         """
         source = open_source(self.models.locate(str(model)), self.gguf_families)
         return source if tokenizer is None else RetokenizedSource(source, self.open_tokenizer_source(tokenizer))
 
     def open_tokenizer_source(self, tokenizer: str | Path) -> ModelSource:
-        """What has a tokenizer: a directory, its tokenizer.json, a .gguf file, or an installed model."""
+        """Open the files of a tokenizer: a directory, its tokenizer.json, a .gguf file, or an installed model."""
         path = self.models.locate(str(tokenizer))
         is_vocabulary = path.name == "tokenizer.json" and path.is_file()
         return open_source(path.parent if is_vocabulary else path, self.gguf_families)
+
+    def open_kv_store(self, address: str) -> KVStore:
+        """Open the KV store at an address; ConfigError for an unknown name lists the installed stores."""
+        parsed = StoreAddress.parse(address)
+        return self.kv_stores.get(parsed.name)(parsed)
 
     def open_device(
         self,
@@ -163,7 +186,7 @@ class Runtime:
     ) -> OpenDevice:
         """Select and open a device; DeviceError says what is wrong with the name or the hardware.
 
-        With `is_deterministic` its dispatcher refuses kernels whose results depend on what else is in a batch.
+        With `is_deterministic` its dispatcher refuses kernels whose results depend on the other rows of a batch.
         """
         selection, backend = self.devices.open(text)
         threads = backend.set_num_threads(num_threads)
@@ -179,7 +202,7 @@ class Runtime:
         return OpenDevice(backend, selection.device, dispatcher, selection, threads)
 
     def _register(self) -> bool:
-        """Fill the registries; False when a plugin failed, which may have registered some of its things."""
+        """Fill the registries; False if a plugin failed, which may have registered some names before."""
         self._register_core()
         return all(_call(self.plugins, self.manager, hook, registry) for hook, registry in self._registries())
 
@@ -188,7 +211,7 @@ class Runtime:
 
         provider = "aethermind-core"
         built_in = {
-            kind: Registration(registry, self.built_in, kind)
+            kind: _Registration(registry, self.built_in, kind)
             for kind, registry in ((hook.removeprefix("register_"), registry) for hook, registry in self._registries())
         }
         built_in["devices"].register(
@@ -200,17 +223,12 @@ class Runtime:
         for name in ("numpy", "null"):
             built_in["kernels"].register(name, self._reference_kernels(name), provider=provider)
         built_in["weight_formats"].register(parse_format, names=FORMAT_NAMES, provider=provider)
-        for name, target in _POLICIES.items():
-            built_in["policies"].register(name, f"aethermind.engine.policies:{target}", provider=provider)
-        for name, target in _KV_STORES.items():
-            built_in["kv_stores"].register(name, f"aethermind.cache.stores.{target}", provider=provider)
-        for name, target in _PROPOSERS.items():
-            built_in["proposers"].register(name, f"aethermind.engine.speculative.{target}", provider=provider)
-        for name, target in _EXECUTORS.items():
-            built_in["executors"].register(name, f"aethermind.engine.executors.{target}", provider=provider)
+        for kind, targets in _BUILT_IN.items():
+            for name, target in targets.items():
+                built_in[kind].register(name, target, provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
-        operators = self._operators  # and no runtime: what registers this would be a cycle
+        operators = self._operators  # not self: the runtime's kernel registry would refer back to it
 
         def load_references() -> list[Kernel]:
             from aethermind.dispatch.reference import reference_kernels
@@ -238,7 +256,7 @@ class Runtime:
 
 
 class _Operators:
-    """The operators of a runtime, apart from it: its kernels refer to them."""
+    """The operators of a runtime, separate from it because its kernel registry refers to them."""
 
     def __init__(self, plugins: list[PluginRecord], manager: pluggy.PluginManager, built_in: dict[str, list[str]]):
         self._plugins = plugins
@@ -258,15 +276,15 @@ class _Operators:
 
 
 def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str, registry: Any) -> bool:
-    """Call one hook of every plugin that has not failed; False when one of them failed now."""
+    """Call one hook of every plugin that has not failed; False if one of them fails now."""
     kind = hook.removeprefix("register_")
     for record in plugins:
         record.registered.pop(kind, None)
     working = [record for record in plugins if record.error is None]
     for record in working:
-        view = Registration(registry, record.registered, kind)
-        if isinstance(registry, DeviceRegistry) and not record.is_ours:
-            view = DeviceRegistration(registry, record)
+        view = _Registration(registry, record.registered, kind)
+        if isinstance(registry, DeviceRegistry) and not record.is_first_party:
+            view = _ThirdPartyDevices(registry, record)
         list(call_each(manager, [record], hook, registry=view))
     return all(record.error is None for record in working)
 
@@ -280,3 +298,39 @@ def _warn_of_more_threads_than_cpus(num_threads: int) -> None:
             num_cpus,
             num_cpus,
         )
+
+
+class _Registration:
+    """A registry as one package sees it: passes calls on, and notes the registered names by kind in `registered`."""
+
+    def __init__(self, registry: Any, registered: dict[str, list[str]], kind: str) -> None:
+        self._registry = registry
+        self._registered = registered
+        self._kind = kind
+
+    def register(self, *what: Any, **how: Any) -> None:
+        """Call the registry's own `register`."""
+        self._registry.register(*what, **how)
+        names = how.get("names") or [what[0] if what else next(iter(how.values()))]
+        self._registered.setdefault(self._kind, []).extend(_name_of(name) for name in names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+
+class _ThirdPartyDevices(_Registration):
+    """The device registry as a third party's package sees it: its devices are probed and opened in a child first."""
+
+    def __init__(self, registry: Any, record: PluginRecord) -> None:
+        super().__init__(registry, record.registered, "devices")
+        self._record = record
+
+    def register(self, name: str, *, probe: Callable[[], Probe], open: Callable[[], Backend], **rest: Any) -> None:
+        """Register the device with sandboxed versions of its functions."""
+        device = IsolatedDevice(self._record, name, probe, open)
+        sandboxed = {"recall": device.recall, "examine": device.examine}
+        super().register(name, probe=device.probe, open=device.open, **sandboxed, **rest)
+
+
+def _name_of(thing: Any) -> str:
+    return thing if isinstance(thing, str) else str(thing.name)

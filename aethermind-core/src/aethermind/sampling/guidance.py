@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 from aethermind.sampling.json_schemas import with_discriminators, with_safe_bounds, without_noop_keywords
 from aethermind.sampling.unproductive_rules import unproductive_rules
 

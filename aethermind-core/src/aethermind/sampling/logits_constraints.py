@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from aethermind.errors import InvalidArgumentError
-from aethermind.plugins.claims import Claims
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
     from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
 
-__all__ = ["LogitsConstraints", "LogitsProcessor", "LogitsProcessorFactory", "LogitsProcessorRegistry", "pack_mask"]
+__all__ = ["LogitsConstraints", "LogitsProcessor", "LogitsProcessorFactory", "pack_mask"]
 
 LogitsProcessor = Callable[[Sequence[int], Sequence[int], "npt.NDArray[np.float32]"], None]
 """`processor(prompt_token_ids, output_token_ids, logits)` changes one row of logits, float32 [V], in place."""
@@ -58,19 +55,3 @@ def pack_mask(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32
     bits = np.zeros((vocab_size + 31) // 32 * 32, np.uint8)
     bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
-
-
-class LogitsProcessorRegistry(Claims):
-    """The logits processors that packages provide, by the names for `SamplingParams.logits_processors`."""
-
-    kind = "Logits processor"
-
-    def get(self, name: str) -> LogitsProcessorFactory:
-        """Import a factory; InvalidArgumentError lists the installed ones if it is unknown."""
-        factory: LogitsProcessorFactory | None = self.find_object(name)
-        if factory is None:
-            known = ", ".join(self.names()) or "none"
-            raise InvalidArgumentError(
-                f"Unknown logits processor {name!r}. Installed: {known}. Install the package that provides it."
-            )
-        return factory

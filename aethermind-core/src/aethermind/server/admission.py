@@ -13,7 +13,7 @@ from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.plugins.deprecation import deprecated
+from aethermind.plugins.compatibility import deprecated
 from aethermind.server.openai.errors import ApiError, draining
 from aethermind.server.tenants import ANONYMOUS, Tenant
 

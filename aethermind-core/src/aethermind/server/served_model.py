@@ -71,9 +71,9 @@ class ServedModel:
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
         """A loaded model that `engine` runs in this process."""
         llm.tokenizer.read_whole()
-        planned = llm.engine.planned
-        vocab_size = planned.model.config.vocab_size
-        format = planned.answer_format.for_tokens(llm.tokenizer)
+        compiled = llm.engine.compiled
+        vocab_size = compiled.model.config.vocab_size
+        format = llm.engine.parts.answer_format.for_tokens(llm.tokenizer)
         return cls(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size, format)
 
     @classmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 from aethermind.testing.report import CaseResult, Outcome, Report
 
 __all__ = ["SUITES", "TIMEOUT_S", "run_family", "run_suites"]

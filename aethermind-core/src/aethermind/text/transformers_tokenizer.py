@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aethermind.errors import TokenizerError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer

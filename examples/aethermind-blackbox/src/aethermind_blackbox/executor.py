@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aethermind.engine.executors import InlineExecutor, KVCache, ModelRunner, PlannedModel, ScheduleDecision
+from aethermind.engine.executors import CompiledModel, InlineExecutor, KVCache, ModelRunner, ScheduleDecision
 from aethermind.graph import Executor
 from aethermind_blackbox.recorder import Recorder, path
 
@@ -15,8 +15,8 @@ __all__ = ["BlackboxExecutor"]
 class BlackboxExecutor(InlineExecutor):
     """The `inline` executor with a flight recorder."""
 
-    def __init__(self, planned: PlannedModel) -> None:
-        super().__init__(planned)
+    def __init__(self, compiled: CompiledModel) -> None:
+        super().__init__(compiled)
         self._recorder = Recorder(path())
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:

@@ -14,9 +14,9 @@ __all__ = ["PhraseProposer"]
 class PhraseProposer:
     """Drafts the rest of a phrase; stateless."""
 
-    def __init__(self, planned: Any) -> None:
-        """`planned` is the model that verifies the drafts."""
-        self._rests = book.continuations(book.read(), planned.source.tokenizer().encode)
+    def __init__(self, compiled: Any) -> None:
+        """`compiled` is the model that verifies the drafts."""
+        self._rests = book.continuations(book.read(), compiled.source.tokenizer().encode)
         self._lengths = sorted({len(beginning) for beginning in self._rests}, reverse=True)
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:

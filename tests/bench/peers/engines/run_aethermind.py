@@ -53,9 +53,9 @@ class AetherMind:
             key = f"prefill {job['tokens']}"
         else:
             key = f"batched {job.get('batch', 1)} {job['context']} {job['tokens']}"
-        planned = self._llm.engine.planned
+        compiled = self._llm.engine.compiled
         limits = MeasuredLimits(memory_bytes_per_s, flops_per_s)
-        seconds = least_seconds(planned.compiled.plan, planned.operators, self._shapes[key], limits)
+        seconds = least_seconds(compiled.step.plan, compiled.operators, self._shapes[key], limits)
         if seconds is None:
             raise ValueError("a limit is not known")
         return seconds

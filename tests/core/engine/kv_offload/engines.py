@@ -14,8 +14,8 @@ from tests.core.engine.kv_offload.stores import Store
 from aethermind import RequestOutput, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_offload import KVOffload, KVStoreStats
-from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.parts import EngineParts
 
 PROMPT = [(7 * i) % 900 + 5 for i in range(50)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -35,10 +35,10 @@ def opening(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenE
 
     def start(store: Store | None, **options: Any) -> Engine:
         given = {"device": "numpy", "dtype": "float32", "max_model_len": 96, "block_size": 4, **options}
-        planned = plan_model(runtime, "demo", kv_store=None if store is None else "host:1MiB", **given)
+        parts = EngineParts.of(runtime, "demo", kv_store=None if store is None else "host:1MiB", **given)
         if store is not None:
-            planned = replace(planned, open_kv_store=lambda: store)
-        engines.append(Engine(planned, planned.source.tokenizer()))
+            parts = replace(parts, open_kv_store=lambda: store)
+        engines.append(Engine(parts, parts.compiled.source.tokenizer()))
         return engines[-1]
 
     yield start
@@ -52,7 +52,7 @@ def run(engine: Engine, *prompts: list[int], params: SamplingParams = PARAMS) ->
     finished = {}
     while engine.has_unfinished:
         finished.update({output.request_id: output for output in engine.step() if output.finished})
-    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+    assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
     return [finished[str(index)] for index in range(len(prompts))]
 
 

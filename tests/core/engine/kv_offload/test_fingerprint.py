@@ -12,7 +12,7 @@ from tests.end_to_end.models import DEMO, copy_demo
 
 from aethermind import Runtime
 from aethermind.engine.kv_offload import fingerprint
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(runtime: Runtime, model: str | Path = "demo", **options: Any) -> str:
-    return fingerprint(plan_model(runtime, model, **{"device": "numpy", "dtype": "float32", **options}))
+    return fingerprint(compile_model(runtime, model, **{"device": "numpy", "dtype": "float32", **options}))
 
 
 def test_limits_and_paths_do_not_change_the_fingerprint(runtime: Runtime, tmp_path: Path) -> None:

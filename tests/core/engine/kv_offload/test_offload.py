@@ -27,8 +27,9 @@ from tests.core.engine.kv_offload.stores import Store
 from aethermind import RequestOptions, Runtime
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_offload import KVOffload
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.parts import EngineParts
 from aethermind.errors import InvalidArgumentError
 
 
@@ -296,8 +297,8 @@ def test_without_free_blocks_prompts_are_computed(open_engine: OpenEngine) -> No
 
 def test_an_engine_that_is_garbage_collected_closes_its_store(runtime: Runtime) -> None:
     store = Store()
-    planned = plan_model(runtime, "demo", kv_store="host:1MiB", device="numpy", dtype="float32", max_model_len=96)
-    engine = Engine(replace(planned, open_kv_store=lambda: store), planned.source.tokenizer())
+    parts = EngineParts.of(runtime, "demo", kv_store="host:1MiB", device="numpy", dtype="float32", max_model_len=96)
+    engine = Engine(replace(parts, open_kv_store=lambda: store), parts.compiled.source.tokenizer())
     run(engine, PROMPT)
     del engine
     gc.collect()
@@ -307,8 +308,8 @@ def test_an_engine_that_is_garbage_collected_closes_its_store(runtime: Runtime) 
 
 def test_it_needs_prefix_caching_and_an_address(runtime: Runtime) -> None:
     with pytest.raises(InvalidArgumentError, match="needs enable_prefix_caching"):
-        plan_model(runtime, "demo", kv_store="host", enable_prefix_caching=False)
+        compile_model(runtime, "demo", kv_store="host", enable_prefix_caching=False)
     with pytest.raises(InvalidArgumentError, match="is no address of a KV store"):
-        plan_model(runtime, "demo", kv_store="/a/path")
+        compile_model(runtime, "demo", kv_store="/a/path")
     with pytest.raises(InvalidArgumentError, match="should be the address of a store, such as disk:/path, got 7"):
-        plan_model(runtime, "demo", kv_store=7)
+        compile_model(runtime, "demo", kv_store=7)

@@ -1,4 +1,4 @@
-"""Adapters of an engine: laid one after the other, each with its own rank, found by their names."""
+"""Adapters of an engine: concatenated, each with its own rank, found by their names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(dtype: DType = DType.FLOAT32, **paths: Path) -> Adapters:
     return Adapters.read({name: str(path) for name, path in paths.items()}, GRAPH, OPERATORS, dtype)
 
 
-def test_ranks_lie_one_after_the_other(tmp_path: Path) -> None:
+def test_adapters_are_concatenated_by_rank(tmp_path: Path) -> None:
     first = write_adapter(tmp_path / "first", SHAPES, rank=3, targets=["q_proj"])
     second = write_adapter(tmp_path / "second", SHAPES, rank=2, targets=["q_proj", "up_proj"], seed=1)
     both, alone = read(first=first, second=second), read(second=second)
@@ -38,7 +38,7 @@ def test_ranks_lie_one_after_the_other(tmp_path: Path) -> None:
     assert {str(type.dtype) for type in both.types.values()} == {"float32", "int32"}
 
 
-def test_an_adapter_is_what_is_in_it(tmp_path: Path) -> None:
+def test_an_adapter_s_key_depends_on_its_content(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a", SHAPES)
     other = write_adapter(tmp_path / "b", SHAPES, seed=1)
     found = read(x=other, y=path)
@@ -48,7 +48,7 @@ def test_an_adapter_is_what_is_in_it(tmp_path: Path) -> None:
         found.choose("z")
 
 
-def test_values_that_the_dtype_does_not_hold(tmp_path: Path) -> None:
+def test_values_beyond_the_dtype_are_refused(tmp_path: Path) -> None:
     path = write_adapter(tmp_path, SHAPES, size=1e6)
     assert read(DType.BFLOAT16, x=path).parameters[part_names(Q)[1]].dtype == DType.BFLOAT16.numpy
     with pytest.raises(CheckpointError, match=r"the adapter x adds to .* has values beyond float16; .* as dtype"):

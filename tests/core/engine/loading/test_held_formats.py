@@ -1,4 +1,4 @@
-"""What a checkpoint holds in two levels, devices without kernels for that hold in one, with the same codes."""
+"""Weights with two levels of scales: devices without kernels for them hold one level, with the same codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_device_without_kernels_for_two_levels_holds_one(of_kernel: frozenset[
     assert {name: format.name for name, format in found.items()} == {"k": held, "offset": "int4_offset", "int8": "int8"}
 
 
-def test_codes_are_taken_over() -> None:
+def test_codes_are_unchanged() -> None:
     array = np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32)
     weight = format_of("int4_k").quantize(array)
     assert _packable(weight, DType.FLOAT32, weight.format) is weight

@@ -1,4 +1,4 @@
-"""Tensors that a model has no use for: passed over where they change nothing, refused where they might."""
+"""Tensors that a model does not use: ignored if they have no effect, refused if they might have one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_tensors(path: Path, **more: torch.Tensor) -> Path:
     return directory
 
 
-def test_what_changes_nothing_is_passed_over(runtime: Runtime, tmp_path: Path) -> None:
+def test_neutral_tensors_are_ignored(runtime: Runtime, tmp_path: Path) -> None:
     more = {O_BIAS: torch.zeros(3), f"{ATTENTION}.k_scale": torch.ones(1), f"{ATTENTION}.v_scale": torch.ones(1)}
     logits = []
     for directory in (copy_demo(tmp_path / "plain"), with_tensors(tmp_path / "more", **more)):
@@ -36,7 +36,7 @@ def test_what_changes_nothing_is_passed_over(runtime: Runtime, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [O_BIAS, "score.bias", f"{ATTENTION}.q_scale"])
-def test_what_might_change_something_is_refused(runtime: Runtime, tmp_path: Path, name: str) -> None:
+def test_other_unexpected_tensors_are_refused(runtime: Runtime, tmp_path: Path, name: str) -> None:
     values = torch.zeros(3) if name == "score.bias" else torch.ones(3)
     with pytest.raises(CheckpointError, match=rf"1 unexpected \({name}"):
         LLM(with_tensors(tmp_path / "model", **{name: values}), device="numpy", max_model_len=64, runtime=runtime)

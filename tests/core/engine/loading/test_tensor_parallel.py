@@ -1,4 +1,4 @@
-"""Ranks that each have a part of a model compute together what one computes alone."""
+"""Tensor parallelism: ranks with a part of a model each compute what one device computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.engine.kv_memory.memory import KVMemory
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.loading.model_weights import open_constants
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
 from aethermind.graph.executor import Executor
@@ -65,21 +65,21 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     return write_config
 
 
-def plans(model: Path, size: int, **options: Any) -> list[PlannedModel]:
+def plans(model: Path, size: int, **options: Any) -> list[CompiledModel]:
     """All ranks of a model with made-up weights."""
     given = {"device": "numpy", "dtype": "float32", "load_format": "dummy", "num_kv_blocks": 8, **options}
-    return [plan_model(RUNTIME, model, rank=rank, tensor_parallel_size=size, **given) for rank in range(size)]
+    return [compile_model(RUNTIME, model, rank=rank, tensor_parallel_size=size, **given) for rank in range(size)]
 
 
 class Rank:
     """One rank, which runs a prompt of seven tokens, and then one more."""
 
-    def __init__(self, planned: PlannedModel, key: GraphKey) -> None:
-        plan = (planned.compiled if key == planned.key else planned.compile(key)).plan
-        self.memory = KVMemory.of(planned)
-        self.constants = open_constants(planned)
+    def __init__(self, compiled: CompiledModel, key: GraphKey) -> None:
+        plan = (compiled.step if key == compiled.key else compiled.compile(key)).plan
+        self.memory = KVMemory.of(compiled)
+        self.constants = open_constants(compiled)
         self.constants.load(plan)
-        opened = planned.open_device
+        opened = compiled.open_device
         self.executor = Executor(plan, opened.backend, opened.device, self.constants, self.memory.tensors)
 
     def run(self, tokens: list[int], start: int) -> Any:
@@ -105,13 +105,13 @@ class Rank:
         return {name: self.executor.output(name, symbols).copy() for name in outputs}
 
 
-def results(planned: list[PlannedModel], key: GraphKey = GraphKey()) -> Iterator[dict[str, Any]]:  # noqa: B008
+def results(compiled: list[CompiledModel], key: GraphKey = GraphKey()) -> Iterator[dict[str, Any]]:  # noqa: B008
     """What rank 0 has after the prompt and after the next token."""
-    ranks = [Rank(one, key) for one in planned]
-    descriptor = shared_file(len(planned))
-    for rank, one in enumerate(planned):
+    ranks = [Rank(one, key) for one in compiled]
+    descriptor = shared_file(len(compiled))
+    for rank, one in enumerate(compiled):
         if one.parallel is not None:
-            one.parallel.kernels.connect(SharedMemoryCommunicator(rank, len(planned), descriptor))
+            one.parallel.kernels.connect(SharedMemoryCommunicator(rank, len(compiled), descriptor))
     os.close(descriptor)
     for tokens, start in (([5, 3, 100, 7, 9, 11, 2], 0), ([42], 7)):
         with ThreadPoolExecutor(len(ranks)) as pool:
@@ -132,12 +132,12 @@ def assert_alike(model: Path, size: int, key: GraphKey = GraphKey(), **options: 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_without_a_change_in_them(write: Callable[..., Path], family: str, size: int) -> None:
+def test_ranks_compute_what_one_device_computes(write: Callable[..., Path], family: str, size: int) -> None:
     assert_alike(write(FAMILIES[family]), size)
 
 
 @pytest.mark.parametrize(("family", "num_kv_heads", "size"), [("llama", 2, 4), ("qwen2", 1, 2), ("qwen3", 4, 8)])
-def test_more_ranks_than_heads_of_keys_have_them_in_common(
+def test_ranks_share_key_heads_if_there_are_fewer(
     write: Callable[..., Path], family: str, num_kv_heads: int, size: int
 ) -> None:
     model = write(FAMILIES[family] | {"num_key_value_heads": num_kv_heads})
@@ -146,7 +146,7 @@ def test_more_ranks_than_heads_of_keys_have_them_in_common(
     assert [KVMemory.of(rank).nbytes for rank in together] == [KVMemory.of(alone).nbytes // num_kv_heads] * size
 
 
-def test_which_heads_of_keys_a_rank_has() -> None:
+def test_a_rank_has_the_key_heads_of_its_query_heads() -> None:
     assert [Share(rank, 2).heads(4) for rank in range(2)] == [(0, 2), (2, 4)]
     assert [Share(rank, 4).heads(2) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
 
@@ -156,7 +156,7 @@ def test_which_heads_of_keys_a_rank_has() -> None:
     [{"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "int4", "lm_head_quantization": "dense"}],
     ids=lambda options: "-".join(options.values()),
 )
-def test_coded_caches_and_weights(write: Callable[..., Path], options: dict[str, str]) -> None:
+def test_quantised_caches_and_weights(write: Callable[..., Path], options: dict[str, str]) -> None:
     if options.get("quantization"):  # a part's blocks are those of the whole where they end where it does
         wide = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 128}
         assert_alike(write(LLAMA | wide), 2, **options)
@@ -164,32 +164,32 @@ def test_coded_caches_and_weights(write: Callable[..., Path], options: dict[str,
         assert_alike(write(LLAMA), 2, **options)
 
 
-@pytest.mark.parametrize("part", [Part.HIDDEN_STATES, Part.SCORES])
-def test_graphs_about_texts(write: Callable[..., Path], part: Part) -> None:
-    assert_alike(write(QWEN2), 2, GraphKey(part=part))
+@pytest.mark.parametrize("part", [GraphKind.HIDDEN_STATES, GraphKind.SCORES])
+def test_scores_and_hidden_states(write: Callable[..., Path], part: GraphKind) -> None:
+    assert_alike(write(QWEN2), 2, GraphKey(kind=part))
 
 
-def test_each_rank_holds_its_part(write: Callable[..., Path]) -> None:
+def test_each_rank_holds_its_part_of_the_weights(write: Callable[..., Path]) -> None:
     model = write(LLAMA)
     (alone,), together = plans(model, 1), plans(model, 2)
 
-    def held(planned: PlannedModel) -> int:
-        return Rank(planned, planned.key).constants.nbytes
+    def held(compiled: CompiledModel) -> int:
+        return Rank(compiled, compiled.key).constants.nbytes
 
     norms = 5 * 48 * 4
     assert all(abs(held(rank) - held(alone) / 2) <= norms + 48 * 4 for rank in together)  # an odd vocabulary
     assert [KVMemory.of(rank).nbytes for rank in together] == [KVMemory.of(alone).nbytes // 2] * 2
 
 
-def test_ranks_meet_in_the_same_order(write: Callable[..., Path]) -> None:
+def test_ranks_run_collectives_in_the_same_order(write: Callable[..., Path]) -> None:
     names = [
-        [step.kernel.operator for step in rank.compiled.plan.steps if step.kernel.operator.startswith("all_")]
+        [step.kernel.operator for step in rank.step.plan.steps if step.kernel.operator.startswith("all_")]
         for rank in plans(write(QWEN2), 4)
     ]
     assert names == [["all_gather_last", *["all_reduce"] * 4, "all_gather_last"]] * 4
 
 
-def test_heads_that_cannot_be_shared_are_a_sentence(write: Callable[..., Path]) -> None:
+def test_indivisible_heads_are_refused(write: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"num_kv_heads is 4, which 3 ranks cannot share evenly\. Choose"):
         plans(write(LLAMA), 3)
     with pytest.raises(ConfigError, match="num_heads is 8, which 16 ranks cannot share evenly"):
@@ -198,9 +198,9 @@ def test_heads_that_cannot_be_shared_are_a_sentence(write: Callable[..., Path]) 
         plans(write(QWEN3), 16)
 
 
-def test_what_cannot_go_together_is_a_sentence(write: Callable[..., Path]) -> None:
+def test_unsupported_combinations_are_refused(write: Callable[..., Path]) -> None:
     with pytest.raises(InvalidArgumentError, match="tensor_parallel_size should be a positive integer"):
-        plan_model(RUNTIME, write(LLAMA), tensor_parallel_size=0)
+        compile_model(RUNTIME, write(LLAMA), tensor_parallel_size=0)
     with pytest.raises(AetherMindError, match="No kernels for 2 operators on sim: all_gather_last"):
         plans(write(LLAMA), 2, device="sim", fallback="error")
 
@@ -231,7 +231,7 @@ def test_a_part_of_a_mapped_weight_is_a_view() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int4_zp", "int4_offset", "int8_channel"])
 @pytest.mark.parametrize("axis", [-1, -2])
-def test_parts_of_a_quantised_weight_are_cut_between_blocks(name: str, axis: int) -> None:
+def test_parts_of_a_quantised_weight_begin_at_blocks(name: str, axis: int) -> None:
     format = parse_format(name)
     assert format is not None
     weight = format.quantize(np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32))
@@ -241,8 +241,8 @@ def test_parts_of_a_quantised_weight_are_cut_between_blocks(name: str, axis: int
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("axis", [-1, -2])
-def test_parts_within_super_blocks_have_scales_in_one_level(size: int, axis: int) -> None:
-    """Those that begin with one, and all runs of whole rows, stay what they are."""
+def test_parts_within_super_blocks_have_one_level_of_scales(size: int, axis: int) -> None:
+    """Parts that begin at a super-block, and parts of whole rows, keep their format."""
     format = parse_format("int4_k")
     assert format is not None
     weight = format.quantize(np.random.default_rng(0).normal(size=(48, 768)).astype(np.float32))
@@ -253,7 +253,7 @@ def test_parts_within_super_blocks_have_scales_in_one_level(size: int, axis: int
     np.testing.assert_allclose(joined, format.dequantize(weight), rtol=0, atol=4e-3 if is_split else 0)
 
 
-def test_a_part_that_ends_within_a_block_is_a_sentence() -> None:
+def test_a_part_that_ends_within_a_block_is_refused() -> None:
     format = parse_format("int8")
     assert format is not None
     weight = format.quantize(np.ones((64, 96), np.float32))

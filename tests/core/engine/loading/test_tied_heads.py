@@ -1,4 +1,4 @@
-"""A tied model whose checkpoint stores its output matrix, too: it has to be that of its embeddings."""
+"""A tied model whose checkpoint also stores its output matrix: it has to equal the embeddings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
     ],
     ids=["same", "narrower", "wider", "others", "of_another_shape"],
 )
-def test_a_stored_head(
+def test_a_stored_output_matrix_has_to_equal_the_embeddings(
     runtime: Runtime, tmp_path: Path, head_of: Callable[[torch.Tensor], torch.Tensor], fits: bool
 ) -> None:
     directory = copy_demo(tmp_path / "model")
@@ -41,7 +41,7 @@ def test_a_stored_head(
             LLM(directory, device="numpy", max_model_len=64, runtime=runtime)
 
 
-def test_a_head_stands_for_the_table(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_stored_output_matrix_replaces_missing_embeddings(runtime: Runtime, tmp_path: Path) -> None:
     """As in what safetensors' `save_model` writes."""
     whole, directory = copy_demo(tmp_path / "whole"), copy_demo(tmp_path / "model")
     tensors = load_file(directory / "model.safetensors")

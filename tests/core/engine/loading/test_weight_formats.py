@@ -1,4 +1,4 @@
-"""Which parameters get which format: matrices that are read whole, the head by itself, tables of embeddings not."""
+"""The format of each parameter: matrices have the chosen one, the output projection its own, embeddings none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from tests.core.graph.graphs import OPERATORS, model_builder
 
 from aethermind import Runtime
-from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.weight_formats import WeightFormats, format_uses
 from aethermind.errors import InvalidArgumentError
 from aethermind.ops.weight_format import parse_format
@@ -32,7 +32,7 @@ def chosen(runtime: Runtime, quantization: str | None, lm_head: str | None = Non
         ("dense", "int8", (None, "int8")),
     ],
 )
-def test_the_head_has_a_format_of_its_own(
+def test_the_output_projection_has_its_own_format(
     runtime: Runtime, quantization: str | None, lm_head: str | None, expected: tuple[str | None, str | None]
 ) -> None:
     assert chosen(runtime, quantization, lm_head) == expected
@@ -46,7 +46,7 @@ def test_unknown_names(runtime: Runtime, names: tuple[str | None, str | None]) -
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_matrices_have_formats_and_nothing_else(runtime: Runtime, architecture: str, is_tied: bool) -> None:
+def test_only_matrices_have_formats(runtime: Runtime, architecture: str, is_tied: bool) -> None:
     graph = model_builder(architecture, tie_word_embeddings=is_tied).finish()
     formats = WeightFormats.choose(runtime.weight_formats, "int4", None).of_parameters(graph, OPERATORS)
     head = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
@@ -60,7 +60,7 @@ def test_matrices_have_formats_and_nothing_else(runtime: Runtime, architecture: 
     assert without.keys() == others
 
 
-def test_rows_of_a_tied_table_are_looked_up_in_what_costs_little(runtime: Runtime) -> None:
+def test_rows_of_a_tied_table_are_looked_up_in_accurate_formats(runtime: Runtime) -> None:
     """8 bits, or whatever the checkpoint holds; other tables are dense, as the embedding of an untied model is."""
     graph = model_builder("Qwen2ForCausalLM", tie_word_embeddings=True).finish()
     name = "model.embed_tokens.weight"
@@ -80,7 +80,7 @@ def test_rows_of_a_tied_table_are_looked_up_in_what_costs_little(runtime: Runtim
         assert choice.of_rows(formats, stored).get(name) == expected
 
 
-def test_checkpoints_keep_their_formats_unless_others_are_named(runtime: Runtime) -> None:
+def test_checkpoint_formats_are_kept_by_default(runtime: Runtime) -> None:
     graph = model_builder("Qwen2ForCausalLM", tie_word_embeddings=False).finish()
     names = [value.name for value in graph.parameters if value.name.endswith("proj.weight")]
     stored = {names[0]: "int4_zp_g128", names[1]: "int8", "lm_head.weight": "int8", "model.norm.weight": "int8"}
@@ -100,13 +100,13 @@ def test_checkpoints_keep_their_formats_unless_others_are_named(runtime: Runtime
 
 
 def test_uses_add_up(runtime: Runtime) -> None:
-    planned = plan_model(runtime, "demo", device="numpy", quantization="int4")
-    four, eight = format_uses(planned)
+    compiled = compile_model(runtime, "demo", device="numpy", quantization="int4")
+    four, eight = format_uses(compiled)
     assert (four.name, eight.name) == ("int4", "int8")
-    assert (four.num_parameters, eight.num_parameters) == (7 * planned.model.config.num_hidden_layers, 1)
+    assert (four.num_parameters, eight.num_parameters) == (7 * compiled.model.config.num_hidden_layers, 1)
     assert (four.num_dequantized, eight.num_dequantized) == (four.num_parameters, 1)
-    config = planned.model.config
+    config = compiled.model.config
     assert eight.num_values == config.vocab_size * config.hidden_size
     assert four.nbytes == four.num_values * 9 // 16
     assert (four.bits_per_weight, eight.bits_per_weight) == (4.5, 8.5)
-    assert format_uses(plan_model(runtime, "demo", device="numpy")) == []
+    assert format_uses(compile_model(runtime, "demo", device="numpy")) == []

@@ -94,21 +94,21 @@ def test_the_cpu_computes_what_the_references_do(runtime: Runtime, dtype: str, f
     assert comparison.num_steps == 3
     assert comparison.only_in_tested == ()
     assert bool(comparison.only_in_reference) == fuse
-    plan = engines[1].planned.compile(fuse=fuse).plan
+    plan = engines[1].compiled.compile(fuse=fuse).plan
     names = [name for step in plan.steps for name in step.names]
     assert [difference.name for difference in comparison.differences] == names * 3
     assert [difference.step for difference in comparison.differences] == sorted([*range(3)] * len(names))
-    assert list(comparison.worst_by_layer()) == [None, *range(engines[0].planned.model.config.num_hidden_layers)]
+    assert list(comparison.worst_by_layer()) == [None, *range(engines[0].compiled.model.config.num_hidden_layers)]
     for engine in engines:
         assert not engine.has_unfinished
         assert not engine.runner.hooks.is_active
-        assert engine.cache.num_free_blocks == engine.planned.num_kv_blocks
+        assert engine.cache.num_free_blocks == engine.compiled.num_kv_blocks
 
 
 def test_only_slots_written_by_the_step_are_compared_in_caches(runtime: Runtime) -> None:
     engines = [open_engine(runtime) for _ in range(2)]
     comparison = compare(engines[0], engines[1], [5, 6, 7, 8], 2, ComparisonTolerance(0, 0))
-    config = engines[0].planned.model.config
+    config = engines[0].compiled.model.config
     heads = (config.num_key_value_heads, config.head_dim)
     shapes = [one.shape for one in comparison.differences if ".0." in one.name and one.operator == "kv_cache_write"]
     assert shapes == [(4, *heads), (4, *heads), (1, *heads), (1, *heads)]

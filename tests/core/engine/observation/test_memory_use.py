@@ -12,8 +12,8 @@ from aethermind.engine.observation.profiler import measure_memory
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
 def test_categories_are_those_of_the_parts(runtime: Runtime, device: str) -> None:
     engine = open_engine(runtime, device)
-    use = measure_memory("loaded", engine.planned, engine.runner)
-    runner, plan = engine.runner, engine.planned.compiled.plan
+    use = measure_memory("loaded", engine.compiled, engine.runner)
+    runner, plan = engine.runner, engine.compiled.step.plan
     assert use.moment == "loaded"
     assert use.weights + use.packed_weights == runner.constants.nbytes
     assert (use.packed_weights > 0) == bool(plan.packs())
@@ -22,11 +22,11 @@ def test_categories_are_those_of_the_parts(runtime: Runtime, device: str) -> Non
     assert use.inputs == sum(type.nbytes(plan.symbols) for type in plan.inputs.values())
     assert use.other == 0
     answer(engine, [1, 2, 3], 3)
-    after = measure_memory("after", engine.planned, engine.runner)
+    after = measure_memory("after", engine.compiled, engine.runner)
     assert after.categories() == use.categories()
 
 
 def test_before_loading_all_categories_are_zero(runtime: Runtime) -> None:
-    planned = open_engine(runtime).planned
-    use = measure_memory("planned", planned)
+    compiled = open_engine(runtime).compiled
+    use = measure_memory("planned", compiled)
     assert [name for name, size in use.categories().items() if size] in ([], ["other"])

@@ -23,7 +23,7 @@ def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Engine:
 @pytest.fixture(scope="module")
 def steps(engine: Engine) -> list[StepProfile]:
     expected = answer(engine, PROMPT, 4)
-    profiler = Profiler(engine.planned.operators, repeat=2)
+    profiler = Profiler(engine.compiled.operators, repeat=2)
     engine.runner.observer = profiler
     try:
         assert answer(engine, PROMPT, 4) == expected
@@ -38,10 +38,10 @@ def test_each_step_is_recorded_with_its_tokens(steps: list[StepProfile]) -> None
 
 
 def test_each_call_of_the_plan_is_there_once(engine: Engine, steps: list[StepProfile]) -> None:
-    plan = engine.planned.compiled.plan
+    plan = engine.compiled.step.plan
     for step in steps:
-        assert [call.name for call in step.calls] == [planned.source for planned in plan.steps]
-        assert [call.kernel for call in step.calls] == [planned.kernel.name for planned in plan.steps]
+        assert [call.name for call in step.calls] == [compiled.source for compiled in plan.steps]
+        assert [call.kernel for call in step.calls] == [compiled.kernel.name for compiled in plan.steps]
         assert [call.layer for call in step.calls] == plan.layers()
         assert step.unmarked_s > 0
         assert step.marked_s > 0
@@ -52,7 +52,7 @@ def test_each_call_of_the_plan_is_there_once(engine: Engine, steps: list[StepPro
 
 
 def test_limits_count_what_comes_from_memory_and_costs_everything(engine: Engine, steps: list[StepProfile]) -> None:
-    plan, operators = engine.planned.compiled.plan, engine.planned.operators
+    plan, operators = engine.compiled.step.plan, engine.compiled.operators
     sizes = {"T": 5, "S": 1, "R": 1}
     shape = StepShape(tuple(sizes.get(name, 1) for name in plan.symbols), ((5, 5),), is_decode=False)
     limits = MeasuredLimits(1e9, {str(dtype): 1e12 for dtype in DType})

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aethermind import Runtime
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.observation.roofline import StepShape, Work, calls_of, least_seconds, work_of
 from aethermind.hal.backend import MeasuredLimits
 
@@ -35,10 +35,10 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def planned(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> PlannedModel:
+def compiled(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
     directory: Path = tmp_path_factory.mktemp("model")
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    return plan_model(runtime, directory, device="numpy", load_format="dummy")
+    return compile_model(runtime, directory, device="numpy", load_format="dummy")
 
 
 ATTENTION_WEIGHTS = HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS)
@@ -50,66 +50,66 @@ STEP_WEIGHTS = LAYERS * (ATTENTION_WEIGHTS + BIASES + MLP_WEIGHTS + NORMS) + HID
 """Values that every step with logits reads: all but the embedding table."""
 
 
-def shape_of(planned: PlannedModel, num_rows: int, *sequences: tuple[int, int]) -> StepShape:
+def shape_of(compiled: CompiledModel, num_rows: int, *sequences: tuple[int, int]) -> StepShape:
     sizes = {"T": sum(count for count, _ in sequences), "S": len(sequences), "R": num_rows}
-    return StepShape(tuple(sizes.get(name, 1) for name in planned.compiled.plan.symbols), sequences, is_decode=False)
+    return StepShape(tuple(sizes.get(name, 1) for name in compiled.step.plan.symbols), sequences, is_decode=False)
 
 
-def works(planned: PlannedModel, shape: StepShape) -> dict[str, list[Work]]:
+def works(compiled: CompiledModel, shape: StepShape) -> dict[str, list[Work]]:
     """The work of a step's calls by operator."""
-    plan, operators = planned.compiled.plan, planned.operators
+    plan, operators = compiled.step.plan, compiled.operators
     found: dict[str, list[Work]] = {}
     for step, call in zip(plan.steps, calls_of(plan, operators, shape), strict=True):
         found.setdefault(step.kernel.operator, []).append(work_of(operators[step.kernel.operator], step, call))
     return found
 
 
-def memory_bytes(planned: PlannedModel, shape: StepShape) -> int:
-    return sum(work.memory_bytes for found in works(planned, shape).values() for work in found)
+def memory_bytes(compiled: CompiledModel, shape: StepShape) -> int:
+    return sum(work.memory_bytes for found in works(compiled, shape).values() for work in found)
 
 
 @pytest.mark.parametrize("context", [1, 4, 5, 17])
-def test_a_decode_step_reads_weights_keys_and_values_once(planned: PlannedModel, context: int) -> None:
+def test_a_decode_step_reads_weights_keys_and_values_once(compiled: CompiledModel, context: int) -> None:
     visible = 2 * context + min(context, WINDOW)
     embedding_row = HIDDEN
     numbers = STEP_WEIGHTS + embedding_row + visible * 2 * KV_HEADS * HEAD_DIM
-    assert memory_bytes(planned, shape_of(planned, 1, (1, context))) == 4 * numbers
+    assert memory_bytes(compiled, shape_of(compiled, 1, (1, context))) == 4 * numbers
 
 
-def test_sequences_share_weights_but_no_keys(planned: PlannedModel) -> None:
-    one = memory_bytes(planned, shape_of(planned, 1, (1, 9)))
-    two = memory_bytes(planned, shape_of(planned, 2, (1, 9), (1, 9)))
+def test_sequences_share_weights_but_no_keys(compiled: CompiledModel) -> None:
+    one = memory_bytes(compiled, shape_of(compiled, 1, (1, 9)))
+    two = memory_bytes(compiled, shape_of(compiled, 2, (1, 9), (1, 9)))
     keys_and_values = (2 * 9 + WINDOW) * 2 * KV_HEADS * HEAD_DIM
     assert two - one == 4 * (HIDDEN + keys_and_values)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 12])
-def test_operations_of_a_prompt(planned: PlannedModel, num_tokens: int) -> None:
+def test_operations_of_a_prompt(compiled: CompiledModel, num_tokens: int) -> None:
     """The last feed-forward network and the head see one row, everything else every token."""
     every_row = LAYERS * ATTENTION_WEIGHTS + (LAYERS - 1) * MLP_WEIGHTS
     one_row = MLP_WEIGHTS + VOCAB * HIDDEN
     pairs = sum(2 * k + min(k, WINDOW) for k in range(1, num_tokens + 1))
-    found = works(planned, shape_of(planned, 1, (num_tokens, num_tokens)))
+    found = works(compiled, shape_of(compiled, 1, (num_tokens, num_tokens)))
     products = {"linear", "lm_head", "paged_attention", "gate_up_silu", "qkv_rope_cache_write"} & found.keys()
     flops = sum(work.flops for name in products for work in found[name])
     assert flops == 2 * (num_tokens * every_row + one_row) + 4 * HEADS * HEAD_DIM * pairs
 
 
-def test_a_chunk_without_logits_leaves_the_head_alone(planned: PlannedModel) -> None:
-    (head,) = works(planned, shape_of(planned, 0, (4, 4)))["lm_head"]
+def test_a_chunk_without_logits_leaves_the_head_alone(compiled: CompiledModel) -> None:
+    (head,) = works(compiled, shape_of(compiled, 0, (4, 4)))["lm_head"]
     assert (head.memory_bytes, head.flops) == (0, 0)
 
 
-def test_a_tied_head_is_read_once(runtime: Runtime, tmp_path: Path, planned: PlannedModel) -> None:
+def test_a_tied_head_is_read_once(runtime: Runtime, tmp_path: Path, compiled: CompiledModel) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
-    tied = plan_model(runtime, tmp_path, device="numpy", load_format="dummy")
-    assert memory_bytes(tied, shape_of(tied, 1, (1, 9))) == memory_bytes(planned, shape_of(planned, 1, (1, 9)))
+    tied = compile_model(runtime, tmp_path, device="numpy", load_format="dummy")
+    assert memory_bytes(tied, shape_of(tied, 1, (1, 9))) == memory_bytes(compiled, shape_of(compiled, 1, (1, 9)))
 
 
-def test_a_step_takes_the_longer_of_both_at_every_call(planned: PlannedModel) -> None:
-    shape = shape_of(planned, 1, (3, 3))
-    flat = [work for found in works(planned, shape).values() for work in found]
-    plan, operators = planned.compiled.plan, planned.operators
+def test_a_step_takes_the_longer_of_both_at_every_call(compiled: CompiledModel) -> None:
+    shape = shape_of(compiled, 1, (3, 3))
+    flat = [work for found in works(compiled, shape).values() for work in found]
+    plan, operators = compiled.step.plan, compiled.operators
     limits = MeasuredLimits(1e9, {"float32": 4e9})
     least = sum(max(work.memory_bytes / 1e9, work.flops / 4e9) for work in flat)
     assert least_seconds(plan, operators, [shape, shape], limits) == pytest.approx(2 * least)
@@ -120,12 +120,12 @@ def test_a_step_takes_the_longer_of_both_at_every_call(planned: PlannedModel) ->
 
 def test_quantised_weights_are_bounded_by_the_arithmetic_of_their_kernel(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dtype": "bfloat16"}))
-    quantized = plan_model(
+    quantized = compile_model(
         runtime, tmp_path, device="cpu", load_format="dummy", quantization="int8", lm_head_quantization="dense"
     )
     shape = shape_of(quantized, 1, (1, 1))
     found = works(quantized, shape)
-    multiplied = {step.kernel.operator: step.kernel.arithmetic for step in quantized.compiled.plan.steps}
+    multiplied = {step.kernel.operator: step.kernel.arithmetic for step in quantized.step.plan.steps}
     expected = multiplied["gate_up_silu"] or quantized.dtype
     assert {work.arithmetic for work in found["gate_up_silu"]} == {expected}
     assert {work.arithmetic for work in found["lm_head"]} == {quantized.dtype}

@@ -7,14 +7,17 @@ from typing import Any
 
 from aethermind import SamplingParams
 from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
+from aethermind.plugins.registry import Registry
 
 
 def test_bad_words_that_the_model_cannot_say_are_left_out() -> None:
     """A kernel that masks their last token would write beyond the row of logits."""
     ids = {"fox": [1, 7], " fox": [2], "hen": [8], " hen": [3, 8]}
     config = SimpleNamespace(vocab_size=8)
-    planned: Any = SimpleNamespace(model=SimpleNamespace(config=config), logits_processors={})
+    compiled: Any = SimpleNamespace(model=SimpleNamespace(config=config))
     tokenizer: Any = SimpleNamespace(encode_behind=ids.get)
-    controls = ConstraintsBuilder(planned, tokenizer).build(SamplingParams(bad_words=["fox", "hen"]))
+    controls = ConstraintsBuilder(compiled, tokenizer, Registry("Logits processor", "logits processor")).build(
+        SamplingParams(bad_words=["fox", "hen"])
+    )
     assert controls is not None
     assert controls.bad_words == ((1, 7), (2,))

@@ -9,8 +9,8 @@ from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.prefix_cache import HashedPrefixCache
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.requests.sessions import Sessions
 
 TURN = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -139,8 +139,8 @@ def test_a_conversation_survives_strangers(runtime: Runtime) -> None:
 
 def test_a_session_whose_time_is_up_is_none_whatever_comes_next(runtime: Runtime, clock: Clock) -> None:
     options = {"device": "numpy", "dtype": "float32", "max_model_len": 32, "block_size": 4, "num_kv_blocks": 8}
-    planned = plan_model(runtime, "demo", **options, session_ttl=60.0)
-    engine = Engine(planned, planned.source.tokenizer(), clock=clock)
+    parts = EngineParts.of(runtime, "demo", **options, session_ttl=60.0)
+    engine = Engine(parts, parts.compiled.source.tokenizer(), clock=clock)
     run(engine, "first", [5, 9, 13, 17, 21, 25, 29, 33, 37, 41], "mine")
     assert EngineStats.of(engine).num_sessions == 1
     clock.now += 60

@@ -43,7 +43,7 @@ class Scripted:
 def speculate_with(engine: Engine, proposer: Any, most: int = 4) -> Speculator:
     """Let an engine check these drafts at every opportunity."""
     engine.speculator = Speculator(
-        proposer, AlwaysMost(most), engine.cache, engine.planned.model.config.vocab_size, lambda: 0.0
+        proposer, AlwaysMost(most), engine.cache, engine.compiled.model.config.vocab_size, lambda: 0.0
     )
     return engine.speculator
 

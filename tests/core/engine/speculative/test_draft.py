@@ -32,7 +32,7 @@ def open_drafted(runtime: Runtime, device: str = "cpu", **options: Any) -> tuple
     """The demo model with a draft model beside it, by default itself, which drafts at every opportunity."""
     given = {**OPTIONS, "speculative_method": "draft", "draft_model": "demo", **options}
     engine = open_engine(runtime, device, **given)
-    proposer = DraftModel(engine.planned)
+    proposer = DraftModel(engine.compiled)
     speculate_with(engine, proposer)
     return engine, proposer
 

@@ -24,8 +24,8 @@ HALF_RIGHT = """
 
 
     class HalfRight:
-        def __init__(self, planned):
-            assert planned.config.speculative_method == "half-right"
+        def __init__(self, compiled):
+            assert compiled.config.speculative_method == "half-right"
 
         def propose(self, requests, limits):
             return [self._guess(len(one.all_token_ids) - 9, most) for one, most in zip(requests, limits)]

@@ -52,8 +52,8 @@ def test_the_longest_and_latest_occurrence_is_used(tokens: list[int], expected: 
 
 
 def test_each_request_looks_in_its_own_text() -> None:
-    planned: Any = SimpleNamespace(config=SimpleNamespace(prompt_lookup_max=3, prompt_lookup_min=1))
-    proposer = PromptLookup(planned)
+    compiled: Any = SimpleNamespace(config=SimpleNamespace(prompt_lookup_max=3, prompt_lookup_min=1))
+    proposer = PromptLookup(compiled)
     texts = {"a": [1, 2, 1], "b": [1, 5, 1]}
     requests = cast(Any, [SimpleNamespace(request_id=name, all_token_ids=text) for name, text in texts.items()])
     assert proposer.propose(requests, [1, 3]) == [[2], [5, 1, 5]]

@@ -102,7 +102,7 @@ def test_under_pressure(runtime: Runtime, is_swapping: bool) -> None:
     options = {**OPTIONS, "block_size": 4, "enable_prefix_caching": False}
     kinds = ["greedy", "sampled"] * 3
     expected = run(open_engine(runtime, "cpu", **options), *kinds)
-    spec = open_engine(runtime, "null", **options).planned.cache_spec
+    spec = open_engine(runtime, "null", **options).compiled.cache_spec
     pressed = {**options, "num_kv_blocks": 14, "swap_space": 40 * spec.bytes_per_block / 2**30}
     engine = open_engine(runtime, "cpu", **pressed)
     engine.costs.seconds_per_byte, engine.costs.seconds_per_token = (0.0, 1e6) if is_swapping else (1e6, 0.0)
@@ -138,7 +138,7 @@ def test_an_answer_ends_in_the_middle_of_drafts(runtime: Runtime) -> None:
 def test_tokens_that_the_model_does_not_have(runtime: Runtime) -> None:
     engine = open_engine(runtime, "cpu", **OPTIONS)
     speculator = speculate_with(engine, Scripted(lambda _, most: [17, -1, 2**31][:most]))
-    vocab_size = engine.planned.model.config.vocab_size
+    vocab_size = engine.compiled.model.config.vocab_size
     assert answers_of(run(engine, "greedy")) == answers_of(run(open_engine(runtime, "cpu", **OPTIONS), "greedy"))
     assert speculator.num_draft_tokens <= 14, "one of each three"
     speculate_with(engine, Scripted(lambda _, most: [vocab_size] * most))
@@ -186,7 +186,7 @@ def test_abort_between_steps(runtime: Runtime) -> None:
     assert output is not None
     assert len(output.outputs[0].token_ids) == 3
     assert proposer.forgotten == ["a"]
-    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+    assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
 
 
 def test_structured_answers_are_not_drafted(runtime: Runtime) -> None:

@@ -72,9 +72,9 @@ def test_they_take_fewer_steps_than_tokens(engine: Engine) -> None:
         num_steps += 1
     answer = output.outputs[0]
     assert answer.finish_reason == "stop"
-    assert answer.token_ids[-1] in engine.planned.eos_token_ids
+    assert answer.token_ids[-1] in engine.compiled.eos_token_ids
     assert num_steps <= len(answer.token_ids) / 2
-    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+    assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
 
 
 def test_forced_first_tokens_are_computed_with_the_prompt(engine: Engine) -> None:
@@ -103,7 +103,7 @@ def test_an_answer_without_any_choice(engine: Engine, more: dict[str, Any]) -> N
     single = finish(engine)["single"].outputs
     engine.add_request("one", PROMPTS[1], params(1, **wanted))
     assert contents({"": finish(engine)["one"].outputs}) == contents({"": single})
-    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+    assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def llm(runtime: Runtime) -> LLM:
 def test_rows_are_those_of_prefixes(llm: LLM) -> None:
     ids = llm.tokenizer.encode("Once upon a time there was a fox who")[:9]
     rows = text_logits(llm.engine, ids)
-    assert (rows.shape, rows.dtype) == ((len(ids), llm.engine.planned.model.config.vocab_size), np.float32)
+    assert (rows.shape, rows.dtype) == ((len(ids), llm.engine.compiled.model.config.vocab_size), np.float32)
     for length in (1, 4, len(ids)):
         llm.generate({"prompt_token_ids": ids[:length]}, SamplingParams(temperature=0.0, max_tokens=1))
         np.testing.assert_allclose(rows[length - 1], llm.engine.runner.logits(1)[0], rtol=1e-4, atol=1e-4)
@@ -54,7 +54,7 @@ def test_ids_outside_the_vocabulary_reach_no_kernel(runtime: Runtime, device: st
     options = {"max_model_len": 48, "max_num_seqs": 8, "num_threads": 1}
     with LLM("demo", device=device, runtime=runtime, **options) as llm:
         expected, num_free = text_logits(llm.engine, [1, 2, 3]), llm.engine.cache.num_free_blocks
-        bad = llm.engine.planned.model.config.vocab_size if wrong is None else wrong
+        bad = llm.engine.compiled.model.config.vocab_size if wrong is None else wrong
         with pytest.raises(InvalidArgumentError, match=f"Token id {bad} is out of range"):
             text_logits(llm.engine, [1, bad, 3])
         assert llm.engine.cache.num_free_blocks == num_free

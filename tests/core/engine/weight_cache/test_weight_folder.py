@@ -1,4 +1,4 @@
-"""Packed weights on disk: what was written, or nothing; never more than there may be."""
+"""The folder of packed weights: a hit equals what was written, damage is an error, and the size is limited."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sizes_of(constants: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
 @settings(deadline=None, max_examples=scaled(2000))
 @example([100, 3 << 20, 64, 5 << 20, 1])
 @given(st.lists(st.integers(0, 300), max_size=6))
-def test_what_is_found_is_what_was_written(sizes: list[int]) -> None:
+def test_found_constants_equal_the_written_ones(sizes: list[int]) -> None:
     constants = some_bytes(*sizes)
     with tempfile.TemporaryDirectory() as path:
         folder = WeightFolder(Path(path) / "made" / "on demand", 1 << 30)
@@ -67,7 +67,7 @@ def files_in(folder: WeightFolder) -> set[str]:
     return {path.name for path in folder.path.iterdir()} if folder.path.exists() else set()
 
 
-def test_any_byte_of_the_header_that_changed_is_noticed_and_the_file_goes(folder: WeightFolder) -> None:
+def test_a_file_with_a_changed_header_byte_is_deleted(folder: WeightFolder) -> None:
     constants = some_bytes(100, 200)
     folder.write("key", constants)
     file = folder.path / "key.safetensors"
@@ -91,7 +91,7 @@ def test_a_truncated_file_is_noticed(folder: WeightFolder, length: int) -> None:
     assert files_in(folder) == set()
 
 
-def test_a_file_that_another_process_gives_up_meanwhile_is_not_there(
+def test_a_file_that_another_process_evicts_meanwhile_is_a_miss(
     folder: WeightFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants, read = some_bytes(100), folder_module._read
@@ -105,14 +105,14 @@ def test_a_file_that_another_process_gives_up_meanwhile_is_not_there(
     assert folder.find("key", sizes_of(constants)) == {}
 
 
-def test_constants_of_another_size_or_name_are_not_those_that_are_wanted(folder: WeightFolder) -> None:
+def test_constants_of_another_size_or_name_are_an_error(folder: WeightFolder) -> None:
     for wanted in ({"w0#layout": 130}, {"w1#layout": 100}):
         folder.write("key", some_bytes(100))
         with pytest.raises(CheckpointError):
             folder.find("key", wanted)
 
 
-def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted_first(tmp_path: Path) -> None:
     folder = WeightFolder(tmp_path, 4 * 68 * KIB)  # three of 64 KiB and their headers
     for turn, key in enumerate("abc"):
         folder.write(key, some_bytes(64 * KIB))
@@ -126,14 +126,14 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     np.testing.assert_array_equal(held["w0#layout"], some_bytes(64 * KIB)["w0#layout"])  # whoever maps it keeps it
 
 
-def test_more_than_there_may_be_is_not_written(tmp_path: Path) -> None:
+def test_a_file_beyond_the_limit_is_not_written(tmp_path: Path) -> None:
     folder = WeightFolder(tmp_path / "weights", 64 * KIB)
     folder.write("small", some_bytes(100))
     assert not folder.write("large", some_bytes(65 * KIB))
     assert files_in(folder) == {"small.safetensors"}
 
 
-def test_who_is_interrupted_leaves_nothing(folder: WeightFolder) -> None:
+def test_an_interrupted_write_leaves_no_file(folder: WeightFolder) -> None:
     answers = iter([False, True])
     assert not folder.write("key", some_bytes(5 << 20), lambda: next(answers))
     assert files_in(folder) == set()
@@ -146,7 +146,7 @@ def test_who_is_interrupted_leaves_nothing(folder: WeightFolder) -> None:
     assert files_in(folder) == set()
 
 
-def test_a_disk_that_would_be_full_is_left_alone(folder: WeightFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nearly_full_disk_is_not_written_to(folder: WeightFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 150))
     with pytest.raises(OSError, match="space") as error:
         folder.write("key", some_bytes(100))
@@ -154,7 +154,7 @@ def test_a_disk_that_would_be_full_is_left_alone(folder: WeightFolder, monkeypat
     assert files_in(folder) == set()
 
 
-def test_what_somebody_began_long_ago_is_cleared_away(folder: WeightFolder) -> None:
+def test_old_unfinished_files_are_deleted(folder: WeightFolder) -> None:
     folder.write("key", some_bytes(1))
     for name, age in (("old.part", 1), ("new.part", 2**32)):
         (folder.path / name).touch()

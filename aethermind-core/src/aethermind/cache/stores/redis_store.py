@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.errors import ConfigError, InvalidArgumentError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -63,7 +63,7 @@ def kv_reuse(
     window, settings = dense_settings(device, load_format, num_threads, tokens)
     with open_llm(options.chosen_model(model), dtype="float32", **settings) as llm:
         engine = llm.engine
-        num_layers = engine.planned.cache_spec.num_layers
+        num_layers = engine.compiled.cache_spec.num_layers
         windows = windows_of_text(llm, text, tokens, window)
         training_windows = windows_of_text(llm, text, tokens + distill, window)[len(windows) :] if distill else []
         if distill and not training_windows:

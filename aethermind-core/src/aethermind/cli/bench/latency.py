@@ -79,8 +79,8 @@ def latency(
         enable_prefix_caching=False,
     )
     with closing(llm):
-        planned = llm.engine.planned
-        backend = planned.open_device.backend
+        compiled = llm.engine.compiled
+        backend = compiled.open_device.backend
         sizes = (prompt_tokens, output_tokens, batch, adapter)
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch, adapter)
         peak_memory_bytes = _peak_memory_bytes()  # read before the limits are measured, which allocates memory
@@ -89,11 +89,11 @@ def latency(
         before = limits.measure_limits(backend, num_threads)
         runs = [_run(llm, *sizes, is_observed=not shapes) for _ in range(repeat)]
         measured = limits.average(before, limits.measure_limits(backend, num_threads))
-        plan = planned.compile(GraphKey(has_adapters=True)).plan if adapter else planned.compiled.plan
+        plan = compiled.compile(GraphKey(has_adapters=True)).plan if adapter else compiled.step.plan
         least_s = Phases(
-            *(least_seconds(plan, planned.operators, shapes, measured) for shapes in split(shapes or runs[0].shapes))
+            *(least_seconds(plan, compiled.operators, shapes, measured) for shapes in split(shapes or runs[0].shapes))
         )
-        formats = [as_record(use) for use in format_uses(planned)]
+        formats = [as_record(use) for use in format_uses(compiled)]
         report = {
             "model": llm.info.model,
             "device": llm.info.device,
@@ -182,7 +182,7 @@ def _run(
     from aethermind.engine.observation.roofline import StepRecorder
     from aethermind.sampling.params import SamplingParams
 
-    vocab_size = llm.engine.planned.model.config.vocab_size
+    vocab_size = llm.engine.compiled.model.config.vocab_size
     prompts = [{"prompt_token_ids": sample_prompt(prompt_tokens, vocab_size, index)} for index in range(batch)]
     run = BatchTiming(batch, prompt_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)

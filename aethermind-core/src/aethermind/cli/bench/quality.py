@@ -187,7 +187,7 @@ def _logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
 def _measured(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequence[int]]) -> dict[str, Any]:
     from aethermind.engine.loading.weight_formats import format_uses
 
-    uses = [as_record(use) for use in format_uses(llm.engine.planned)]
+    uses = [as_record(use) for use in format_uses(llm.engine.compiled)]
     num_values = sum(use["num_values"] for use in uses)
     return {
         "weight_formats": uses,

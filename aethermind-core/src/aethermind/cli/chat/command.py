@@ -19,7 +19,7 @@ from aethermind.cli.settings import (
     SamplingOptions,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 if TYPE_CHECKING:
     from aethermind.cli.chat.answerers import Answerer, ServerAnswerer

@@ -105,7 +105,7 @@ def simulate(
     runtime = Runtime.boot()
     names = list(dict.fromkeys(name.strip() for name in scheduling_policy.split(",")))
     for name in names:
-        runtime.policies.make(name)
+        runtime.policies.get(name)()
     budget = StepBudget(max_num_seqs, max_num_batched_tokens)
     requests = read_trace(trace, limit)
     if calibrate is not None:
@@ -155,7 +155,7 @@ def _run(
     from aethermind.engine.simulation import simulate as run
 
     with LoadProgress(f"Simulating {name}") as progress:
-        policy = runtime.policies.make(name)
+        policy = runtime.policies.get(name)()
         sizes = {"num_kv_blocks": num_blocks, "block_size": block_size}
         return run(requests, policy, budget, costs, **sizes, on_progress=progress)
 

@@ -12,7 +12,7 @@ from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["Executor", "ExecutorFactory", "InlineExecutor"]
 
@@ -37,32 +37,32 @@ class Executor(Protocol):
         """Finish the device's work and give everything back."""
 
 
-ExecutorFactory = Callable[["PlannedModel"], Executor]
-"""Opens an executor for a planned model; InvalidArgumentError for a model that it cannot run."""
+ExecutorFactory = Callable[["CompiledModel"], Executor]
+"""Opens an executor for a compiled model; InvalidArgumentError for a model that it cannot run."""
 
 
 class InlineExecutor:
     """Runs steps in the engine's process, by a `ModelRunner` that the engine calls directly."""
 
-    def __init__(self, planned: PlannedModel) -> None:
+    def __init__(self, compiled: CompiledModel) -> None:
         """InvalidArgumentError for one rank of several."""
-        if planned.parallel is not None:
+        if compiled.parallel is not None:
             raise InvalidArgumentError(
-                f"The executor {planned.config.executor} runs one rank, and tensor_parallel_size is "
-                f"{planned.config.tensor_parallel_size}. Leave the executor out, or pass multiproc."
+                f"The executor {compiled.config.executor} runs one rank, and tensor_parallel_size is "
+                f"{compiled.config.tensor_parallel_size}. Leave the executor out, or pass multiproc."
             )
-        self.planned = planned
-        self.kv_memory = KVMemory.of(planned)
-        self._constants = open_constants(planned)
-        self._constants.set_aside(planned.compiled.plan)
+        self.compiled = compiled
+        self.kv_memory = KVMemory.of(compiled)
+        self._constants = open_constants(compiled)
+        self._constants.set_aside(compiled.step.plan)
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Read the weights."""
-        return ModelRunner(self.planned, cache, self.kv_memory, on_progress, self._constants)
+        return ModelRunner(self.compiled, cache, self.kv_memory, on_progress, self._constants)
 
     def close(self) -> None:
         """Finish the device's work and give everything back."""
         try:
             self._constants.finish()
         finally:
-            self.planned.open_device.backend.close()
+            self.compiled.open_device.backend.close()

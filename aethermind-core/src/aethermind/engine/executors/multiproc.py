@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.executors.worker_group import WorkerGroup
 from aethermind.engine.kv_memory.memory import KVMemory, StagingBlocks
-from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
@@ -30,7 +30,7 @@ from aethermind.ops.dims import resolve
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
     from aethermind.cache.swap_store import BlockMover
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.hal.tensor import Tensor
 
 __all__ = ["DriverKVMemory", "MultiprocExecutor"]
@@ -42,10 +42,10 @@ _PIECE_BYTES = 4 * 2**20
 class DriverKVMemory(KVMemory):
     """The driver's shard of the memory of KV blocks, which keeps the workers' shards in step."""
 
-    def __init__(self, planned: PlannedModel, workers: WorkerGroup) -> None:
-        super().__init__({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
-        assert planned.parallel is not None, "one of several ranks"
-        axes, num_heads = planned.parallel.state_axes, planned.cache_spec.num_key_value_heads
+    def __init__(self, compiled: CompiledModel, workers: WorkerGroup) -> None:
+        super().__init__({value.name: value.type for value in compiled.step.graph.states}, compiled.open_device)
+        assert compiled.parallel is not None, "one of several ranks"
+        axes, num_heads = compiled.parallel.state_axes, compiled.cache_spec.num_key_value_heads
         self._shardings = {
             name: _HeadSharding(tensor, axes.get(name), num_heads, workers.size)
             for name, tensor in self.tensors.items()
@@ -198,16 +198,16 @@ class _GatheredBlocks:
 class MultiprocExecutor:
     """Runs a model on `tensor_parallel_size` ranks. If one of them ends, the next call is an EngineDeadError."""
 
-    def __init__(self, planned: PlannedModel) -> None:
+    def __init__(self, compiled: CompiledModel) -> None:
         """Start the workers. InvalidArgumentError for one rank."""
-        if planned.parallel is None:
+        if compiled.parallel is None:
             raise InvalidArgumentError("The executor multiproc is for tensor_parallel_size 2 or more; leave it out.")
-        self._planned = planned
-        self._workers = WorkerGroup(planned)
-        self._is_on_host = planned.open_device.backend.capabilities.is_host_accessible
+        self._compiled = compiled
+        self._workers = WorkerGroup(compiled)
+        self._is_on_host = compiled.open_device.backend.capabilities.is_host_accessible
         if self._is_on_host:
-            planned.parallel.kernels.connect(self._workers.communicator)
-        self.kv_memory = DriverKVMemory(planned, self._workers)
+            compiled.parallel.kernels.connect(self._workers.communicator)
+        self.kv_memory = DriverKVMemory(compiled, self._workers)
 
     @property
     def pids(self) -> list[int]:
@@ -217,7 +217,7 @@ class MultiprocExecutor:
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Read the weights, each rank its part."""
         try:
-            runner = _DriverRunner(self._workers, self._planned, cache, self.kv_memory, on_progress)
+            runner = _DriverRunner(self._workers, self._compiled, cache, self.kv_memory, on_progress)
             self._workers.barrier()
             if not self._is_on_host:
                 self._join()
@@ -228,7 +228,7 @@ class MultiprocExecutor:
 
     def _join(self) -> None:
         """Join the ranks by the device's collectives, after all have loaded."""
-        backend, size = self._planned.open_device.backend, self._planned.config.tensor_parallel_size
+        backend, size = self._compiled.open_device.backend, self._compiled.config.tensor_parallel_size
         address = _free_address()
         self._workers.broadcast("join", address)
         if backend.communicator(0, size, address) is None:
@@ -238,7 +238,7 @@ class MultiprocExecutor:
     def close(self) -> None:
         """End the workers and release the device."""
         self._workers.close()
-        self._planned.open_device.backend.close()
+        self._compiled.open_device.backend.close()
 
 
 class _DriverRunner(ModelRunner):
@@ -250,7 +250,7 @@ class _DriverRunner(ModelRunner):
 
     def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
         """Create the executor of a plan; the sampler runs on the driver alone."""
-        if key.part is Part.SAMPLER:
+        if key.kind is GraphKind.SAMPLER:
             return super().open_executor(compiled, key)
         return _DriverExecutor(
             self._workers, compiled, key, self._backend, self._device, self.constants, self.kv_memory.tensors
@@ -264,7 +264,7 @@ class _DriverExecutor(Executor):
         """Have the workers prepare their part; `rest` are the arguments of `Executor` besides the plan."""
         super().__init__(compiled.plan, *rest)
         self._workers = workers
-        self._key = (key.has_embeddings, key.part.value, key.has_adapters)
+        self._key = (key.has_embeddings, key.kind.value, key.has_adapters)
         self._shared = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
         workers.broadcast("open", *self._key)
 

@@ -22,8 +22,8 @@ import numpy as np
 from aethermind.cache.swap_store import BlockMover
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.kv_memory.memory import KVMemory, StagingBlocks
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.process.protocol import Unpacker, pack
 from aethermind.engine.process.start import check_version, init_child
@@ -101,13 +101,13 @@ class _Worker:
     """A rank's part of a model; its methods are the commands of rank 0."""
 
     def __init__(self, model: str, config: EngineConfig, communicator: SharedMemoryCommunicator) -> None:
-        self._planned = planned = plan_model(Runtime.boot(), model, config, rank=communicator.rank)
-        assert planned.parallel is not None, "one of several ranks"
-        self._parallel = planned.parallel
-        if planned.open_device.backend.capabilities.is_host_accessible:
-            planned.parallel.kernels.connect(communicator)
-        self._memory = KVMemory.of(planned)
-        self._constants = open_constants(planned)
+        self._compiled = compiled = compile_model(Runtime.boot(), model, config, rank=communicator.rank)
+        assert compiled.parallel is not None, "one of several ranks"
+        self._parallel = compiled.parallel
+        if compiled.open_device.backend.capabilities.is_host_accessible:
+            compiled.parallel.kernels.connect(communicator)
+        self._memory = KVMemory.of(compiled)
+        self._constants = open_constants(compiled)
         self._executors: dict[GraphKey, Executor] = {}
         self._swap_areas: list[BlockMover] = []
         self._read: StagingBlocks | None = None
@@ -117,18 +117,18 @@ class _Worker:
 
     def open(self, has_embeddings: bool, part: str, has_adapters: bool) -> None:
         """Prepare a graph; rank 0 alone computes what follows the logits."""
-        key = GraphKey(has_embeddings=has_embeddings, part=Part(part), has_adapters=has_adapters)
+        key = GraphKey(has_embeddings=has_embeddings, kind=GraphKind(part), has_adapters=has_adapters)
         if key in self._executors:
             return
-        planned = self._planned
-        plan = (planned.compiled if key == planned.key else planned.compile(key)).plan
+        compiled = self._compiled
+        plan = (compiled.step if key == compiled.key else compiled.compile(key)).plan
         self._constants.load(plan)
-        opened = planned.open_device
+        opened = compiled.open_device
         self._executors[key] = Executor(plan, opened.backend, opened.device, self._constants, self._memory.tensors)
 
     def join(self, address: str) -> None:
         """Join the communicator of the device's own collectives."""
-        share, backend = self._parallel.share, self._planned.open_device.backend
+        share, backend = self._parallel.share, self._compiled.open_device.backend
         backend.communicator(share.rank, share.size, address)
 
     def run(
@@ -140,7 +140,7 @@ class _Worker:
         inputs: Mapping[str, bytes],
     ) -> None:
         """Run a graph on these inputs."""
-        key = GraphKey(has_embeddings=has_embeddings, part=Part(part), has_adapters=has_adapters)
+        key = GraphKey(has_embeddings=has_embeddings, kind=GraphKind(part), has_adapters=has_adapters)
         executor = self._executors[key]
         for name, data in inputs.items():
             array = executor.host_inputs[name]

@@ -23,7 +23,7 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["WorkerGroup"]
 
@@ -32,15 +32,15 @@ _GRACE_S = 2.0
 
 
 class WorkerGroup:
-    """Ranks 1 and up of a planned model, in processes on this machine that end with this one. Mutable.
+    """Ranks 1 and up of a compiled model, in processes on this machine that end with this one. Mutable.
 
     They run commands in order. If one of them ends, or a run of rank 0 fails, all are ended: then every call is an
     EngineDeadError with the reason. One thread calls the methods, except `read_blocks`.
     """
 
-    def __init__(self, planned: PlannedModel) -> None:
+    def __init__(self, compiled: CompiledModel) -> None:
         """Start the workers, which plan and load the model concurrently with rank 0."""
-        self.size = planned.config.tensor_parallel_size
+        self.size = compiled.config.tensor_parallel_size
         self._failure: AetherMindError | None = None
         self._others: list[_WorkerProcess] = []
         self._num_moves = 0
@@ -60,19 +60,19 @@ class WorkerGroup:
         finally:
             os.close(memory)
         config = replace(
-            planned.config,
-            dtype=planned.dtype.label,
-            num_kv_blocks=planned.num_kv_blocks,
+            compiled.config,
+            dtype=compiled.dtype.label,
+            num_kv_blocks=compiled.num_kv_blocks,
             draft_model=None,
             kv_store=None,
             swap_space=0.0,
         )
-        opened = planned.open_device
+        opened = compiled.open_device
         is_on_host = opened.backend.capabilities.is_host_accessible
         for other in self._others:  # one device each, if there are several
             index = opened.device.index + (0 if is_on_host else other.rank)
             own = replace(config, device=str(DeviceId(opened.device.type, index)))
-            other.socket.sendall(pack(["load", str(planned.source.path), own]))
+            other.socket.sendall(pack(["load", str(compiled.source.path), own]))
 
     @property
     def pids(self) -> list[int]:

@@ -24,7 +24,7 @@ from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["KVMemory", "MemoryContents", "StagingBlocks"]
 
@@ -56,9 +56,9 @@ class KVMemory:
         self._swaps: SwapStream | None = None
 
     @classmethod
-    def of(cls, planned: PlannedModel) -> Self:
-        """Allocate memory for the blocks of a planned model."""
-        return cls({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
+    def of(cls, compiled: CompiledModel) -> Self:
+        """Allocate memory for the blocks of a compiled model."""
+        return cls({value.name: value.type for value in compiled.step.graph.states}, compiled.open_device)
 
     @property
     def nbytes(self) -> int:

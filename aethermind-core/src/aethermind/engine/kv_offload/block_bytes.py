@@ -16,13 +16,13 @@ from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.errors import CacheContentError
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.ops.schema import TensorType
 
 __all__ = ["BlockStager", "fingerprint"]
 
 
-def fingerprint(planned: PlannedModel) -> str:
+def fingerprint(compiled: CompiledModel) -> str:
     """Return a hash of all that keys and values depend on besides tokens, as 32 hexadecimal digits.
 
     Engines with equal fingerprints can use each other's blocks. The hash covers weights by every byte of their files
@@ -31,21 +31,21 @@ def fingerprint(planned: PlannedModel) -> str:
     far as rotary frequencies depend on it. The number of ranks changes the order of sums, as another batch does, so it
     is covered only for deterministic engines.
     """
-    config, spec = planned.config, planned.cache_spec
+    config, spec = compiled.config, compiled.cache_spec
     if config.load_format == "dummy":
-        shapes = {name: str(type) for name, type in sorted(_whole_types(planned).items())}
+        shapes = {name: str(type) for name, type in sorted(_whole_types(compiled).items())}
         weights = json.dumps(["dummy", config.seed, shapes])
     else:
-        weights = digest_files(planned.source.weights().paths)
+        weights = digest_files(compiled.source.weights().paths)
     described = {
         "version": aethermind.__version__,
         "weights": weights,
-        "architecture": planned.architecture,
-        "config": planned.source.config(),
-        "computed": {name: _digest(value) for name, value in sorted(planned.computed.items())},
-        "dtype": planned.dtype.label,
+        "architecture": compiled.architecture,
+        "config": compiled.source.config(),
+        "computed": {name: _digest(value) for name, value in sorted(compiled.computed.items())},
+        "dtype": compiled.dtype.label,
         "quantization": config.quantization,
-        "device": planned.open_device.backend.name,
+        "device": compiled.open_device.backend.name,
         "deterministic": config.deterministic,
         "ranks": config.tensor_parallel_size if config.deterministic else None,
         "kv": [spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.dtype_name, spec.block_size],
@@ -53,12 +53,12 @@ def fingerprint(planned: PlannedModel) -> str:
     return sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _whole_types(planned: PlannedModel) -> dict[str, TensorType]:
+def _whole_types(compiled: CompiledModel) -> dict[str, TensorType]:
     """Return the types of the whole model's parameters, also if a rank has only parts of them."""
-    parts = {} if planned.parallel is None else planned.parallel.parts
+    parts = {} if compiled.parallel is None else compiled.parallel.parts
     return {
         part.parameter if (part := parts.get(name)) else name: part.whole if part else type
-        for name, type in planned.parameter_types.items()
+        for name, type in compiled.parameter_types.items()
     }
 
 

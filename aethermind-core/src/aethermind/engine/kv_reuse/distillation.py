@@ -193,7 +193,7 @@ def distill(engine: Engine, sources: Mapping[int, int], texts: Sequence[Sequence
         symbols = run_whole_text(engine, token_ids, executor)
         for layer in layers:
             seen[layer.index].append(_look(engine, executor, symbols, layer, sources[layer.index]))
-    weights = open_weights(engine.planned)
+    weights = open_weights(engine.compiled)
     found: dict[str, Array] = {}
     for layer in layers:
         found.update(_fit(layer, seen[layer.index], weights))
@@ -224,7 +224,7 @@ def _open(engine: Engine, sources: Mapping[int, int]) -> tuple[list[_Layer], Exe
     layers: list[_Layer] = []
 
     def rewrite(graph: Graph) -> Graph:
-        layers.extend(_find(graph, engine.planned.operators, index) for index in sources)
+        layers.extend(_find(graph, engine.compiled.operators, index) for index in sources)
         queries = {f"queries.{layer.index}": layer.queries for layer in layers}
         return replace(graph, outputs={**graph.outputs, **queries, "rope_table": layers[0].rope_table})
 

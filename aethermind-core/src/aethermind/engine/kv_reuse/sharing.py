@@ -72,11 +72,11 @@ def open_rewritten(
     """Create an executor of a step whose graph `rewrite` has changed, over the engine's cache, by default with its
     weights.
     """
-    planned, runner = engine.planned, engine.runner
+    compiled, runner = engine.compiled, engine.runner
     constants = constants or runner.constants
-    plan = planned.compile(rewrite=rewrite).plan
+    plan = compiled.compile(rewrite=rewrite).plan
     constants.load(plan)
-    opened = planned.open_device
+    opened = compiled.open_device
     return Executor(plan, opened.backend, opened.device, constants, runner.kv_memory.tensors)
 
 
@@ -90,8 +90,8 @@ class KVReuse:
     def __init__(
         self, engine: Engine, sources: Mapping[int, int], distilled: Mapping[str, np.ndarray[Any, Any]] | None = None
     ) -> None:
-        rewrite = partial(reuse_layers, operators=engine.planned.operators, sources=sources)
-        constants = open_constants(engine.planned, distilled) if distilled else None
+        rewrite = partial(reuse_layers, operators=engine.compiled.operators, sources=sources)
+        constants = open_constants(engine.compiled, distilled) if distilled else None
         self._engine = engine
         self._executor = open_rewritten(engine, rewrite, constants)
 
@@ -108,7 +108,7 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
     """
     import numpy as np
 
-    num_layers, executor = engine.planned.cache_spec.num_layers, engine.runner.executor
+    num_layers, executor = engine.compiled.cache_spec.num_layers, engine.runner.executor
     run_whole_text(engine, token_ids, executor)
 
     def cosines(cache: str) -> np.ndarray[Any, Any]:
@@ -129,12 +129,12 @@ def cached_rows(engine: Engine, executor: Executor, count: int, name: str) -> np
     """
     import numpy as np
 
-    planned, tensors = engine.planned, engine.runner.kv_memory.tensors
-    if not planned.open_device.backend.capabilities.is_host_accessible or "k_scale.0" in tensors:
+    compiled, tensors = engine.compiled, engine.runner.kv_memory.tensors
+    if not compiled.open_device.backend.capabilities.is_host_accessible or "k_scale.0" in tensors:
         raise InvalidArgumentError(
             "Keys and values are compared in host memory, as they are computed: "
             "pass a device such as cpu, and auto as kv_cache_dtype."
         )
-    blocks, offsets = np.divmod(executor.host_inputs["slot_mapping"][:count], planned.cache_spec.block_size)
+    blocks, offsets = np.divmod(executor.host_inputs["slot_mapping"][:count], compiled.cache_spec.block_size)
     rows: np.ndarray[Any, Any] = tensors[name].numpy()[blocks, :, offsets].astype(np.float64)
     return rows

@@ -1,4 +1,4 @@
-"""The adapter of one request, as far as requests and the scheduler need to know it."""
+"""The LoRA adapter of one request, as requests and the scheduler see it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["AdapterChoice", "NO_ADAPTER"]
 
 
 class AdapterChoice(NamedTuple):
-    """An adapter's number for the operators, and what its keys and values depend on besides tokens."""
+    """An adapter: its number for the operators, and the key that separates its KV blocks from other adapters'."""
 
     number: int
     key: bytes

@@ -1,4 +1,4 @@
-"""The adapters that an engine was given: read, held against the model, and laid one after the other for its graphs."""
+"""An engine's LoRA adapters: read, checked against the model, and concatenated for its graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
-    from aethermind.checkpoint.adapter import Adapter
+    from aethermind.checkpoint.lora_adapter import Adapter
     from aethermind.engine.loading.tensor_parallel import TensorParallel
 
 __all__ = ["Adapters"]
@@ -27,8 +27,11 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters by name, in the order of their numbers. `ranks` are those of all together, by weight; `parameters` are
-    what graphs with adapters have besides the model's (see `graph.low_rank`).
+    """Adapters by name, in the order of their numbers.
+
+    Attributes:
+        ranks: the sum of all adapters' ranks, by weight.
+        parameters: what graphs with adapters have in addition to the model's parameters (see `graph.low_rank`).
     """
 
     choices: Mapping[str, AdapterChoice]
@@ -37,11 +40,11 @@ class Adapters:
 
     @classmethod
     def read(cls, paths: Mapping[str, str], graph: Graph, operators: OperatorRegistry, dtype: DType) -> Self:
-        """Read directories by name for the model of a graph that computes in `dtype`.
+        """Read adapters from directories, by name, for the model of a graph that computes in `dtype`.
 
-        ConfigError and CheckpointError say what is wrong with a directory, or does not fit the model.
+        ConfigError and CheckpointError say what is wrong with a directory, or what does not fit the model.
         """
-        from aethermind.checkpoint.adapter import Adapter
+        from aethermind.checkpoint.lora_adapter import Adapter
 
         shapes = {name: resolve(type.shape, {}) for name, type in adaptable_weights(graph, operators).items()}
         matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items()}
@@ -65,11 +68,11 @@ class Adapters:
         return {name: TensorType(DType.of_numpy(array.dtype), array.shape) for name, array in self.parameters.items()}
 
     def add_to(self, graph: Graph, operators: OperatorRegistry) -> Graph:
-        """The graph with what adapters add."""
+        """Add the adapters' low-rank products to a graph."""
         return with_adapters(graph, operators, self.ranks, len(self.choices))
 
     def divided(self, parallel: TensorParallel, adapted: Graph) -> Adapters:
-        """The same with a rank's parts of the parameters besides the whole ones; `adapted` is a graph that has them."""
+        """Add one tensor-parallel rank's parts of the parameters; `adapted` is a graph that contains the parameters."""
         parallel.divide(adapted)
         parts = {
             name: part.of(self.parameters[part.parameter])
@@ -79,14 +82,14 @@ class Adapters:
         return replace(self, parameters={**self.parameters, **parts})
 
     def choose(self, name: str) -> AdapterChoice:
-        """The adapter of that name; InvalidArgumentError names those there are."""
+        """The adapter of that name; InvalidArgumentError for an unknown one lists the adapters."""
         if name not in self.choices:
             raise InvalidArgumentError(f"There is no adapter {name!r:.100}; there are {', '.join(self.choices)}.")
         return self.choices[name]
 
 
 def _joined(weight: str, adapters: Mapping[str, Adapter], dtype: DType) -> tuple[Array, Array, Array]:
-    """`down`, `up` and `cu_ranks` of all adapters of a weight; one that does not change it has no ranks there."""
+    """Concatenate `down`, `up` and `cu_ranks` of a weight over all adapters; one that does not change it has rank 0."""
     import numpy as np
 
     downs, ups, cuts = [], [], [0]

@@ -1,27 +1,39 @@
-"""How large a model's KV cache is: what a token takes, how many blocks fit, and how long a context they hold."""
+"""The size of a model's KV cache: bytes per token, number of blocks, and the context length that fits into memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.engine.config import EngineConfig
+from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
+from aethermind.graph.constants import allocation_sizes
+from aethermind.graph.run_inputs import place_inputs
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
+from aethermind.log import get_logger
 from aethermind.model.config import DecoderConfig
 from aethermind.ops.schema import CODE_DTYPES
 from aethermind.runtime import OpenDevice
 
-__all__ = ["KVPlan", "for_whole_texts", "plan_kv"]
+if TYPE_CHECKING:
+    from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.graph.plan import Plan
+
+__all__ = ["KVPlan", "MemoryNeeds", "fitting_num_blocks", "for_whole_texts", "plan_kv"]
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """A cache before there is memory for it; `num_swap_blocks` are in host memory.
+    """The size of a KV cache before its memory is allocated; `num_swap_blocks` are in host memory.
 
-    Where `has_most_blocks` there are as many blocks as requests could ever use, and what fits of them is to be found
-    out (see `device_memory`).
+    If `has_most_blocks`, `num_blocks` is the most that requests could ever use, and `fitting_num_blocks` decides how
+    many of them fit.
     """
 
     spec: KVCacheSpec
@@ -34,35 +46,35 @@ class KVPlan:
 def plan_kv(
     config: EngineConfig, dtype: DType, decoder: DecoderConfig, opened: OpenDevice, *, is_encoder: bool = False
 ) -> KVPlan:
-    """Plan the cache of a model that computes in `dtype`.
+    """Plan the KV cache of a model that computes in `dtype`.
 
-    Raises InvalidArgumentError for a dtype or a context that the model cannot have, OutOfMemoryError for what does not
-    fit in the memory that there is.
+    Raises InvalidArgumentError for a dtype or a context length that the model cannot have, OutOfMemoryError for a cache
+    that does not fit into memory.
     """
-    spec = _nothing(config) if is_encoder else _choose_spec(config, dtype, decoder)
+    spec = _minimal_spec(config) if is_encoder else _choose_spec(config, dtype, decoder)
     wanted_len = _wanted_len(config, decoder)
     num_swap_blocks = _num_swap_blocks(config, spec)
-    if config.num_kv_blocks is None and _tells_free_memory(opened):
+    if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
-    _check_room(num_blocks, spec, opened)
+    _check_fits(num_blocks, spec, opened)
     return KVPlan(spec, num_blocks, num_swap_blocks, min(wanted_len, num_blocks * config.block_size))
 
 
 def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
-    """The same options with room for one text of full length in a step: its tokens see each other both ways."""
+    """Adapt an encoder's options: a step holds one text of full length, whose tokens attend in both directions."""
     length = _wanted_len(config, encoder)
     num_tokens = max(config.max_num_batched_tokens, length)
     return replace(config, max_num_batched_tokens=num_tokens, num_kv_blocks=1, block_size=length)
 
 
-def _nothing(config: EngineConfig) -> KVCacheSpec:
-    """Encoders keep nothing: their texts are counted like others, at two bytes a token."""
+def _minimal_spec(config: EngineConfig) -> KVCacheSpec:
+    """The smallest cache, two bytes per token, for encoders: they cache nothing, but requests are counted in blocks."""
     return KVCacheSpec(1, 1, 1, "int8", config.block_size)
 
 
 def _choose_spec(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> KVCacheSpec:
-    """Keys and values as they are computed, or as codes with a float32 scale for each head of a token."""
+    """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token."""
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
         raise InvalidArgumentError(
@@ -75,7 +87,7 @@ def _choose_spec(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> 
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
-    """The context asked for; longer than max_position_embeddings only when asked, and as far as rope scaling goes."""
+    """The context length: beyond max_position_embeddings only on request, and as far as RoPE scaling allows."""
     limit = max(decoder.max_position_embeddings, decoder.rope.max_positions)
     if config.max_model_len is None:
         return decoder.max_position_embeddings
@@ -87,32 +99,32 @@ def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
     return config.max_model_len
 
 
-def _tells_free_memory(opened: OpenDevice) -> bool:
-    """Whether the device has memory of its own, and says how much of it is free."""
+def _reports_free_memory(opened: OpenDevice) -> bool:
+    """Whether the device has its own memory and reports how much of it is free."""
     return not opened.backend.capabilities.is_host_accessible and opened.backend.free_memory() is not None
 
 
 def _most_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
-    """Room for every sequence of a step at full length; of few, what is kept of others has room beside them."""
+    """Blocks for every sequence of a step at full length, and at least the usual number, for the prefix cache."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     return max(num_seqs * cache.num_blocks_for(max_model_len), _usual_num_blocks(config, cache, max_model_len))
 
 
 def _usual_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
-    """Room for one sequence of full length and for a batch of medium ones."""
+    """Blocks for one sequence of full length and a batch of medium ones."""
     batch_tokens = min(config.max_num_seqs, 16) * min(max_model_len, 2048)
     return cache.num_blocks_for(max_model_len) + cache.num_blocks_for(batch_tokens)
 
 
 def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
-    """The usual number, within a third of the device's memory: the host has other uses for its own."""
+    """The usual number, limited to a third of the memory, because a host's memory has other users."""
     wanted = _usual_num_blocks(config, cache, max_model_len)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     affordable = total // 3 // cache.bytes_per_block if total else wanted
     return max(1, min(wanted, affordable))
 
 
-def _check_room(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None:
+def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None:
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     wanted = num_blocks * cache.bytes_per_block
     if total and wanted > total:
@@ -136,3 +148,87 @@ def _num_swap_blocks(config: EngineConfig, cache: KVCacheSpec) -> int:
             "Raise swap_space, or set it to 0 for none."
         )
     return num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes of device memory that a loaded model takes, as its allocator rounds them, its draft model included.
+
+    Attributes:
+        block_parts: the bytes of one KV block in each cache tensor, before `footprint` rounds them.
+    """
+
+    weights: int
+    steps: int
+    block_parts: tuple[int, ...]
+    footprint: Callable[[int], int]
+
+    @classmethod
+    def of(cls, compiled: CompiledModel, *, is_draft: bool = False) -> Self:
+        """The needs of a model whose weights are not read yet. A draft model runs plain steps only."""
+        footprint = compiled.open_device.backend.allocator.footprint
+        types, plain = compiled.parameter_types, compiled.step.plan
+        plans = [plain]
+        if not is_draft:  # the adjusted step is the usual variant; others allocate when they first run
+            plans.append(compiled.compile(GraphKey(is_adjusted=True)).plan)
+        if compiled.adapters is not None:
+            types |= compiled.adapters.types
+            plans.append(compiled.compile(GraphKey(has_adapters=True)).plan)
+        weights = sum(map(footprint, allocation_sizes(plans, types)))
+        steps = sum(_step_bytes(compiled, plan) for plan in plans)
+        parts = tuple(type.nbytes({}) // compiled.num_kv_blocks for type in plain.states.values())
+        if compiled.draft is None:
+            return cls(weights, steps, parts, footprint)
+        draft = cls.of(compiled.draft, is_draft=True)
+        return cls(weights + draft.weights, steps + draft.steps, parts + draft.block_parts, footprint)
+
+    def of_blocks(self, num_blocks: int) -> int:
+        """The bytes of so many blocks."""
+        return sum(self.footprint(num_blocks * part) for part in self.block_parts)
+
+
+def fitting_num_blocks(compiled: CompiledModel) -> int:
+    """The number of KV blocks that fit into free memory up to `gpu_memory_utilization`, at most those of the plan.
+
+    OutOfMemoryError if not even one sequence of the requested length fits, or no block at all.
+    """
+    needs = MemoryNeeds.of(compiled)
+    opened, config, spec = compiled.open_device, compiled.config, compiled.cache_spec
+    total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
+    free = opened.backend.free_memory()
+    assert free is not None, "called for devices that report free memory"
+    in_use = total - free
+    available = int(config.gpu_memory_utilization * total) - in_use - needs.weights - needs.steps
+    block = max(1, sum(needs.block_parts))
+    num_blocks = min(compiled.num_kv_blocks, available // block)
+    while num_blocks > 0 and (excess := needs.of_blocks(num_blocks) - available) > 0:
+        num_blocks -= -(-excess // block)
+    num_wanted = 1 if config.max_model_len is None else spec.num_blocks_for(compiled.max_model_len)
+    if num_blocks < num_wanted:
+        num_tokens = min(num_wanted * spec.block_size, compiled.max_model_len)
+        raise OutOfMemoryError(
+            f"{opened.device} has too little memory for a KV cache of {num_tokens} tokens, which takes "
+            f"{_size(needs.of_blocks(num_wanted))}: weights take {_size(needs.weights)}, steps {_size(needs.steps)}, "
+            f"{_size(in_use)} of its {_size(total)} are in use, and {config.gpu_memory_utilization:.0%} may be. "
+            "Lower --max-model-len or --max-num-batched-tokens, raise --gpu-memory-utilization, choose a smaller "
+            "model, or end what else uses the device."
+        )
+    if (num_tokens := num_blocks * spec.block_size) < compiled.max_model_len:
+        logger.warning(
+            "The memory of %s holds the KV cache of %s tokens beside this model, so contexts end there instead of at "
+            "%s. Pass --kv-cache-dtype int8 for nearly twice as many.",
+            opened.device,
+            num_tokens,
+            compiled.max_model_len,
+        )
+    return num_blocks
+
+
+def _step_bytes(compiled: CompiledModel, plan: Plan) -> int:
+    backend = compiled.open_device.backend
+    inputs = max((sum(place) for place in place_inputs(plan.inputs, plan.symbols).values()), default=0)
+    return sum(map(backend.allocator.footprint, (plan.arena_bytes, inputs, backend.workspace_bytes(plan))))
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >> 30 else f"{nbytes / (1 << 20):.1f} MiB"

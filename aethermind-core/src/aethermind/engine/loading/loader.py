@@ -1,10 +1,9 @@
-"""From a model's files to a plan on a device."""
+"""Compilation of a model: from its files to a plan on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -12,11 +11,10 @@ from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.adapters import Adapters
-from aethermind.engine.loading.base_model import is_base_model
-from aethermind.engine.loading.device_memory import fitting_num_blocks
-from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
+from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
+from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
-from aethermind.engine.loading.planned_model import PlannedModel, compile_for
+from aethermind.engine.loading.model_weights import is_base_model
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -30,15 +28,15 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from aethermind.text.tokenizer import MAX_END_TOKENS
 
-__all__ = ["open_to_explain", "plan_model"]
+__all__ = ["compile_model", "open_to_explain"]
 
 logger = get_logger(__name__)
 
 _MOST_DRAFTS = 128
-"""The most drafts that a step checks: each takes a row of logits, for which memory is set aside."""
+"""The most draft tokens that a step verifies: each takes a row of logits, whose memory is reserved."""
 
 
-def plan_model(
+def compile_model(
     runtime: Runtime,
     model: str | Path,
     config: EngineConfig | None = None,
@@ -46,17 +44,12 @@ def plan_model(
     opened: OpenDevice | None = None,
     rank: int = 0,
     **options: Unpack[EngineOptions],
-) -> PlannedModel:
-    """Read a model's configuration, open the device unless it is `opened`, and compile the step's plan: that of `rank`,
-    where the configuration has several.
+) -> CompiledModel:
+    """Read a model's configuration, open the device unless it is `opened`, and compile the plan of the plain step.
 
-    Instead of a configuration there may be its `options`.
+    With `tensor_parallel_size` above 1 the plan is that of `rank`. `options` may replace the configuration.
     """
     config = config or EngineConfig.of(**options)
-    policy = runtime.policies.make(config.scheduling_policy)
-    method = config.speculative_method
-    create_proposer = None if method is None else runtime.proposers.get(method)
-    create_executor = runtime.executors.get(config.executor_name)
     source = runtime.open_source(model, config.tokenizer)
     raw = source.config()
     name = runtime.architectures.name_in(raw, source.path)
@@ -84,7 +77,7 @@ def plan_model(
         symbols["R"] = symbols["T"]
     builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     is_headless = config.load_format != "dummy" and is_base_model(source, builder.parameter_names)
-    if is_headless:  # embeddings stand in for an output matrix, whose logits nobody gets
+    if is_headless:  # the embeddings replace the output matrix; its logits are never read
         network = architecture.create({**raw, "tie_word_embeddings": True})
         builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
@@ -102,10 +95,9 @@ def plan_model(
         stored = parallel.formats(stored)
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
-    factory = runtime.input_processors.find(name)
-    # What a draft model takes beside its own blocks, it takes for one sequence as well.
+    # The memory of a draft model beside its blocks does not depend on their number.
     num_draft_blocks = kv.spec.num_blocks_for(kv.max_model_len) if kv.has_most_blocks else kv.num_blocks
-    planned = PlannedModel(
+    compiled = CompiledModel(
         source=source,
         architecture=name,
         ignored_names=architecture.ignored_names,
@@ -120,52 +112,47 @@ def plan_model(
         max_model_len=kv.max_model_len,
         eos_token_ids=eos_token_ids,
         generation=generation,
-        compiled=compile_for(opened, graph, operators, symbols, config.fallback, weight_formats, row_formats),
+        step=compile_for(opened, graph, operators, symbols, config.fallback, weight_formats, row_formats),
         computed=builder.constants,
         weight_formats=weight_formats,
         row_formats=row_formats,
-        logits_processors=runtime.logits_processors,
-        create_input_processor=None if factory is None else partial(factory.create, raw),
-        policy=policy,
-        answer_format=runtime.answer_formats.find(name),
-        open_kv_store=None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
-        create_executor=create_executor,
-        create_proposer=create_proposer,
-        draft=_plan_draft(runtime, config, num_draft_blocks, opened),
+        draft=_compile_draft(runtime, config, num_draft_blocks, opened),
         parallel=parallel,
         adapters=adapters,
         is_headless=is_headless,
     )
-    is_runnable = opened.backend.capabilities.is_host_accessible or not planned.compiled.fallbacks
-    return _with_fitting_blocks(runtime, planned) if kv.has_most_blocks and is_runnable else planned
+    is_runnable = opened.backend.capabilities.is_host_accessible or not compiled.step.fallbacks
+    return _with_fitting_blocks(runtime, compiled) if kv.has_most_blocks and is_runnable else compiled
 
 
-def _with_fitting_blocks(runtime: Runtime, planned: PlannedModel) -> PlannedModel:
-    """The same model with as many blocks as fit of those that are planned, and with no longer contexts."""
-    num_blocks, config = fitting_num_blocks(planned), planned.config
-    draft = _plan_draft(runtime, config, num_blocks, planned.open_device)
-    if num_blocks == planned.num_kv_blocks:
-        return replace(planned, draft=draft)
-    max_model_len = min(planned.max_model_len, num_blocks * planned.cache_spec.block_size)
-    graphs = StepGraphs(planned.model, planned.operators, planned.cache_spec, num_blocks, max_model_len, planned.dtype)
+def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:
+    """Recompile the model with as many of its KV blocks as fit into memory, and with contexts that fit into them."""
+    num_blocks, config = fitting_num_blocks(compiled), compiled.config
+    draft = _compile_draft(runtime, config, num_blocks, compiled.open_device)
+    if num_blocks == compiled.num_kv_blocks:
+        return replace(compiled, draft=draft)
+    max_model_len = min(compiled.max_model_len, num_blocks * compiled.cache_spec.block_size)
+    graphs = StepGraphs(
+        compiled.model, compiled.operators, compiled.cache_spec, num_blocks, max_model_len, compiled.dtype
+    )
     builder = graphs.build()
     graph = builder.finish()
-    if planned.parallel is not None:
-        graph = planned.parallel.divide(graph)
-    num_eos, vocab_size = len(planned.eos_token_ids), planned.model.config.vocab_size
-    symbols = _greatest_symbols(config, max_model_len, planned.cache_spec, vocab_size, num_eos)
+    if compiled.parallel is not None:
+        graph = compiled.parallel.divide(graph)
+    num_eos, vocab_size = len(compiled.eos_token_ids), compiled.model.config.vocab_size
+    symbols = _greatest_symbols(config, max_model_len, compiled.cache_spec, vocab_size, num_eos)
     return replace(
-        planned,
+        compiled,
         num_kv_blocks=num_blocks,
         max_model_len=max_model_len,
-        compiled=compile_for(
-            planned.open_device,
+        step=compile_for(
+            compiled.open_device,
             graph,
-            planned.operators,
+            compiled.operators,
             symbols,
             config.fallback,
-            planned.weight_formats,
-            planned.row_formats,
+            compiled.weight_formats,
+            compiled.row_formats,
         ),
         computed=builder.constants,
         draft=draft,
@@ -173,10 +160,10 @@ def _with_fitting_blocks(runtime: Runtime, planned: PlannedModel) -> PlannedMode
 
 
 def open_to_explain(runtime: Runtime, config: EngineConfig) -> OpenDevice:
-    """The device of a configuration whose `fallback` is "allow", with a reference in place of each missing kernel.
+    """Open the device of a configuration whose `fallback` is "allow", with a reference for each missing kernel.
 
-    Where the host cannot reach the device's memory, opening it gives none, for they cannot run: such a plan can be
-    looked at only, and its `fallbacks` are the operators for which the device needs kernels.
+    References cannot run on a device whose memory the host cannot reach. There a plan with them serves inspection only,
+    and its `fallbacks` are the operators for which the device needs kernels.
     """
     from aethermind.dispatch.reference import reference_kernels
 
@@ -196,8 +183,8 @@ def _open_device(runtime: Runtime, config: EngineConfig) -> OpenDevice:
     )
 
 
-def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened: OpenDevice) -> PlannedModel | None:
-    """The draft model, if there is to be one, with the options and as many blocks as the model it drafts for."""
+def _compile_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened: OpenDevice) -> CompiledModel | None:
+    """Compile the draft model, if there is one, with the options and the number of blocks of its target model."""
     if config.draft_model is None:
         return None
     own = replace(
@@ -210,13 +197,15 @@ def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened:
         executor="auto",
         tensor_parallel_size=1,
     )
-    return plan_model(runtime, config.draft_model, own, opened=opened)
+    return compile_model(runtime, config.draft_model, own, opened=opened)
 
 
 def _greatest_symbols(
     config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
 ) -> dict[str, int]:
-    """Of the largest step: tokens, sequences, rows, table width, the adjusted sampler's token lists, embeddings."""
+    """The symbols of the largest step: T tokens, S sequences, R rows of logits, B width of block tables, X, Y and Z
+    entries of the adjusted sampler's token lists, E embeddings.
+    """
     sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     if config.speculative_method is not None:
         rows += min(sequences * config.num_speculative_tokens, _MOST_DRAFTS)
@@ -245,8 +234,9 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
-    """The ids that end an answer, by both configuration files; ids that the model cannot produce are left out. Those of
-    the tokenizer are added when it is read (see `PlannedModel.ending_as`).
+    """The ids that end an answer, from both configuration files, without ids that the model cannot produce.
+
+    `CompiledModel.ending_as` adds those of the tokenizer.
     """
     value = generation.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

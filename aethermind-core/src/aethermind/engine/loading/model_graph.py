@@ -1,63 +1,75 @@
-"""The graphs that one engine step can run: the model, then what is wanted of it.
+"""The graphs that an engine step can run: the model's network, followed by sampling or another output.
 
-Most steps run the plain one, which ends in sampled tokens. The others exist for steps in which some request asks for
-more, so that the rest does not pay: *adjusted* ones change logits and report log probabilities, *masked* ones choose
-among the tokens of a bitmask, some take embeddings, and some add what requests' adapters do (see `adapters`). *Scores*
-are the log probabilities of given tokens, *hidden states* what the last layer leaves. The *sampler* alone takes logits
-that the host has changed.
+Most steps run the plain graph, which ends in sampled tokens. The other variants run only in steps with a request that
+needs them, so that other steps do not pay for them: *adjusted* graphs change logits and report log probabilities,
+*masked* ones choose among the tokens of a bitmask, some take embeddings as inputs, and some add LoRA adapters (see
+`adapters`). *Scores* are the log probabilities of given tokens, *hidden states* the output of the last layer. The
+*sampler* alone takes logits that the host has changed. The *key shift* rotates cached keys (K-shift).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from aethermind.engine.loading.key_shift import write_key_shift
+from aethermind.cache.positions import BlockShift
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.executor import Executor
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.model.architecture import CausalLM, TextEncoder
+from aethermind.model.rope import FREQUENCIES, RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs, declare_step_inputs
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.schema import CODE_DTYPES
 from aethermind.sampling.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from aethermind.cache.spec import KVCacheSpec
 
-__all__ = ["GraphKey", "LOGPROB_OUTPUTS", "Part", "ROW_INPUTS", "StepGraphs"]
+__all__ = [
+    "GraphKey",
+    "GraphKind",
+    "LOGPROB_OUTPUTS",
+    "ROW_INPUTS",
+    "StepGraphs",
+    "apply_rope_shift",
+    "write_key_shift",
+]
 
 ROW_INPUTS = ("temperature", "top_k", "top_p", "min_p", "uniform")
 LOGPROB_OUTPUTS = ("logprob", "rank", "top_ids", "top_logprobs")
 
 
-class Part(Enum):
-    """Where a graph begins and ends."""
+class GraphKind(Enum):
+    """The inputs and outputs of a graph."""
 
     STEP = "step"
-    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V], LOGPROB_OUTPUTS if adjusted.
+    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V], and LOGPROB_OUTPUTS if adjusted.
 
-    The logits are those of the model, or, because a mask changes them in place, what it leaves of them.
+    A mask changes the model's logits in place.
     """
     SAMPLER = "sampler"
-    """From the input `logits` f32[R, V] on."""
+    """From the input `logits` f32[R, V] to tokens."""
     SCORES = "scores"
-    """From tokens to LOGPROB_OUTPUTS of the input `target_ids` i32[R]."""
+    """From tokens to the LOGPROB_OUTPUTS of the input `target_ids` i32[R]."""
     KEY_SHIFT = "key_shift"
-    """From blocks to the same blocks with their keys turned, see `key_shift`."""
+    """Rotation of the keys in KV blocks to new positions, see `apply_rope_shift`."""
     HIDDEN_STATES = "hidden_states"
-    """From tokens to the output `hidden_states` F[R, hidden_size], which the projection to the vocabulary takes."""
+    """From tokens to the output `hidden_states` F[R, hidden_size], the input of the output projection."""
 
 
 class GraphKey(NamedTuple):
-    """What some steps need and most do not."""
+    """Which variant of the step's graph a step needs."""
 
     is_adjusted: bool = False
     has_mask: bool = False
     has_embeddings: bool = False
-    part: Part = Part.STEP
+    kind: GraphKind = GraphKind.STEP
     has_adapters: bool = False
 
 
@@ -73,28 +85,28 @@ class StepGraphs:
     dtype: DType
 
     def build(self, key: GraphKey = GraphKey()) -> GraphBuilder:  # noqa: B008 - a constant
-        """Write one; ConfigError when the model has no place for what the key asks for."""
+        """Write the graph of a key; ConfigError if the model does not support it."""
         prefix = "".join(
             word for word, is_there in (("adjusted_", key.is_adjusted), ("masked_", key.has_mask)) if is_there
         )
-        builder = GraphBuilder(prefix + key.part.value, self.operators, self.dtype)
+        builder = GraphBuilder(prefix + key.kind.value, self.operators, self.dtype)
         if isinstance(self.model, TextEncoder):
             self._write_encoder(builder, self.model)
             return builder
-        if key.part is Part.KEY_SHIFT:
+        if key.kind is GraphKind.KEY_SHIFT:
             write_key_shift(builder, self.model.config.rope, self.max_model_len, self.cache, self.num_blocks)
             return builder
-        if key.part is Part.SAMPLER:
+        if key.kind is GraphKind.SAMPLER:
             vocab_size = self.model.config.vocab_size
             logits = builder.input("logits", DType.FLOAT32, (SymDim("R"), vocab_size))
         else:
             logits = self._write_model(builder, self.model, key.has_embeddings)
-        if key.part is Part.HIDDEN_STATES:
+        if key.kind is GraphKind.HIDDEN_STATES:
             hidden_states = builder.marked("hidden_states")
             if hidden_states is None:
                 raise ConfigError("This model's graph does not say which values are its hidden states.")
             builder.output("hidden_states", hidden_states)
-        elif key.part is Part.SCORES:
+        elif key.kind is GraphKind.SCORES:
             _report_logprobs(builder, logits, builder.input("target_ids", DType.INT32, (SymDim("R"),)))
         else:
             self._write_sampler(builder, logits, key)
@@ -162,3 +174,45 @@ def _report_logprobs(builder: GraphBuilder, logits: Value, token_ids: Value) -> 
     values = builder.op("token_logprobs", logits, token_ids, k=MAX_LOGPROBS)
     for name, value in zip(LOGPROB_OUTPUTS, values, strict=True):
         builder.output(name, value)
+
+
+def write_key_shift(
+    builder: GraphBuilder, rope: RopeConfig, max_model_len: int, cache: KVCacheSpec, num_blocks: int
+) -> None:
+    """Write the graph of `apply_rope_shift`: inputs shifted_blocks i32[B], shifted_tokens i32[B], shift_deltas i64[B].
+
+    It has no outputs. The angles are those of the distances, with the model's own frequencies. Keys already contain the
+    factor with which YaRN multiplies cosines and sines, so it is 1 here.
+    """
+    count = SymDim("B")
+    blocks = builder.input("shifted_blocks", DType.INT32, (count,))
+    num_tokens = builder.input("shifted_tokens", DType.INT32, (count,))
+    deltas = builder.input("shift_deltas", DType.INT64, (count,))
+    inv_freq, _ = inverse_frequencies(rope, max_model_len)
+    table = builder.op("rope_table", deltas, builder.constant(FREQUENCIES, inv_freq), scale=1.0)
+    slots = (num_blocks, cache.num_key_value_heads, cache.block_size)
+    dtype = DType.parse(cache.dtype_name)
+    for layer in range(cache.num_layers):
+        keys = builder.state(f"k_cache.{layer}", dtype, (*slots, cache.head_dim))
+        if dtype in CODE_DTYPES:
+            scales = builder.state(f"k_scale.{layer}", DType.FLOAT32, slots)
+            builder.op("shift_keys_quantized", keys, blocks, num_tokens, table, scales)
+        else:
+            builder.op("shift_keys", keys, blocks, num_tokens, table)
+
+
+def apply_rope_shift(executor: Executor, shifts: Sequence[BlockShift]) -> None:
+    """Rotate cached keys to their tokens' new positions (RoPE shift, llama.cpp's K-shift): enqueue the graph's runs.
+
+    The cache decides which blocks to shift, and by how much (`cache.shift`). Each run takes as many shifts as the
+    graph's inputs hold.
+    """
+    inputs = executor.host_inputs
+    blocks, num_tokens, deltas = (inputs[name] for name in ("shifted_blocks", "shifted_tokens", "shift_deltas"))
+    for begin in range(0, len(shifts), len(blocks)):
+        some = shifts[begin : begin + len(blocks)]
+        executor.synchronize()  # the previous run has read its inputs
+        blocks[: len(some)] = [shift.block for shift in some]
+        num_tokens[: len(some)] = [shift.num_tokens for shift in some]
+        deltas[: len(some)] = [shift.delta for shift in some]
+        executor.run(tuple(len(some) if name == "B" else 0 for name in executor.plan.symbols))

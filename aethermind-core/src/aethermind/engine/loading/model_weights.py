@@ -1,12 +1,12 @@
-"""A planned model's weights: its checkpoint, held against the parameters that the plan has."""
+"""A compiled model's weights: its checkpoint, checked against the parameters of the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.loading.base_model import HEAD, with_whole_names
-from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.checkpoint.adapted import AdaptedTensors, TensorSlice
+from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
 from aethermind.errors import CheckpointError
@@ -16,39 +16,39 @@ from aethermind.model.architecture import AdaptsWeights
 from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
-    from aethermind.checkpoint.source import TensorInfo, TensorSource
-    from aethermind.model.input_processor import InputProcessor
+    from aethermind.checkpoint.source import StoredTensors, TensorInfo, TensorSource
+    from aethermind.model.source import ModelSource
 
-__all__ = ["open_constants", "open_input_processor", "open_weights"]
+__all__ = ["is_base_model", "open_constants", "open_weights"]
 
 _PIECE_BYTES = 4 << 20
 _WEIGHT, _BIAS = ".weight", ".bias"
 _CACHE_SCALES = ("*.k_scale", "*.v_scale")
-"""What keys and values are divided by where a cache holds them in 8 bits: ours has scales of its own."""
+"""Scales of an 8-bit KV cache that a checkpoint may hold; the cache here computes its own scales."""
 
 
-def open_weights(planned: PlannedModel) -> TensorSource:
-    """The checkpoint's tensors, and a rank's parts of them, checked against the model name by name.
+def open_weights(compiled: CompiledModel) -> TensorSource:
+    """Open the checkpoint's tensors, and a tensor-parallel rank's parts of them, checked against the model by name.
 
     CheckpointError says what does not fit.
     """
-    parts = {} if planned.parallel is None else planned.parallel.parts
-    of_adapters = () if planned.adapters is None else planned.adapters.parameters
-    types = {name: type for name, type in planned.parameter_types.items() if name not in parts}
+    parts = {} if compiled.parallel is None else compiled.parallel.parts
+    of_adapters = () if compiled.adapters is None else compiled.adapters.parameters
+    types = {name: type for name, type in compiled.parameter_types.items() if name not in parts}
     types |= {part.parameter: part.whole for part in parts.values() if part.parameter not in of_adapters}
-    whole = _open_checkpoint(planned, types)
+    whole = _open_checkpoint(compiled, types)
     return PartialTensors(whole, parts) if parts else whole
 
 
-def open_constants(planned: PlannedModel, changed: Mapping[str, Any] | None = None) -> ConstantStore:
-    """Where the plans of a model get their weights from; `changed` are parameters that differ from the checkpoint's."""
-    kept = None if changed else WeightCache.of(planned)
-    source, computed = open_weights(planned), {**planned.computed, **(changed or {})}
-    types = planned.parameter_types
-    if planned.adapters is not None:
-        computed |= planned.adapters.parameters
-        types |= planned.adapters.types
-    opened = planned.open_device
+def open_constants(compiled: CompiledModel, changed: Mapping[str, Any] | None = None) -> ConstantStore:
+    """Open the store from which a model's plans load their weights; `changed` parameters replace the checkpoint's."""
+    kept = None if changed else WeightCache.of(compiled)
+    source, computed = open_weights(compiled), {**compiled.computed, **(changed or {})}
+    types = compiled.parameter_types
+    if compiled.adapters is not None:
+        computed |= compiled.adapters.parameters
+        types |= compiled.adapters.types
+    opened = compiled.open_device
     return ConstantStore(
         opened.backend,
         opened.device,
@@ -58,35 +58,35 @@ def open_constants(planned: PlannedModel, changed: Mapping[str, Any] | None = No
     )
 
 
-def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> TensorSource:
+def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -> TensorSource:
     from aethermind.checkpoint.dummy import DummyCheckpoint
-    from aethermind.checkpoint.name_map import match_names
+    from aethermind.checkpoint.source import match_names
 
     shapes = {
         name: tuple(dim for dim in type.shape if isinstance(dim, int))
         for name, type in types.items()
-        if name not in planned.computed
+        if name not in compiled.computed
     }
-    if planned.config.load_format == "dummy":
-        return DummyCheckpoint(shapes, planned.dtype.numpy, planned.config.seed)
-    checkpoint = with_whole_names(planned.source.weights(), shapes)
-    if isinstance(planned.model, AdaptsWeights):
-        checkpoint = planned.model.adapt(checkpoint)
+    if compiled.config.load_format == "dummy":
+        return DummyCheckpoint(shapes, compiled.dtype.numpy, compiled.config.seed)
+    checkpoint = with_whole_names(compiled.source.weights(), shapes)
+    if isinstance(compiled.model, AdaptsWeights):
+        checkpoint = compiled.model.adapt(checkpoint)
     neutral = (*checkpoint.neutral_names, *_neutral_names(checkpoint, shapes), *_CACHE_SCALES)
-    found = match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *neutral))
+    found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *neutral))
     for name, info in found.items():
         if info.weight_format is None and info.dtype.kind in "biu" and types[name].dtype.is_floating:
             raise CheckpointError(
-                f"{name} is stored in {info.dtype}: these are no weights but codes of some quantisation, of which "
-                "config.json says nothing. Take the model itself, or quantised by gptq or awq, or as .gguf."
+                f"{name} is stored in {info.dtype}: these are integer codes of a quantisation that "
+                "config.json does not describe. Take the model itself, or quantised by gptq or awq, or as .gguf."
             )
-    if planned.model.config.tie_word_embeddings and not planned.is_encoder:
+    if compiled.model.config.tie_word_embeddings and not compiled.is_encoder:
         _check_tied(checkpoint, [name for name in checkpoint.names if name not in found], found)
     return checkpoint
 
 
 def _neutral_names(checkpoint: TensorSource, shapes: Collection[str]) -> list[str]:
-    """Biases of zeros, which some tools write for modules that have none; others would change what is computed."""
+    """List biases of zeros, which some tools write for modules without a bias; other biases would change the result."""
     import numpy as np
 
     extra = [name for name in checkpoint.names if name.endswith(_BIAS) and name not in shapes]
@@ -95,7 +95,7 @@ def _neutral_names(checkpoint: TensorSource, shapes: Collection[str]) -> list[st
 
 
 def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[str, TensorInfo]) -> None:
-    """CheckpointError where an output matrix, which a tied model does not read, is not that of its embeddings."""
+    """CheckpointError if a tied model's checkpoint has an output matrix that differs from its embeddings."""
     if HEAD not in unread or checkpoint.info(HEAD).weight_format is not None:
         return
     head = checkpoint.info(HEAD)
@@ -108,8 +108,9 @@ def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[s
 
 
 def _are_same(checkpoint: TensorSource, *names: str) -> bool:
-    """Whether two tensors of one shape are the same to the bit, rounded to the narrower dtype where they have two; read
-    in pieces whose memory is let go.
+    """Whether two tensors of one shape are equal bit by bit, rounded to the narrower of two dtypes.
+
+    They are read in pieces whose pages are dropped afterwards.
     """
     import numpy as np
 
@@ -127,7 +128,34 @@ def _are_same(checkpoint: TensorSource, *names: str) -> bool:
     return are_same
 
 
-def open_input_processor(planned: PlannedModel) -> InputProcessor | None:
-    """The model's input processor over its checkpoint, or None if no package has one."""
-    create = planned.create_input_processor
-    return None if create is None else create(planned.source.weights())
+HEAD = "lm_head.weight"
+_PREFIX = "model."
+_TABLE = "embed_tokens.weight"
+
+
+def is_base_model(source: ModelSource, wanted: Collection[str]) -> bool:
+    """Whether a checkpoint is that of a base model: it lacks the output matrix, which is among the `wanted` names.
+
+    A whole model has `model.embed_tokens.weight` and `lm_head.weight`; one that was saved as its base, as text encoders
+    are published, has `embed_tokens.weight` and no output matrix.
+    """
+    if not {HEAD, _PREFIX + _TABLE} <= set(wanted):
+        return False
+    try:
+        stored = source.names()
+    except CheckpointError:  # opening the weights raises it again
+        return False
+    return _TABLE in stored and HEAD not in stored
+
+
+def with_whole_names(stored: StoredTensors, wanted: Collection[str]) -> StoredTensors:
+    """Rename a base model's tensors to the names of a whole model, and a tied model's only matrix to its embeddings.
+
+    Of two names of one tied matrix, safetensors' `save_model` keeps the alphabetically first, which is the output's.
+    """
+    names = set(stored.names)
+    if _PREFIX + _TABLE in wanted and HEAD not in wanted and HEAD in names and not names & {_TABLE, _PREFIX + _TABLE}:
+        return AdaptedTensors(stored, {_PREFIX + _TABLE: TensorSlice(HEAD)})
+    if _TABLE not in names or any(name.startswith(_PREFIX) for name in names):
+        return stored
+    return AdaptedTensors(stored, {_PREFIX + name: TensorSlice(name) for name in names if _PREFIX + name in wanted})

@@ -1,4 +1,4 @@
-"""What one rank of several needs to plan and to load its part of a model."""
+"""Tensor parallelism at load: how one rank plans and reads its part of a model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ __all__ = ["PartialTensors", "TensorParallel", "num_threads_of"]
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One rank: its share of every graph, and the kernels in which it meets the others.
+    """One rank: its share of every graph, and the kernels of its collectives. Mutable: `divide` adds to the mappings.
 
-    `parts` are the parameters of the graphs that were divided so far, by the names that they have there; `state_axes`
-    are the axes, counted from the last, along which their states are cut.
+    Attributes:
+        parts: the parameters of the graphs divided so far, by their names in those graphs.
+        state_axes: the axes, counted from the last, along which the graphs' states are split.
     """
 
     share: Share
@@ -38,24 +39,24 @@ class TensorParallel:
 
     @classmethod
     def of(cls, share: Share, operators: OperatorRegistry) -> Self:
-        """A rank's, over `operators` that have the collectives."""
+        """Make a rank's; `operators` include the collectives."""
         return cls(share, operators, CollectiveKernels(share))
 
     def equip(self, opened: OpenDevice) -> OpenDevice:
-        """The device with the collectives' kernels, where the host may look into its memory."""
+        """Add the collectives' kernels to a device whose memory the host can access."""
         if not opened.backend.capabilities.is_host_accessible:
             return opened
         return replace(opened, dispatcher=opened.dispatcher.with_kernels(self.kernels.of(opened.backend.name)))
 
     def divide(self, graph: Graph) -> Graph:
-        """This rank's graph. Results are asked of rank 0 alone, so others compute what it waits for."""
+        """Split a graph for this rank; all but rank 0 compute only the inputs of collectives and return nothing."""
         split = split_graph(graph, self.operators, self.share)
         self.parts.update(split.parts)
         self.state_axes.update(split.state_axes)
         return without_results(split.graph) if self.share.rank else split.graph
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
-        """The formats of a checkpoint's tensors, by the names of their parts as well."""
+        """The formats of a checkpoint's tensors, and of this rank's parts of them."""
         of_parts = {
             name: _format_of(stored[part.parameter], part)
             for name, part in self.parts.items()
@@ -65,9 +66,9 @@ class TensorParallel:
 
 
 class PartialTensors:
-    """A checkpoint with the parts that a rank has among its tensors; implements `TensorSource`.
+    """A checkpoint in which a rank's parts of tensors are tensors, too; implements `TensorSource`.
 
-    Of a mapped file a part is a view: nothing else of the tensor is read.
+    A part of a mapped file is a view, so the rest of the tensor is not read.
     """
 
     def __init__(self, source: TensorSource, parts: Mapping[str, WeightPart]) -> None:
@@ -89,13 +90,13 @@ class PartialTensors:
         return self._source.info(name)
 
     def array(self, name: str) -> Any:
-        """A tensor's values, or those of a part. InvalidArgumentError where a part ends within a block of values."""
+        """A tensor's values, or those of a part. InvalidArgumentError if a part ends within a quantisation block."""
         part = self._parts.get(name)
         return self._source.array(name) if part is None else _cut(self._source.array(part.parameter), part)
 
 
 def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
-    """Worker threads of one of several ranks on this machine: they share its processors."""
+    """Worker threads of one of several ranks on this machine, which share its processors."""
     if num_ranks == 1 or num_threads is not None or env.num_threads():
         return num_threads
     has_affinity = hasattr(os, "sched_getaffinity")
@@ -103,7 +104,7 @@ def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
 
 
 def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
-    """That of a part: where it begins within a super-block, scales and offsets are in one level."""
+    """The format of a part; one that begins within a super-block has one level of scales and offsets."""
     if part.axis % 2 == 0 or not format.super_block or part.begin % format.super_block == 0:
         return format
     return one_level_format(format)

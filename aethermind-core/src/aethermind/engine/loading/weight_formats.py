@@ -1,4 +1,4 @@
-"""Which parameters of a model are stored in which weight format."""
+"""The choice of a weight format for each parameter of a model."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from aethermind.ops.weight_format import WeightFormat, WeightFormatRegistry, one
 
 if TYPE_CHECKING:
     from aethermind.dispatch.dispatcher import Dispatcher
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["FormatUse", "WeightFormats", "format_uses", "held_formats"]
 
 _HEAD_OPERATOR = "lm_head"
 _HEAD_FORMAT = "int8"
-"""The head's default where the other weights have fewer bits: it decides between tokens, and loses most by them."""
+"""The default of the output projection if other weights have fewer bits, since it loses the most accuracy by them."""
 
 _FEWEST_BITS_OF_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """The formats of a model's matrices and of the one that makes logits; None is dense.
+    """The formats of a model's matrices and of its output projection; None is dense.
 
-    What is kept has the format that it has in the checkpoint, if that is one.
+    If a field is kept (`keeps_…`), the checkpoint's own format takes precedence.
     """
 
     weights: WeightFormat | None
@@ -40,10 +40,10 @@ class WeightFormats:
 
     @classmethod
     def choose(cls, registry: WeightFormatRegistry, quantization: str | None, lm_head: str | None) -> WeightFormats:
-        """By name; a head that is not named has the format of the others, and no fewer bits than int8 has. Without a
-        name the checkpoint's own formats are kept.
+        """Choose formats by name. Without a name the checkpoint's own formats are kept.
 
-        InvalidArgumentError for unknown names.
+        The output projection defaults to the format of the others, with at least the bits of int8. InvalidArgumentError
+        for unknown names.
         """
         keeps_weights = quantization is None
         weights = None if quantization is None else registry.get(quantization)
@@ -57,10 +57,9 @@ class WeightFormats:
     def of_parameters(
         self, graph: Graph, operators: OperatorRegistry, stored: Mapping[str, WeightFormat] = MappingProxyType({})
     ) -> dict[str, WeightFormat]:
-        """By name, the parameters that operators read whole as matrices; the rest is dense. `stored` are the formats in
-        the checkpoint.
+        """The formats of the parameters that operators read whole as matrices, by name; all others are dense.
 
-        How rows of a table are looked up that is the head as well, is said by `of_rows`.
+        `stored` are the formats in the checkpoint. `of_rows` decides about looking up rows of a tied embedding table.
         """
         found: dict[str, WeightFormat] = {}
         heads: dict[str, WeightFormat | None] = {}
@@ -83,10 +82,10 @@ class WeightFormats:
     def of_rows(
         formats: Mapping[str, WeightFormat], stored: Mapping[str, WeightFormat] = MappingProxyType({})
     ) -> dict[str, WeightFormat]:
-        """Of the formats of parameters, those in which rows are looked up, too: a table of embeddings that is the head.
+        """The formats of parameters in which rows are looked up, too: those of a tied embedding table.
 
-        Codes that the checkpoint holds are as good as what they stand for, and those of 8 bits cost less than the
-        others of the head do. Of formats with fewer bits rows are read dense.
+        Rows in a checkpoint's own format lose nothing, and rows of 8 bits lose little. For formats with fewer bits,
+        rows are read from a dense table.
         """
         return {
             name: format
@@ -96,8 +95,9 @@ class WeightFormats:
 
 
 def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> dict[str, WeightFormat]:
-    """In which formats a device keeps tensors that a checkpoint holds in these: where it has no kernels for scales in
-    two levels, in one."""
+    """The formats in which a device keeps a checkpoint's quantised tensors: formats with two levels of scales become
+    formats with one level if the device has no kernels for them.
+    """
     return {
         name: format if not format.super_block or dispatcher.has_format(format.name) else one_level_format(format)
         for name, format in stored.items()
@@ -106,7 +106,7 @@ def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> 
 
 @dataclass(frozen=True, slots=True)
 class FormatUse:
-    """How much of a model one format holds. `nbytes` is what the format takes.
+    """The share of a model in one format; `nbytes` is its size there.
 
     `num_dequantized` of the parameters are held as float32, because their kernels have no layout for the format.
     """
@@ -119,17 +119,17 @@ class FormatUse:
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales and zero points included."""
+        """Bits of a weight, scales and zero points included."""
         return 8 * self.nbytes / self.num_values
 
 
-def format_uses(planned: PlannedModel) -> list[FormatUse]:
-    """The formats other than dense, in the order in which the model meets them."""
-    types = planned.parameter_types
+def format_uses(compiled: CompiledModel) -> list[FormatUse]:
+    """The formats other than dense, in the order of their first parameters."""
+    types = compiled.parameter_types
     shapes: dict[WeightFormat, dict[str, tuple[int, ...]]] = {}
-    for name, format in planned.weight_formats.items():
+    for name, format in compiled.weight_formats.items():
         shapes.setdefault(format, {})[name] = resolve(types[name].shape, {})
-    constants = planned.compiled.plan.constants.values()
+    constants = compiled.step.plan.constants.values()
     dequantized = {one.parameter for one in constants if one.weight_format is not None and one.pack is None}
     return [
         FormatUse(

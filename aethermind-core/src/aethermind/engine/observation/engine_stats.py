@@ -55,12 +55,12 @@ class EngineStats:
         """Read the statistics; in another thread than the engine's, values may be from two consecutive steps."""
         speculator = engine.speculator
         store = engine.swap_store
-        bytes_per_block = engine.planned.cache_spec.bytes_per_block if store else 0
+        bytes_per_block = engine.compiled.cache_spec.bytes_per_block if store else 0
         offload = engine.kv_offload
         return cls(
             num_waiting=len(engine.waiting) + (offload.num_waiting if offload else 0),
             num_running=len(engine.running),
-            num_blocks=engine.planned.num_kv_blocks,
+            num_blocks=engine.compiled.num_kv_blocks,
             num_free_blocks=engine.cache.num_available_blocks,
             num_swap_blocks=store.num_blocks if store else 0,
             num_swapped_blocks=store.num_used_blocks if store else 0,

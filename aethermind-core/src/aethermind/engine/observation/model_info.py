@@ -60,27 +60,27 @@ def log_loaded(info: ModelInfo) -> None:
 
 def describe_model(engine: Engine, load_s: float) -> ModelInfo:
     """Describe the model that an engine runs; `load_s` is the time of loading in seconds."""
-    planned = engine.planned
-    opened = planned.open_device
+    compiled = engine.compiled
+    opened = compiled.open_device
     executor = engine.runner.executor
-    parameters = [type for name, type in planned.parameter_types.items() if name not in planned.computed]
-    names = [resolution.chosen.name for resolution in planned.compiled.resolutions if resolution.chosen]
-    fallbacks = planned.compiled.fallbacks
+    parameters = [type for name, type in compiled.parameter_types.items() if name not in compiled.computed]
+    names = [resolution.chosen.name for resolution in compiled.step.resolutions if resolution.chosen]
+    fallbacks = compiled.step.fallbacks
     placement = f"{len(names)} steps on {opened.device}" + (
         f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
     )
-    if planned.parallel is not None:
-        placement += f", rank 0 of {planned.parallel.share.size}"
+    if compiled.parallel is not None:
+        placement += f", rank 0 of {compiled.parallel.share.size}"
     return ModelInfo(
-        model=str(planned.source.path),
-        architecture=planned.architecture,
+        model=str(compiled.source.path),
+        architecture=compiled.architecture,
         device=str(opened.device),
         device_reason=opened.selection.reason,
-        dtype=planned.dtype.label,
+        dtype=compiled.dtype.label,
         num_threads=opened.num_threads,
-        max_model_len=planned.max_model_len,
-        num_kv_blocks=planned.num_kv_blocks,
-        block_size=planned.cache_spec.block_size,
+        max_model_len=compiled.max_model_len,
+        num_kv_blocks=compiled.num_kv_blocks,
+        block_size=compiled.cache_spec.block_size,
         num_parameters=sum(prod(dim for dim in type.shape if isinstance(dim, int)) for type in parameters),
         weight_bytes=engine.runner.constants.nbytes,
         kv_cache_bytes=engine.runner.kv_cache_bytes,
@@ -88,7 +88,7 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         load_s=load_s,
         placement=placement,
         num_native_breaks=executor.executable.num_native_breaks,
-        weight_formats=tuple(use.name for use in format_uses(planned)),
+        weight_formats=tuple(use.name for use in format_uses(compiled)),
         ignored_options=ignored_options(engine.scheduler.policy),
-        adapters=tuple(planned.config.adapters or ()),
+        adapters=tuple(compiled.config.adapters or ()),
     )

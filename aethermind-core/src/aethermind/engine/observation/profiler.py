@@ -1,6 +1,6 @@
 """A profiler of steps: the time of every kernel call by the device's clock, with its bytes and operations; memory use.
 
-profiler = Profiler(planned.operators, repeat=3)
+profiler = Profiler(compiled.operators, repeat=3)
 engine.runner.observer = profiler
 ...                                 # generate
 table = total(profiler.steps, key=lambda call: call.operator)
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.observation.roofline import StepShape, Work, add_up, calls_of, work_of
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.graph.executor import Executor
@@ -188,9 +188,9 @@ class MemoryUse:
         return {name: getattr(self, name) for name in names}
 
 
-def measure_memory(moment: str, planned: PlannedModel, runner: ModelRunner | None = None) -> MemoryUse:
-    """Measure the memory of a planned model, or of one loaded by a runner."""
-    backend = planned.open_device.backend
+def measure_memory(moment: str, compiled: CompiledModel, runner: ModelRunner | None = None) -> MemoryUse:
+    """Measure the memory of a compiled model, or of one loaded by a runner."""
+    backend = compiled.open_device.backend
     allocated = backend.allocator.stats().allocated_bytes
     if runner is None:
         return MemoryUse(moment, 0, 0, 0, 0, 0, allocated, resident_bytes())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from aethermind.engine.requests.request import Request
-from aethermind.plugins.deprecation import deprecated
+from aethermind.plugins.compatibility import deprecated
 
 __all__ = [
     "OrderKey",

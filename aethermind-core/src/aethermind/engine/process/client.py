@@ -26,6 +26,7 @@ from aethermind.engine.requests.prompt_reader import EnginePrompt, PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
 from aethermind.runtime import Runtime
+from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from aethermind.model.input_processor import InputProcessor
     from aethermind.runtime import Runtime
     from aethermind.sampling.params import SamplingParams
-    from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["EngineProcess", "TokenizerFrontend"]
@@ -255,4 +255,4 @@ class TokenizerFrontend:
             return None if factory is None else factory.create(raw, source.weights())
 
         prompts = PromptReader(found, architecture, open_processor, text_limit=source.text_limit())
-        return cls(found, prompts, runtime.answer_formats.find(architecture))
+        return cls(found, prompts, runtime.answer_formats.find(architecture) or AnswerFormat())

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from aethermind import __version__, env
 from aethermind.errors import PluginError
-from aethermind.plugins.child_process import import_path
 from aethermind.plugins.discovery import plugin_names
+from aethermind.plugins.sandbox import import_path
 
 __all__ = ["blocked_signals", "check_version", "child_command", "child_environment", "describe_exit", "init_child"]
 

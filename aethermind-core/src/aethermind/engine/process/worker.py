@@ -17,9 +17,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from aethermind.engine.engine import Engine
-from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model, log_loaded
+from aethermind.engine.parts import EngineParts
 from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.protocol import (
     UTILITY_METHODS,
@@ -119,12 +119,13 @@ def _load(setup: Setup, outbox: Outbox) -> Engine:
         outbox.progress = (done, total)
         outbox.flush()
 
-    planned = plan_model(Runtime.boot(), setup.model, setup.config)
-    engine = Engine.load(planned, show_progress)
+    parts = EngineParts.of(Runtime.boot(), setup.model, setup.config)
+    engine = Engine.load(parts, show_progress)
+    compiled = parts.compiled
     outbox.loaded = Loaded(
         describe_model(engine, time.perf_counter() - started),
-        read_sampling_defaults(planned.generation),
-        planned.model.config.vocab_size,
+        read_sampling_defaults(compiled.generation),
+        compiled.model.config.vocab_size,
     )
     log_loaded(outbox.loaded.info)
     return engine

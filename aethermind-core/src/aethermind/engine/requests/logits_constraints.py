@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.guidance import Grammars
 from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
@@ -14,8 +13,10 @@ from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.plugins.registry import Registry
     from aethermind.sampling.guidance import TokenGuide
-    from aethermind.sampling.logits_constraints import LogitsProcessor
+    from aethermind.sampling.logits_constraints import LogitsProcessor, LogitsProcessorFactory
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
@@ -28,16 +29,19 @@ _MAX_LANES = 4
 class ConstraintsBuilder:
     """Builds logits constraints for requests to one model. Compiled grammars are cached."""
 
-    def __init__(self, planned: PlannedModel, tokenizer: Tokenizer) -> None:
-        self._planned = planned
+    def __init__(
+        self, compiled: CompiledModel, tokenizer: Tokenizer, logits_processors: Registry[LogitsProcessorFactory]
+    ) -> None:
+        self._compiled = compiled
+        self._logits_processors = logits_processors
         self._tokenizer = tokenizer
-        self._vocab_size = planned.model.config.vocab_size
+        self._vocab_size = compiled.model.config.vocab_size
 
     @cached_property
     def _grammars(self) -> Grammars:
-        num_lanes = min(self._planned.open_device.num_threads, _MAX_LANES)
+        num_lanes = min(self._compiled.open_device.num_threads, _MAX_LANES)
         return Grammars(
-            self._tokenizer.as_json, self._vocab_size, self._planned.eos_token_ids, num_lanes=max(num_lanes, 1)
+            self._tokenizer.as_json, self._vocab_size, self._compiled.eos_token_ids, num_lanes=max(num_lanes, 1)
         )
 
     def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
@@ -63,7 +67,7 @@ class ConstraintsBuilder:
 
     def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
         """New logits processors: they may have state."""
-        registry = self._planned.logits_processors
+        registry = self._logits_processors
         return tuple(registry.get(name)(params, self._tokenizer) for name in params.logits_processors)
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.loading.model_weights import open_input_processor
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
 from aethermind.text.chat_prompt import WrittenChat
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.model.input_processor import InputProcessor
     from aethermind.sampling.params import SamplingParams
@@ -105,14 +103,16 @@ class PromptReader:
         self._open_processor = open_processor
 
     @classmethod
-    def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
-        """Create a reader for a planned model."""
+    def of(
+        cls, compiled: CompiledModel, tokenizer: Tokenizer, open_processor: Callable[[], InputProcessor | None]
+    ) -> PromptReader:
+        """Create a reader for a compiled model."""
         return cls(
             tokenizer,
-            planned.architecture,
-            partial(open_input_processor, planned),
-            max_model_len=planned.max_model_len,
-            text_limit=planned.source.text_limit(),
+            compiled.architecture,
+            open_processor,
+            max_model_len=compiled.max_model_len,
+            text_limit=compiled.source.text_limit(),
         )
 
     async def read_beside(self, prompt: Any) -> EnginePrompt:
@@ -248,18 +248,18 @@ def _malformed(given: Any) -> InvalidArgumentError:
 
 
 def check_prompt(
-    planned: PlannedModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
+    compiled: CompiledModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
 ) -> None:
     """InvalidArgumentError for ids outside the vocabulary, ContextLengthError if no token of an answer would fit."""
-    if not planned.generates:
-        why = ": the checkpoint has no output matrix" if planned.is_headless else ""
+    if not compiled.generates:
+        why = ": the checkpoint has no output matrix" if compiled.is_headless else ""
         raise InvalidArgumentError(
-            f"{planned.architecture} computes vectors of texts and generates nothing{why}. Use LLM.embed, or "
+            f"{compiled.architecture} computes vectors of texts and generates nothing{why}. Use LLM.embed, or "
             "/v1/embeddings of a server."
         )
     if not token_ids:
         raise InvalidArgumentError("The prompt is empty; give it at least one token.")
-    limit = planned.max_model_len
+    limit = compiled.max_model_len
     if len(token_ids) >= limit:
         raise ContextLengthError(
             f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
@@ -271,23 +271,23 @@ def check_prompt(
             f"The prompt has {len(token_ids)} tokens and the request's quota is {quota}, with at least one for the "
             "answer. Shorten the prompt, or raise max_context_tokens."
         )
-    check_token_ids(planned, (*token_ids, *params.stop_token_ids))
+    check_token_ids(compiled, (*token_ids, *params.stop_token_ids))
 
 
-def check_text(planned: PlannedModel, token_ids: Sequence[int]) -> None:
+def check_text(compiled: CompiledModel, token_ids: Sequence[int]) -> None:
     """The same checks for a text to embed."""
     if not token_ids:
         raise InvalidArgumentError("The text is empty; give it at least one token.")
-    if len(token_ids) > planned.max_model_len:
+    if len(token_ids) > compiled.max_model_len:
         raise ContextLengthError(
-            f"The text has {len(token_ids)} tokens, and the context holds {planned.max_model_len}. Shorten it."
+            f"The text has {len(token_ids)} tokens, and the context holds {compiled.max_model_len}. Shorten it."
         )
-    check_token_ids(planned, token_ids)
+    check_token_ids(compiled, token_ids)
 
 
-def check_token_ids(planned: PlannedModel, token_ids: Sequence[int]) -> None:
+def check_token_ids(compiled: CompiledModel, token_ids: Sequence[int]) -> None:
     """InvalidArgumentError for ids outside the model's vocabulary."""
-    vocab_size = planned.model.config.vocab_size
+    vocab_size = compiled.model.config.vocab_size
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     token_id = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)

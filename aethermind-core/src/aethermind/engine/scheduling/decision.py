@@ -10,7 +10,7 @@ from aethermind.cache.outcome import ReserveResult
 from aethermind.cache.positions import BlockShift
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
-from aethermind.plugins.deprecation import deprecated
+from aethermind.plugins.compatibility import deprecated
 
 if TYPE_CHECKING:
     from aethermind.engine.scheduling.scheduler import WaitingQueue

@@ -94,7 +94,7 @@ def measure_costs(engine: Engine) -> StepCosts:
     Prompts fill a quarter, a half and the whole of a step; decodes run for 1, 4 and 16 sequences at short and long
     contexts, within the engine's limits.
     """
-    most = min(engine.budget.max_num_batched_tokens, engine.planned.max_model_len - _NUM_REPEATS - 2)
+    most = min(engine.budget.max_num_batched_tokens, engine.compiled.max_model_len - _NUM_REPEATS - 2)
     rows = [_prefill(engine, num_tokens) for num_tokens in sorted({max(most // part, 1) for part in (4, 2, 1)}) * 3]
     for num_sequences in (1, 4, 16):
         if num_sequences <= engine.budget.max_num_seqs:
@@ -140,7 +140,7 @@ def _decode(engine: Engine, num_sequences: int, context: int) -> tuple[float, fl
 
 
 def _prompt(engine: Engine, num_tokens: int, index: int) -> list[int]:
-    vocab_size = engine.planned.model.config.vocab_size
+    vocab_size = engine.compiled.model.config.vocab_size
     return sample_prompt(num_tokens, vocab_size, index)
 
 

@@ -24,7 +24,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["DraftModel"]
 
@@ -64,15 +64,15 @@ class _Shadow(Request):
 class DraftModel:
     """A proposer that samples drafts from the draft model."""
 
-    def __init__(self, planned: PlannedModel) -> None:
+    def __init__(self, compiled: CompiledModel) -> None:
         """Read the draft model's weights. InvalidArgumentError if there is none, or if its tokens differ."""
-        draft = planned.draft
+        draft = compiled.draft
         if draft is None:
             raise InvalidArgumentError(
                 "The speculative method draft needs a model that drafts: pass it as draft_model."
             )
-        _check_tokens(planned, draft)
-        self._planned = draft
+        _check_tokens(compiled, draft)
+        self._compiled = draft
         pool, block_size = BlockPool(draft.num_kv_blocks), draft.cache_spec.block_size
         prefix_cache = HashedPrefixCache(pool, block_size) if draft.config.enable_prefix_caching else None
         self.cache = KVCache(
@@ -86,7 +86,7 @@ class DraftModel:
         """Run one step of the draft model for each token, for all requests together."""
         drafting = []
         for request, limit in zip(requests, limits, strict=True):
-            most = min(limit, self._planned.max_model_len - request.num_tokens)
+            most = min(limit, self._compiled.max_model_len - request.num_tokens)
             if most > 0 and not request.embeddings:
                 drafting.append((self._follow(request), most))
         wanted = {shadow.request_id: most for shadow, most in drafting}
@@ -105,7 +105,7 @@ class DraftModel:
     def _follow(self, request: Request) -> _Shadow:
         shadow = self._shadows.get(request.request_id)
         if shadow is None:
-            shadow = self._shadows[request.request_id] = _Shadow(request, self._planned.max_model_len)
+            shadow = self._shadows[request.request_id] = _Shadow(request, self._compiled.max_model_len)
             opened = self.cache.open(request.request_id, request.all_token_ids, request.extra_key)
             shadow.num_computed_tokens = opened.num_cached_tokens
             shadow.all_token_ids = list(request.all_token_ids)
@@ -119,7 +119,7 @@ class DraftModel:
     def _step(self, shadows: list[_Shadow], busy: Collection[str]) -> list[_Shadow]:
         """Compute missing tokens in one step; returns the shadows that got their next token."""
         decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
-        num_left = self._planned.config.max_num_batched_tokens - len(shadows)
+        num_left = self._compiled.config.max_num_batched_tokens - len(shadows)
         for shadow in shadows:
             missing = shadow.num_tokens - shadow.num_computed_tokens
             count = 1 + min(missing - 1, num_left)
@@ -154,11 +154,11 @@ class DraftModel:
         return shadow.all_token_ids[shadow.num_known :]
 
 
-def _check_tokens(planned: PlannedModel, draft: PlannedModel) -> None:
+def _check_tokens(compiled: CompiledModel, draft: CompiledModel) -> None:
     """Raise InvalidArgumentError unless both models have the same tokens, because drafts are token ids."""
-    if planned.source.path == draft.source.path:
+    if compiled.source.path == draft.source.path:
         return
-    own, other = planned.source.tokenizer(), draft.source.tokenizer()
+    own, other = compiled.source.tokenizer(), draft.source.tokenizer()
     num_tokens = max(own.vocab_size, other.vocab_size)
     differing = next((i for i in range(num_tokens) if own.id_to_token(i) != other.id_to_token(i)), None)
     if differing is not None:

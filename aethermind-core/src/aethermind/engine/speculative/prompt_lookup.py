@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.requests.request import Request
 
 __all__ = ["NgramIndex", "PromptLookup"]
@@ -52,8 +52,8 @@ class NgramIndex:
 class PromptLookup:
     """A proposer that searches the request's own prompt and answer."""
 
-    def __init__(self, planned: PlannedModel) -> None:
-        config = planned.config
+    def __init__(self, compiled: CompiledModel) -> None:
+        config = compiled.config
         self._lengths = (config.prompt_lookup_max, config.prompt_lookup_min)
         self._indices: dict[str, NgramIndex] = {}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.requests.request import Request
 
 __all__ = ["Proposer", "ProposerFactory"]
@@ -30,7 +30,7 @@ class Proposer(Protocol):
         ...
 
 
-ProposerFactory = Callable[["PlannedModel"], Proposer]
-"""`factory(planned)` creates the proposer of one engine. `planned.config` holds the options, `planned.draft` the draft
-model, if one was given. InvalidArgumentError if the proposer cannot work with them.
+ProposerFactory = Callable[["CompiledModel"], Proposer]
+"""`factory(compiled)` creates the proposer of one engine. `compiled.config` holds the options, `compiled.draft` the
+draft model, if one was given. InvalidArgumentError if the proposer cannot work with them.
 """

@@ -10,10 +10,10 @@ from aethermind.engine.steps.verification import count_accepted
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.decision import ScheduleDecision
-    from aethermind.engine.speculative.proposer import Proposer
+    from aethermind.engine.speculative.proposer import Proposer, ProposerFactory
     from aethermind.engine.steps.model_runner import SampledToken
 
 __all__ = ["Speculator", "can_speculate", "open_speculator"]
@@ -146,9 +146,11 @@ class Speculator:
             self._controller.observe_checks(num_sequences, num_drafts, num_tokens, seconds, is_first=self._has_newcomer)
 
 
-def open_speculator(planned: PlannedModel, cache: KVCache, clock: Callable[[], float]) -> Speculator | None:
-    """Create the speculator that the model was planned with, for an engine with this cache; None if there is none."""
-    if planned.create_proposer is None:
+def open_speculator(
+    compiled: CompiledModel, create_proposer: ProposerFactory | None, cache: KVCache, clock: Callable[[], float]
+) -> Speculator | None:
+    """Create the speculator that the model was compiled with, for an engine with this cache; None if there is none."""
+    if create_proposer is None:
         return None
-    controller = SpeculationController(planned.config.num_speculative_tokens)
-    return Speculator(planned.create_proposer(planned), controller, cache, planned.model.config.vocab_size, clock)
+    controller = SpeculationController(compiled.config.num_speculative_tokens)
+    return Speculator(create_proposer(compiled), controller, cache, compiled.model.config.vocab_size, clock)

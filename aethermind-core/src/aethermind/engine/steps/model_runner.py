@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.positions import BlockShift
 from aethermind.engine.kv_memory.memory import KVMemory
-from aethermind.engine.loading.key_shift import apply_rope_shift
-from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKey, Part
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKey, GraphKind, apply_rope_shift
 from aethermind.engine.loading.model_weights import open_constants
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.engine.steps.batch import (
@@ -35,7 +34,7 @@ from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import DeviceInput, Executor
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
-from aethermind.plugins.deprecation import deprecated
+from aethermind.plugins.compatibility import deprecated
 from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
 
 if TYPE_CHECKING:
@@ -108,35 +107,35 @@ class ModelRunner:
 
     def __init__(
         self,
-        planned: PlannedModel,
+        compiled: CompiledModel,
         cache: KVCache,
         kv_memory: KVMemory,
         on_progress: Callable[[int, int], None] | None = None,
         constants: ConstantStore | None = None,
     ) -> None:
-        self.planned = planned
+        self.compiled = compiled
         self._cache = cache
-        self._backend = planned.open_device.backend
-        self._device = planned.open_device.device
+        self._backend = compiled.open_device.backend
+        self._device = compiled.open_device.device
         self.kv_memory = kv_memory
-        self.constants = constants or open_constants(planned)
+        self.constants = constants or open_constants(compiled)
         self._on_progress = on_progress
-        self._plain = self._prepare(planned.compiled, planned.key)
-        self._variants = {(planned.key, True): self._plain}
-        if planned.adapters is not None:  # compiled at load, so that its memory and its errors show before any request
+        self._plain = self._prepare(compiled.step, compiled.key)
+        self._variants = {(compiled.key, True): self._plain}
+        if compiled.adapters is not None:  # compiled at load, so that its memory and its errors show before any request
             self._variant(_ADAPTED)
         batch_sizes = self._backend.capabilities.batch_sizes
         self._padding = (
-            DecodePadding(self.executor.host_inputs, planned.compiled.plan.symbols, batch_sizes)
-            if batch_sizes and planned.key == _PLAIN
+            DecodePadding(self.executor.host_inputs, compiled.step.plan.symbols, batch_sizes)
+            if batch_sizes and compiled.key == _PLAIN
             else None
         )
         self._readback = (
-            TokenReadback(planned.open_device, planned.compiled.plan.symbols["R"])
+            TokenReadback(compiled.open_device, compiled.step.plan.symbols["R"])
             if self._backend.capabilities.is_asynchronous
             else None
         )
-        self.hooks = HookRegistry(partial(_value_names, planned))  # a method would be a cycle that keeps the weights
+        self.hooks = HookRegistry(partial(_value_names, compiled))  # a method would be a cycle that keeps the weights
         self.observer: StepObserver | None = None
 
     @property
@@ -171,7 +170,7 @@ class ModelRunner:
         self.kv_memory.copy_blocks(decision.copies)
         if decision.shifts:
             self.apply_rope_shift(decision.shifts)
-        wanted, has_processors = _needs(decision, may_adapt=self.planned.adapters is not None)
+        wanted, has_processors = _needs(decision, may_adapt=self.compiled.adapters is not None)
         model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
@@ -239,9 +238,9 @@ class ModelRunner:
         padding.write(len(sampled), padded, width)
         return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
 
-    def executor_of(self, part: Part, adapter: int = -1) -> Executor:
+    def executor_of(self, part: GraphKind, adapter: int = -1) -> Executor:
         """Return the executor of a graph for whole texts, set to the adapter of that number, if any."""
-        variant = self._variant(GraphKey(part=part, has_adapters=adapter >= 0))
+        variant = self._variant(GraphKey(kind=part, has_adapters=adapter >= 0))
         if adapter >= 0:
             variant.adapters.fill_all(adapter)
         return variant.executor
@@ -251,9 +250,9 @@ class ModelRunner:
 
         ConfigError if the model has no rotary embedding.
         """
-        if FREQUENCIES not in self.planned.computed:
+        if FREQUENCIES not in self.compiled.computed:
             raise ConfigError("This model's keys have no rotary positions, so its cached tokens cannot be moved.")
-        apply_rope_shift(self.executor_of(Part.KEY_SHIFT), shifts)
+        apply_rope_shift(self.executor_of(GraphKind.KEY_SHIFT), shifts)
 
     def turn_keys(self, shifts: Sequence[BlockShift]) -> None:
         """Deprecated name of `apply_rope_shift`."""
@@ -280,7 +279,7 @@ class ModelRunner:
     def _variant(self, key: GraphKey, fuse: bool = True) -> _Variant:
         variant = self._variants.get((key, fuse))
         if variant is None:
-            variant = self._variants[key, fuse] = self._prepare(self.planned.compile(key, fuse=fuse), key)
+            variant = self._variants[key, fuse] = self._prepare(self.compiled.compile(key, fuse=fuse), key)
         return variant
 
     def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:
@@ -317,7 +316,7 @@ class ModelRunner:
         self, wanted: GraphKey, sampled: list[SampledRow], logits: np.ndarray[Any, Any]
     ) -> list[SampledToken]:
         """Sample from logits after the requests' logits processors have changed them on the host."""
-        key = GraphKey(wanted.is_adjusted, wanted.has_mask, part=Part.SAMPLER)
+        key = GraphKey(wanted.is_adjusted, wanted.has_mask, kind=GraphKind.SAMPLER)
         variant = self._variant(key)
         rows = variant.executor.host_inputs["logits"][: logits.size].reshape(logits.shape)
         rows[:] = logits
@@ -369,10 +368,10 @@ class ModelRunner:
         ]
 
 
-def _value_names(planned: PlannedModel, fuse: bool) -> list[str]:
+def _value_names(compiled: CompiledModel, fuse: bool) -> list[str]:
     """Return the names of all values that steps compute, including adjusted and masked steps."""
-    keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if planned.adapters else [])]
-    plans = [planned.compile(key, fuse=fuse).plan for key in keys]
+    keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if compiled.adapters else [])]
+    plans = [compiled.compile(key, fuse=fuse).plan for key in keys]
     return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
 

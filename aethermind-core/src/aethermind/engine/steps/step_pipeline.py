@@ -71,10 +71,10 @@ class StepPipeline:
         self._ahead: InFlightStep | None = None
         self._last_read = clock()
         self._decisions: list[ScheduleDecision] = []
-        planned = runner.planned
+        compiled = runner.compiled
         # Workers of other ranks get a step's inputs from the host, tokens included, so these must be known.
-        is_alone = planned.config.tensor_parallel_size == 1
-        self.runs_ahead = is_alone and planned.open_device.backend.capabilities.is_asynchronous
+        is_alone = compiled.config.tensor_parallel_size == 1
+        self.runs_ahead = is_alone and compiled.open_device.backend.capabilities.is_asynchronous
         """Whether the next step is enqueued early. After setting it to False, a step in flight is still finished."""
 
     def step(self, budget: StepBudget, *, is_next_known: bool = True) -> FinishedStep:

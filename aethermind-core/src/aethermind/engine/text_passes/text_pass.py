@@ -10,7 +10,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
+from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKind
 from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.requests.prompt_reader import check_token_ids
 from aethermind.engine.steps.host_logits import NOT_FINITE
@@ -113,7 +113,7 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
 
 def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: Executor) -> tuple[int, ...]:
     """Run a text as one step of an idle engine; returns the symbols for reading the executor's outputs."""
-    check_token_ids(engine.planned, token_ids)
+    check_token_ids(engine.compiled, token_ids)
     count = len(token_ids)
     most = min(executor.plan.symbols[name] for name in ("T", "R"))
     assert 0 < count <= most, f"a text of {count} tokens does not fit a step of {most}"
@@ -147,7 +147,7 @@ def embed_text(
 
     if pooling not in POOLINGS:
         raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.")
-    executor = runner.executor_of(Part.HIDDEN_STATES, adapter)
+    executor = runner.executor_of(GraphKind.HIDDEN_STATES, adapter)
     total: npt.NDArray[Any] | None = None
     for start, _, symbols in run_text(executor, runner.kv_memory, cache, token_ids):
         states = executor.output("hidden_states", symbols).astype(np.float64)
@@ -171,7 +171,7 @@ def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top:
     KV cache has too few free blocks, ComputationError if the results are not finite.
     """
     token_ids, extra_key = request.prompt_token_ids, request.extra_key
-    executor = runner.executor_of(Part.SCORES, request.adapter)
+    executor = runner.executor_of(GraphKind.SCORES, request.adapter)
     targets = [*token_ids[1:], token_ids[-1]]  # the result of the last row is not read
 
     def fill(start: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Weights in kernels' layouts, kept on disk: the next process that wants the same maps them instead of packing."""
+"""A disk cache of packed weights, in kernels' layouts: later processes map them instead of packing again."""
 
 from __future__ import annotations
 

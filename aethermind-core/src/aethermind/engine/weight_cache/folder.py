@@ -1,7 +1,7 @@
-"""A folder of packed weights, a safetensors file for each set of them, which several processes may use at once.
+"""A folder of packed weights, one safetensors file for each set of constants, which several processes may share.
 
-A tensor of the file holds the bytes of a constant, filled up to whole cache lines. The header is filled up to a page:
-then every constant begins at a cache line wherever the file is mapped.
+A tensor of a file holds the bytes of a constant, padded to whole cache lines. The header is padded to a page, so that
+every constant begins at a cache line wherever the file is mapped.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ __all__ = ["WeightFolder"]
 _SUFFIX = ".safetensors"
 _PAGE_BYTES = 4096
 _PIECE_BYTES = 2 << 20
-"""What is written at a time, at multiples of it: that is how Linux comes to keep it in huge pages. Of larger pieces it
-makes larger pages, which it then maps as small ones.
+"""Bytes of one write, at multiples of this size, so that Linux caches the file in huge pages. Larger writes lead to
+larger folios, which Linux maps by small pages.
 """
 
 
 class WeightFolder:
-    """Up to `max_bytes` of files, the least recently used given up first.
+    """Up to `max_bytes` of files; the least recently used are evicted first.
 
-    Who has mapped a file that is given up keeps what it mapped.
+    The mapping of an evicted file remains valid.
     """
 
     needs_huge_pages = True
-    """On small ones a decode step takes a tenth longer, and a server would pay that for as long as it runs."""
+    """Whether files have to be mapped by huge pages: small ones make every decode step slower."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
         self.max_bytes = max_bytes
 
     def has(self, key: str) -> bool:
-        """Whether somebody wrote it."""
+        """Whether there is a file for this key."""
         return self._place(key).exists()
 
     def find(self, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
-        """Constants of these sizes in bytes, each an array on the mapped file; none where there is no such file, or
-        the system maps it by small pages.
+        """Map the constants of a key, with these sizes in bytes; empty if there is no file, or if the system maps it by
+        small pages.
 
-        CheckpointError where there is one and it is not what was written; it is deleted.
+        CheckpointError for a damaged file, which is deleted.
         """
         place = self._place(key)
         try:
@@ -72,7 +72,7 @@ class WeightFolder:
         try:
             found = _read(place, key, sizes)
         except CheckpointError:
-            if not place.exists():  # another process gave it up just now
+            if not place.exists():  # another process evicted it meanwhile
                 return {}
             with suppress(OSError):
                 place.unlink()
@@ -85,14 +85,14 @@ class WeightFolder:
         self,
         key: str,
         constants: Mapping[str, Bytes],
-        is_over: Callable[[], bool] = lambda: False,
+        is_cancelled: Callable[[], bool] = lambda: False,
         *,
         model: str = "",
     ) -> bool:
-        """Write a file that notes the path of its model; False where `is_over` said so before it was done, where it
-        would be larger than the folder may be, and where it would be mapped by small pages.
+        """Write a file whose metadata hold the model's path. False if `is_cancelled` returned true before the end, if
+        the file would exceed the folder's limit, or if it would be mapped by small pages.
 
-        OSError where that is impossible. Either way nothing is left behind.
+        OSError if the file cannot be written. An unfinished file is deleted in every case.
         """
         nbytes = sum(align_up(one.nbytes, ALIGNMENT) for one in constants.values())
         if nbytes > self.max_bytes:
@@ -100,23 +100,23 @@ class WeightFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.needs_huge_pages and not self._has_huge_pages():
             return False
-        self._make_room(nbytes)
+        self._evict(nbytes)
         if shutil.disk_usage(self.path).free < 2 * nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_whole(self._place(key), _pieces(_contents(key, constants, model)), is_over)
+        return write_whole(self._place(key), _pieces(_contents(key, constants, model)), is_cancelled)
 
     def _place(self, key: str) -> Path:
         return self.path / (key + _SUFFIX)
 
     def _has_huge_pages(self) -> bool:
-        """Whether files that are mapped from here come on huge pages, tried with a small one."""
+        """Whether files of this folder are mapped by huge pages, tried with a small file."""
         with tempfile.NamedTemporaryFile(dir=self.path, suffix=UNFINISHED, buffering=0) as file:
             for _ in range(4):
                 file.write(bytes(_PIECE_BYTES))
             return maps_huge_pages(Path(file.name))
 
-    def _make_room(self, nbytes: int) -> None:
-        """Give up what was used least recently until so much more fits."""
+    def _evict(self, nbytes: int) -> None:
+        """Evict the least recently used files until `nbytes` more fit."""
         files = by_use(self.path, _SUFFIX)
         total = sum(size for _, size in files)
         for path, size in files:
@@ -137,12 +137,12 @@ def _read(place: Path, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
             raise CheckpointError(f"{place} has {info.num_bytes} bytes of {name}, and {nbytes} are wanted.")
         found[name] = array
     if file.metadata.get("key") != key:
-        raise CheckpointError(f"{place} holds other weights than its name says.")
+        raise CheckpointError(f"{place} holds other weights than its name indicates.")
     return found
 
 
 def _contents(key: str, constants: Mapping[str, Bytes], model: str) -> Iterator[Any]:
-    """The parts of a file one after the other."""
+    """Yield the parts of a file in order."""
     header: dict[str, Any] = {"__metadata__": {"key": key, **({"model": model} if model else {})}}
     end = 0
     for name, constant in constants.items():
@@ -157,7 +157,7 @@ def _contents(key: str, constants: Mapping[str, Bytes], model: str) -> Iterator[
 
 
 def _pieces(parts: Iterator[Any]) -> Iterator[memoryview]:
-    """The same in pieces of one size, the last of what is left; each is overwritten by the next."""
+    """Split the parts into pieces of one size, except for the last; each piece is overwritten by the next."""
     piece = memoryview(bytearray(_PIECE_BYTES))
     filled = 0
     for part in parts:

@@ -1,147 +1,154 @@
-"""Packed weights of one model, found in a folder, or written there beside what the process does."""
+"""The cached packed weights of one model: found in a folder, or written there in the background."""
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from aethermind import env
+import aethermind
+from aethermind import checkpoint, env, ops
 from aethermind.engine.weight_cache.folder import WeightFolder
-from aethermind.engine.weight_cache.idle_turns import IdleTurns
-from aethermind.engine.weight_cache.key import cache_key, describe_files
 from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import bring_mapped_pages
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.graph.activity import Activity
     from aethermind.graph.constants import PackedConstant
     from aethermind.hal.tensor import Tensor
 
-__all__ = ["WeightCache"]
+__all__ = ["IdleScheduler", "WeightCache"]
 
 logger = get_logger(__name__)
 
 _LOWEST_PRIORITY = 19
 _LARGE_BYTES = 1 << 30
-"""So much disk space is worth a word."""
+"""Files of this size are announced, since they take much disk space."""
 
 
 class WeightCache:
     """Implements `graph.constants.KeptConstants` for weights whose packs name their build."""
 
     least_bytes = 64 << 20
-    """Fewer are packed as fast as they are found."""
+    """Packing fewer bytes is as fast as finding them."""
 
-    def __init__(self, planned: PlannedModel, folder: WeightFolder) -> None:
-        """Made before the model's files are opened, so that these are what it knows of them, or newer.
+    def __init__(self, compiled: CompiledModel, folder: WeightFolder) -> None:
+        """Describe the model's files before they are opened, so that a later change of a file is noticed.
 
-        OSError where one of the files has gone, CheckpointError where they are not a model's.
+        OSError if a file is missing, CheckpointError if the files are not a model's.
         """
-        self._planned = planned
+        self._compiled = compiled
         self._folder = folder
-        self._files = describe_files(planned)
-        self._writing: list[tuple[threading.Thread, IdleTurns]] = []
+        self._files = describe_files(compiled)
+        self._writing: list[tuple[threading.Thread, IdleScheduler]] = []
 
     @classmethod
-    def of(cls, planned: PlannedModel) -> WeightCache | None:
-        """That of a model in the user's cache folder; None where the configuration wants none, for random weights, and
-        for devices that do not compute on the host's memory.
+    def of(cls, compiled: CompiledModel) -> WeightCache | None:
+        """The cache of a model in the user's cache folder. None if the configuration turns it off, for dummy
+        weights, and for devices that do not compute on the host's memory.
         """
-        config = planned.config
-        is_in_place = planned.open_device.backend.capabilities.is_host_accessible
+        config = compiled.config
+        is_in_place = compiled.open_device.backend.capabilities.is_host_accessible
         if not config.weight_cache or config.load_format == "dummy" or not is_in_place:
             return None
         folder = WeightFolder(env.cache_directory() / "weights", int(config.weight_cache * 2**30))
         try:
-            return cls(planned, folder)
+            return cls(compiled, folder)
         except OSError:
-            return None  # who opens the files says it better
+            return None  # opening the files raises an error with a better message
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Any]:
-        """See `KeptConstants`; the file's pages are brought in meanwhile. A broken file is a warning."""
+        """See `KeptConstants`. The file's pages are read ahead meanwhile. A damaged file is a warning."""
         lasting = self._lasting(wanted)
         if not lasting:
             return {}
-        key = cache_key(self._planned, self._files, lasting)
+        key = cache_key(self._compiled, self._files, lasting)
         try:
             found = self._folder.find(key, {key: one.nbytes for key, one in lasting.items()})
         except CheckpointError as error:
-            logger.warning("Packed weights are made again, for those that were kept are damaged: %s", error)
+            logger.warning("The cached packed weights are damaged and are packed again: %s", error)
             return {}
         if found:
             bring_mapped_pages(next(iter(found.values())))
         return found
 
     def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: Activity) -> None:
-        """See `KeptConstants`. A thread of the lowest priority writes, a piece of 2 MiB at a time, while the model runs
-        nothing, and a piece now and then where it always runs something (see `IdleTurns`). What is left is written when
-        the model is closed or dropped, or the program ends, unless that is interrupted.
+        """See `KeptConstants`. A thread of the lowest priority writes the file in pieces of 2 MiB while the model is
+        idle, and a piece now and then if it is never idle (see `IdleScheduler`). The rest is written when the model is
+        closed or dropped, or at the end of the program, unless that is interrupted.
         """
         lasting = self._lasting(wanted)
         if not lasting:
             return
-        turns = IdleTurns(activity)
-        planned, files, folder = self._planned, self._files, self._folder
+        scheduler = IdleScheduler(activity)
+        compiled, files, folder = self._compiled, self._files, self._folder
 
         def write() -> None:
             with suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
             try:
-                is_same = describe_files(planned) == files
-                key = cache_key(planned, files, lasting)
-                if is_same and not turns.is_over() and not folder.has(key):
+                is_same = describe_files(compiled) == files
+                key = cache_key(compiled, files, lasting)
+                if is_same and not scheduler.wait_until_idle() and not folder.has(key):
                     arrays = {name: packed[name].numpy() for name in lasting}
-                    model = str(planned.source.path)
-                    if folder.write(key, arrays, turns.is_over, model=model):
+                    model = str(compiled.source.path)
+                    if folder.write(key, arrays, scheduler.wait_until_idle, model=model):
                         _announce(folder, model, sum(one.nbytes for one in arrays.values()))
             except (OSError, CheckpointError) as error:
-                logger.info("packed weights are not kept for the next start: %s", error)
+                logger.info("packed weights are not cached: %s", error)
 
         thread = threading.Thread(target=write, name="aethermind-keep-weights", daemon=True)
         thread.start()
-        atexit.register(_finish_quietly, thread, turns)
-        self._writing.append((thread, turns))
-        weakref.finalize(self, turns.hurry).atexit = False  # the thread keeps the weights of a model that was dropped
+        atexit.register(_finish_quietly, thread, scheduler)
+        self._writing.append((thread, scheduler))
+        weakref.finalize(
+            self, scheduler.finish_now
+        ).atexit = False  # the thread holds the weights of a model that was dropped
 
     def finish(self) -> None:
-        """See `KeptConstants`; KeyboardInterrupt leaves out the rest."""
+        """See `KeptConstants`; KeyboardInterrupt cancels the rest."""
         while self._writing:
             _finish(*self._writing.pop())
 
     def _lasting(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
-        """Those that another process would pack to the same bytes, if they are worth it."""
+        """The constants that another process would pack to the same bytes; none if they are few."""
         lasting = {
             key: one
             for key, one in wanted.items()
-            if one.pack.build is not None and one.constant.parameter not in self._planned.computed
+            if one.pack.build is not None and one.constant.parameter not in self._compiled.computed
         }
         return lasting if sum(one.nbytes for one in lasting.values()) >= self.least_bytes else {}
 
 
-def _finish(thread: threading.Thread, turns: IdleTurns) -> None:
-    turns.hurry()
+def _finish(thread: threading.Thread, scheduler: IdleScheduler) -> None:
+    scheduler.finish_now()
     try:
         thread.join()
     except KeyboardInterrupt:
-        turns.give_up()
+        scheduler.cancel()
         thread.join()
         raise
 
 
-def _finish_quietly(thread: threading.Thread, turns: IdleTurns) -> None:
+def _finish_quietly(thread: threading.Thread, scheduler: IdleScheduler) -> None:
     with suppress(KeyboardInterrupt):
-        _finish(thread, turns)
+        _finish(thread, scheduler)
 
 
 def _announce(folder: WeightFolder, model: str, nbytes: int) -> None:
-    """Say once that much disk space was taken: the next start finds the file and writes none."""
+    """Warn that a file takes much disk space; later starts find the file and do not repeat the warning."""
     if nbytes >= _LARGE_BYTES:
         logger.warning(
             "The packed weights of %s are kept for faster starts: %.1f GB in %s. `aethermind cache list` shows "
@@ -150,3 +157,88 @@ def _announce(folder: WeightFolder, model: str, nbytes: int) -> None:
             nbytes / 1e9,
             folder.path,
         )
+
+
+def describe_files(compiled: CompiledModel) -> list[Any]:
+    """Describe a model's files and the code that reads them by name, inode, size, and times of modification and change.
+
+    Reading them would take longer than packing; a copy elsewhere counts as another file. OSError if a file is missing.
+    """
+    source = compiled.source
+    code = [*_files_of(type(compiled.model)), *_files_in(checkpoint), *_files_in(ops)]
+    files = [(path, os.stat(path)) for path in (*source.weights().paths, *sorted(source.path.glob("*.json")), *code)]
+    return [[path.name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns] for path, one in files]
+
+
+def cache_key(compiled: CompiledModel, files: list[Any], wanted: Mapping[str, PackedConstant]) -> str:
+    """Hash everything that packed weights depend on: the model's files and the layouts; 32 hexadecimal digits."""
+    described = {
+        "version": aethermind.__version__,
+        "files": files,
+        "rank": None if compiled.parallel is None else repr(compiled.parallel.share),
+        "constants": {
+            key: [*one.constant[:2], repr(one.constant.weight_format), str(one.type), one.nbytes, one.pack.build]
+            for key, one in sorted(wanted.items())
+        },
+    }
+    return sha256(json.dumps(described).encode()).hexdigest()[:32]
+
+
+def _files_in(package: ModuleType) -> list[Path]:
+    """The code of a package that reads or converts tensors."""
+    return sorted(Path(package.__path__[0]).glob("*.py"))
+
+
+def _files_of(model: type) -> list[Path]:
+    """The code of a model, which maps the checkpoint's tensors to its parameters, perhaps split or transposed."""
+    modules = dict.fromkeys(sys.modules.get(base.__module__) for base in model.__mro__)
+    return [Path(file) for module in modules if (file := getattr(module, "__file__", None)) is not None]
+
+
+class IdleScheduler:
+    """Schedules background work of one thread, piece by piece, into the time in which the model is idle.
+
+    A piece may run once the model has been idle for `IDLE_S`, and after `MAX_WAIT_S` at the latest, so that the work
+    ends even if the model is always busy. After `finish_now` or `cancel`, which any thread may call, nothing is waited
+    for.
+    """
+
+    IDLE_S = 0.1
+    """Longer than the time between two steps of a request: their host work, and the reader of a stream."""
+
+    MAX_WAIT_S = 0.5
+
+    def __init__(
+        self,
+        activity: Activity,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[threading.Event, float], object] = threading.Event.wait,
+    ) -> None:
+        self._activity = activity
+        self._clock = clock
+        self._wait = wait
+        self._last = clock()
+        self._may_finish = threading.Event()
+        self._is_cancelled = False
+
+    def wait_until_idle(self) -> bool:
+        """Wait until the next piece may run; True if the work was cancelled instead."""
+        while not self._may_finish.is_set():
+            now = self._clock()
+            idle_left_s = self.IDLE_S - self._activity.idle_s
+            left_s = min(idle_left_s, self._last + self.MAX_WAIT_S - now)
+            if left_s <= 0:
+                break
+            self._wait(self._may_finish, left_s)
+        self._last = self._clock()
+        return self._is_cancelled
+
+    def finish_now(self) -> None:
+        """Let the rest of the work run at once, at the end of the program."""
+        self._may_finish.set()
+
+    def cancel(self) -> None:
+        """Cancel the rest of the work."""
+        self._is_cancelled = True
+        self._may_finish.set()

@@ -5,13 +5,15 @@ Shapes: T tokens, D hidden_size, H num_attention_heads, K num_key_value_heads, C
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
-from aethermind.model.blocks.cached_attention import attend, for_cache, layer_cache
 from aethermind.model.config import DecoderConfig
+from aethermind.model.rope import FREQUENCIES, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["attention"]
+__all__ = ["attention", "cached_attention", "rope_table"]
 
 
 def attention(
@@ -27,11 +29,10 @@ def attention(
     has_qk_norm: bool,
     has_output_bias: bool = False,
 ) -> Value:
-    """Grouped-query attention with rotary positions (half-split pairs), writing this step's keys and values to the
-    cache first.
+    """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
-    Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`, `o_proj`, biases and `q_norm`/`k_norm` where the model has
-    them.
+    It writes the step's keys and values to the cache first. Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`,
+    `o_proj`; biases and `q_norm`/`k_norm` if the model has them.
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -65,3 +66,57 @@ def attention(
         mixed_THC = attend(builder, q_THC, cache, inputs, scale=head_dim**-0.5, window=window)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD
+
+
+def cached_attention(
+    builder: GraphBuilder,
+    q_THC: Value,
+    k_TKC: Value,
+    v_TKC: Value,
+    inputs: StepInputs,
+    layer: int,
+    *,
+    scale: float,
+    window: int = 0,
+) -> Value:
+    """Write the step's keys and values to the layer's cache, then attend to the cache: [T, H, C].
+
+    Scores are multiplied by `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes
+    positions, in keys and queries or in the embeddings.
+    """
+    write = for_cache("kv_cache_write", inputs)
+    cache = builder.op(write, k_TKC, v_TKC, inputs.slot_mapping, *layer_cache(inputs, layer))
+    return attend(builder, q_THC, cache, inputs, scale=scale, window=window)
+
+
+def attend(
+    builder: GraphBuilder, q_THC: Value, cache: Sequence[Value], inputs: StepInputs, *, scale: float, window: int
+) -> Value:
+    """Attend to a layer's cache after this step's write: [T, H, C]."""
+    k_cache, v_cache, *scales = cache
+    tables = (inputs.cu_seqlens_q, inputs.seqlens_k, inputs.block_tables)
+    name = for_cache("paged_attention", inputs)
+    mixed_THC: Value = builder.op(name, q_THC, k_cache, v_cache, *tables, *scales, scale=scale, window=window)
+    return mixed_THC
+
+
+def for_cache(operator: str, inputs: StepInputs) -> str:
+    """The name of an operator's variant for this step's cache, plain or quantised."""
+    return f"{operator}_quantized" if inputs.k_scales else operator
+
+
+def layer_cache(inputs: StepInputs, layer: int) -> tuple[Value, ...]:
+    """A layer's key and value cache, and their scales if it is quantised."""
+    caches = (inputs.k_caches[layer], inputs.v_caches[layer])
+    return (*caches, inputs.k_scales[layer], inputs.v_scales[layer]) if inputs.k_scales else caches
+
+
+def rope_table(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int) -> Value:
+    """Write the cosines and sines of the step's positions, float32 [T, C], which all layers' operators `rope` read.
+
+    The model's configuration scales them for contexts of up to `max_model_len` tokens.
+    """
+    inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
+    frequencies = builder.constant(FREQUENCIES, inv_freq)
+    table_TC: Value = builder.op("rope_table", inputs.positions, frequencies, scale=scale)
+    return table_TC

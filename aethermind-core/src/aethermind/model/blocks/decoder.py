@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
-from aethermind.model.blocks.attention import attention
-from aethermind.model.blocks.embedding import embedding, lm_head
-from aethermind.model.blocks.mlp import swiglu_mlp
-from aethermind.model.blocks.rotary import rope_table
+from aethermind.model.blocks.attention import attention, rope_table
+from aethermind.model.blocks.layers import embedding, lm_head, swiglu_mlp
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
@@ -25,10 +23,10 @@ def decoder(
     has_output_bias: bool = False,
     prefix: str = "model",
 ) -> Value:
-    """Logits, float32 [R, vocab_size], with the weight names that Hugging Face gives to decoders.
+    """Write a decoder with Hugging Face's weight names and return its logits, float32 [R, vocab_size].
 
-    The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` travel
-    together.
+    The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` are
+    passed together.
     """
     rope_table_TC = rope_table(builder, inputs, config, max_model_len)
     embedding_name = f"{prefix}.embed_tokens.weight"
@@ -49,7 +47,7 @@ def decoder(
             has_output_bias=has_output_bias,
         )
         is_last = layer == config.num_hidden_layers - 1
-        if is_last:  # nothing after the last attention mixes tokens, so only the rows that need logits go on
+        if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
             x_TD, residual_TD = (builder.op("gather_rows", value, inputs.logits_rows) for value in (x_TD, residual_TD))
         x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, f"{base}.post_attention_layernorm")
         x_TD = swiglu_mlp(builder, x_TD, config, f"{base}.mlp")

@@ -1,18 +1,29 @@
-"""Every field that published checkpoints carry, with what it does here: data, which the loader and the docs read."""
+"""Every field of published models' JSON files with its effect here: tables for the loader and the documentation."""
 
 from aethermind.model.known_fields.check import KnowsFields, check_fields, config_fields
-from aethermind.model.known_fields.config import CONFIG_FIELDS
-from aethermind.model.known_fields.field import Fate, Field, FieldTable, ignored, not_applied, refused, used
-from aethermind.model.known_fields.generation import GENERATION_FIELDS
-from aethermind.model.known_fields.quantization import QUANTIZATION_FIELDS
-from aethermind.model.known_fields.tokenizer import TOKENIZER_FIELDS
+from aethermind.model.known_fields.tables import (
+    CONFIG_FIELDS,
+    GENERATION_FIELDS,
+    QUANTIZATION_FIELDS,
+    TOKENIZER_FIELDS,
+    Field,
+    FieldTable,
+    Handling,
+    ignored,
+    not_applied,
+    refused,
+    used,
+)
+from aethermind.plugins.compatibility import deprecated_names
+
+__getattr__ = deprecated_names(__name__, {"Fate": ("Handling", Handling)})
 
 __all__ = [
     "CONFIG_FIELDS",
-    "Fate",
     "Field",
     "FieldTable",
     "GENERATION_FIELDS",
+    "Handling",
     "KnowsFields",
     "QUANTIZATION_FIELDS",
     "TOKENIZER_FIELDS",

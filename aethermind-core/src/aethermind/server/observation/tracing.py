@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import __version__
 from aethermind.errors import SettingsError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

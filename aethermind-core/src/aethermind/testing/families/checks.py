@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.loading.compiled_model import CompiledModel
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import CheckpointError
 from aethermind.llm import SamplingParams
@@ -33,22 +33,22 @@ _CODES_TOLERANCE = 0.08
 
 def every_tensor_is_read_once(bench: Bench) -> None:
     """Nothing of a checkpoint is left out, and no two parameters share an element."""
-    planned = _plan(bench)
-    stored = AlteredTensors(planned.source.weights())
-    values = np.concatenate([array.reshape(-1) for array in read_parameters(planned, stored).values()])
-    unread = [name for name in set(stored.names) - stored.read if not _is_ignored(planned, name)]
+    compiled = _plan(bench)
+    stored = AlteredTensors(compiled.source.weights())
+    values = np.concatenate([array.reshape(-1) for array in read_parameters(compiled, stored).values()])
+    unread = [name for name in set(stored.names) - stored.read if not _is_ignored(compiled, name)]
     assert not unread, f"no parameter is made of {sorted(unread)}; list in ignored_names what is not needed"
     assert len(np.unique(values)) == len(values), "elements of the checkpoint are read into more than one parameter"
 
 
 def a_checkpoint_that_does_not_fit_is_refused(bench: Bench) -> None:
     """With one tensor missing, one too many or one of another shape; the error names it."""
-    planned = _plan(bench)
-    stored = planned.source.weights()
-    parameters = [name for name in planned.parameter_types if name not in planned.computed]
-    for what, shapes in _misfits(planned):
+    compiled = _plan(bench)
+    stored = compiled.source.weights()
+    parameters = [name for name in compiled.parameter_types if name not in compiled.computed]
+    for what, shapes in _misfits(compiled):
         try:
-            read_parameters(planned, AlteredTensors(stored, shapes))
+            read_parameters(compiled, AlteredTensors(stored, shapes))
         except CheckpointError as error:
             names = [*shapes, *parameters]
             assert any(name in str(error) for name in names), f"the error about {what} names no tensor: {error}"
@@ -112,12 +112,12 @@ def gguf_names(bench: Bench, general_architecture: str) -> None:
     """Tensors of a GGUF file are found under the names of the checkpoint that it was converted from."""
     import gguf
 
-    from aethermind.checkpoint.gguf_names import hf_name
+    from aethermind.checkpoint.gguf_tensors import hf_name
 
-    planned = _plan(bench)
+    compiled = _plan(bench)
     (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
-    names = gguf.get_tensor_name_map(kind, planned.model.config.num_hidden_layers)
-    for stored in planned.source.weights().names:
+    names = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
+    for stored in compiled.source.weights().names:
         converted = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert converted is not None, f"the gguf library knows no tensor {stored} in {general_architecture}"
         assert hf_name(converted) == stored, f"{converted} is read as {hf_name(converted)}, not as {stored}"
@@ -139,20 +139,20 @@ def checks_of(case: ModelCase, runtime: Runtime) -> tuple[Check, ...]:
     return (every_tensor_is_read_once, a_checkpoint_that_does_not_fit_is_refused, *special)
 
 
-def _plan(bench: Bench) -> PlannedModel:
+def _plan(bench: Bench) -> CompiledModel:
     config = EngineConfig(device=bench.device, max_model_len=bench.case.max_model_len, fallback="allow")
-    return plan_model(bench.runtime, bench.directory, config)
+    return compile_model(bench.runtime, bench.directory, config)
 
 
-def _misfits(planned: PlannedModel) -> Iterator[tuple[str, Shapes]]:
-    stored = planned.source.weights()
+def _misfits(compiled: CompiledModel) -> Iterator[tuple[str, Shapes]]:
+    stored = compiled.source.weights()
     yield "a tensor too many", {"no.such.weight": (2, 3)}
     for name in stored.names:
-        if not _is_ignored(planned, name):
+        if not _is_ignored(compiled, name):
             shape = stored.info(name).shape
             yield f"{name} missing", {name: None}
             yield f"a column too many in {name}", {name: (*shape[:-1], shape[-1] + 1)}
 
 
-def _is_ignored(planned: PlannedModel, name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in planned.ignored_names)
+def _is_ignored(compiled: CompiledModel, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in compiled.ignored_names)

@@ -62,5 +62,5 @@ def generate(
             step += 1
     finally:
         engine.runner.run = run  # type: ignore[method-assign]
-    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+    assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
     return list(found.values()), decisions

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
+from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.model_weights import open_weights
-from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 
@@ -63,10 +63,10 @@ class AlteredTensors:
         return np.random.default_rng(zlib.crc32(name.encode())).random(shape)
 
 
-def read_parameters(planned: PlannedModel, stored: AlteredTensors) -> dict[str, npt.NDArray[Any]]:
+def read_parameters(compiled: CompiledModel, stored: AlteredTensors) -> dict[str, npt.NDArray[Any]]:
     """Every parameter of the model as it comes from these tensors; CheckpointError where they do not fit."""
-    weights = open_weights(replace(planned, source=cast(Any, _Holder(stored))))
-    names = [name for name in planned.parameter_types if name not in planned.computed]
+    weights = open_weights(replace(compiled, source=cast(Any, _Holder(stored))))
+    names = [name for name in compiled.parameter_types if name not in compiled.computed]
     return {name: np.asarray(weights.array(name)) for name in names}
 
 

@@ -13,7 +13,7 @@ from aethermind.cli.flags import with_settings
 from aethermind.cli.options import check_numbers
 from aethermind.cli.output_files import check_plot
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.plugins.first_party import pip_install
+from aethermind.first_party import pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,205 @@
+"""The tensors of a GGUF model under Hugging Face's names, from one .gguf file or from several parts.
+
+`llama-gguf-split` cuts large models: the metadata are in the first file, tensors in all. The names are those that all
+decoders of Llama's shape share on both sides.
+
+Families whose projections are stored for interleaved rotation are reordered as they are read: such a file pairs rows 2i
+and 2i + 1 of a head, where Hugging Face's checkpoints (and the graphs here) pair i and i + head_dim / 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.checkpoint.gguf import GgufFile
+from aethermind.checkpoint.source import TensorInfo
+from aethermind.errors import CheckpointError
+from aethermind.ops.weight_format import QuantizedWeight
+
+__all__ = ["GgufParts", "GgufTensors", "ROPE_FACTORS", "hf_name"]
+
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_PART_COUNT, _PART_NUMBER = "split.count", "split.no"
+
+
+class GgufParts:
+    """Tensors by GGUF's names in one or more mapped files; implements `TensorSource`. Immutable."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the file at `path`, and the other parts beside it if it is the first of several.
+
+        Raises:
+            CheckpointError: it is not the first part; a part is missing or of another model; a file is invalid.
+        """
+        self.path = path
+        first = GgufFile(path)
+        count = first.metadata.get(_PART_COUNT, 1)
+        if not isinstance(count, int):
+            first.fail(f"has {_PART_COUNT} {count!r:.40}, which is no number")
+        self._files = [first, *(self._part(first, number, count) for number in range(1, count))]
+        self._file_of_name: dict[str, GgufFile] = {}
+        for file in self._files:
+            for name in file.names:
+                if name in self._file_of_name:
+                    file.fail(f"has the tensor {name!r:.80}, which another part has, too")
+                self._file_of_name[name] = file
+        total = first.metadata.get("split.tensors.count", len(self._file_of_name))
+        if total != len(self._file_of_name):
+            first.fail(f"is cut into parts with {len(self._file_of_name)} tensors of {total!r:.40}")
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the first part."""
+        return self._files[0].metadata
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, in order."""
+        return tuple(file.path for file in self._files)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the order of the parts."""
+        return tuple(self._file_of_name)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values together. Raises CheckpointError for tensors of unsupported types."""
+        return sum(file.total_bytes for file in self._files)
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor; see `GgufFile.info`."""
+        return self._file_of_name.get(name, self._files[0]).info(name)
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """A tensor's values; see `GgufFile.array`."""
+        return self._file_of_name.get(name, self._files[0]).array(name)
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise a CheckpointError about the first file."""
+        self._files[0].fail(problem)
+
+    def _part(self, first: GgufFile, number: int, count: int) -> GgufFile:
+        named = _PART_NAME.fullmatch(self.path.name)
+        if first.metadata.get(_PART_NUMBER, 0) != 0 or named is None or int(named["count"]) != count:
+            raise CheckpointError(
+                f"{self.path} is one of {count} parts of a model. Pass the first, whose name ends with "
+                f"-00001-of-{count:05d}.gguf, with the others beside it."
+            )
+        path = self.path.with_name(f"{named['stem']}-{number + 1:05d}-of-{count:05d}{self.path.suffix}")
+        if not path.is_file():
+            raise CheckpointError(f"{path}, part {number + 1} of {count} of the model, is not there. Fetch it as well.")
+        part = GgufFile(path)
+        if (part.metadata.get(_PART_NUMBER), part.metadata.get(_PART_COUNT)) != (number, count):
+            part.fail(f"is not part {number + 1} of {count}, as it is named")
+        return part
+
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The divisor of each rotary frequency, float32 [head_dim / 2]: configuration that is stored as a tensor."""
+
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
+
+
+def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
+    """Translate `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`; unknown names remain unchanged.
+
+    `more` are modules of a layer that Llama does not have, by GGUF's names.
+    """
+    match = _TENSOR_NAME.fullmatch(name)
+    if match is None:
+        return name
+    layer, kind = match["layer"], match["kind"]
+    modules = _OUTSIDE if layer is None else {**_IN_LAYER, **(more or {})}
+    module = modules.get(match["module"])
+    if module is None:
+        return name
+    return f"{module}.{kind}" if layer is None else f"model.layers.{layer}.{module}.{kind}"
+
+
+class GgufTensors:
+    """A GGUF file's tensors by Hugging Face's names; implements `StoredTensors`. Immutable."""
+
+    def __init__(
+        self,
+        file: GgufParts,
+        modules: Mapping[str, str] | None = None,
+        interleaved: Collection[str] = (),
+        head_dim: int = 0,
+    ) -> None:
+        """Take the file; `model.gguf_family` describes `modules` and `interleaved`, whose heads have `head_dim` rows.
+
+        CheckpointError if a tensor of the file has an unsupported type.
+        """
+        self._file = file
+        self._originals = {hf_name(name, modules): name for name in file.names if name != ROPE_FACTORS}
+        self._interleaved, self._head_dim = interleaved, head_dim
+        for name in file.names:
+            file.info(name)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return self._file.paths
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the file's order."""
+        return tuple(self._originals)
+
+    @property
+    def neutral_names(self) -> tuple[str, ...]:
+        """None: converters to GGUF add no tensors."""
+        return ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values together."""
+        return self._file.total_bytes
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor. Raises CheckpointError for an unknown name."""
+        return self._file.info(self._original(name))
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """A tensor's values, a read-only view of the mapped file unless its rows are reordered; for a quantised tensor
+        its unpacked integer codes.
+
+        Raises CheckpointError for an unknown name, and for rows to reorder that are not whole heads.
+        """
+        original = self._original(name)
+        values = self._file.array(original)
+        match = _TENSOR_NAME.fullmatch(original)
+        if match is None or match["module"] not in self._interleaved:
+            return values
+        num_rows = values.shape[0]
+        if self._head_dim < 2 or self._head_dim % 2 or num_rows % self._head_dim:
+            self._file.fail(f"has a tensor {original!r:.80} of {num_rows} rows, which are no heads of {self._head_dim}")
+        order = np.arange(num_rows).reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+        return values.take_rows(order) if isinstance(values, QuantizedWeight) else values[order]
+
+    def _original(self, name: str) -> str:
+        original = self._originals.get(name)
+        if original is None:
+            raise CheckpointError(f"{self._file.path} has no tensor {name!r} among its {len(self._originals)}.")
+        return original

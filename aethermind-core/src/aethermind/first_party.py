@@ -1,0 +1,121 @@
+"""First-party packages, which are released with the core: what each provides, and the command that installs it.
+
+An installation may lack any of them. A message about a missing architecture or device then names the package that
+provides it. Tests compare this table with what the packages register.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Literal
+
+from aethermind import env
+
+__all__ = ["FIRST_PARTY", "Kind", "how_to_get", "pip_install", "provider_of"]
+
+Kind = Literal["architecture", "device", "gguf", "model"]
+"""The kinds of names: an architecture in config.json, a device, a GGUF `general.architecture`, a bundled model."""
+
+FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
+    "aethermind-bert": {
+        "architecture": (
+            "BertForMaskedLM",
+            "BertForPreTraining",
+            "BertForSequenceClassification",
+            "BertForTokenClassification",
+            "BertModel",
+            "bert",
+        )
+    },
+    "aethermind-cann": {"device": ("cann",)},
+    "aethermind-cpu": {"device": ("cpu",)},
+    "aethermind-cuda": {"device": ("cuda",)},
+    "aethermind-gpt2": {"architecture": ("GPT2LMHeadModel", "GPT2Model", "gpt2")},
+    "aethermind-llama": {
+        "architecture": (
+            "LlamaForCausalLM",
+            "LlamaModel",
+            "MistralForCausalLM",
+            "MistralModel",
+            "llama",
+            "mistral",
+        ),
+        "gguf": ("llama",),
+    },
+    "aethermind-qwen2": {
+        "architecture": (
+            "Qwen2ForCausalLM",
+            "Qwen2Model",
+            "Qwen3ForCausalLM",
+            "Qwen3Model",
+            "qwen2",
+            "qwen3",
+        ),
+        "gguf": ("qwen2", "qwen3"),
+        "model": ("demo",),
+    },
+    "aethermind-sim": {"device": ("sim",)},
+}
+"""The names that each package provides, by kind, sorted. A plugin's name is its package's without `aethermind-`."""
+
+
+def provider_of(kind: Kind, name: str) -> str | None:
+    """Find the first-party package that provides a name, or None."""
+    return next((package for package, names in FIRST_PARTY.items() if name in names.get(kind, ())), None)
+
+
+def how_to_get(kind: Kind, name: str, *, otherwise: str) -> str:
+    """Say which command installs the package that provides a name, or why an installed one is not used.
+
+    `otherwise` is the advice for a name that no first-party package provides.
+    """
+    package = provider_of(kind, name)
+    if package is None:
+        return f"No package that provides it is known. {otherwise}"
+    if not _is_installed(package):
+        return f"{package} provides it; install it with `{pip_install(package)}`."
+    allowed = env.plugin_allow_list()
+    plugin = package.removeprefix("aethermind-")
+    if allowed is not None and plugin not in allowed:
+        return f"{package} provides it and is installed, but AETHERMIND_PLUGINS does not name {plugin}; add it."
+    return f"{package} provides it and is installed, but was not loaded; `aethermind plugins list` says why."
+
+
+def pip_install(requirement: str) -> str:
+    """The command that installs a first-party package, such as `aethermind[serve]`, quoted for a shell.
+
+    If the core was installed from a clone, the package comes from that clone, since an index may not have it.
+    """
+    name, bracket, extras = requirement.partition("[")
+    clone = _clone()
+    folder = None if clone is None else clone if name == "aethermind" else clone / name
+    if folder is not None and (folder / "pyproject.toml").is_file():
+        requirement = f"{folder}{bracket}{extras}"
+    return f"pip install {shlex.quote(requirement)}"
+
+
+def _clone() -> Path | None:
+    """The source tree that the core was installed from (PEP 610), if it still exists."""
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        text = distribution("aethermind-core").read_text("direct_url.json")
+        url = urlsplit(str(json.loads(text)["url"])) if text else None
+    except (PackageNotFoundError, KeyError, TypeError, ValueError):
+        return None
+    if url is None or url.scheme != "file":
+        return None
+    core = Path(unquote(url.path))
+    return core.parent if (core / "pyproject.toml").is_file() else None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""Layers outside attention: embeddings and the output projection, biased projections and norms, feed-forward networks.
+
+Shapes: T tokens, R rows of logits, D hidden_size or the width in, N the width out, I intermediate_size, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from aethermind.errors import ConfigError
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.ir import Value
+from aethermind.model.config import DecoderConfig
+from aethermind.model.step_inputs import StepInputs
+
+__all__ = ["embedding", "gelu_mlp", "is_gelu_approximate", "layer_norm", "linear", "lm_head", "swiglu_mlp"]
+
+
+def embedding(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, weight: str) -> Value:
+    """Look up rows of the embedding table, [T, D]; rows for which the step has embeddings are replaced by those."""
+    table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
+    x_TD: Value = builder.op("embedding", inputs.token_ids, table_VD)
+    if inputs.embeddings is not None:
+        x_TD = builder.op("scatter_rows", x_TD, inputs.embeddings.values, inputs.embeddings.rows)
+    return x_TD
+
+
+def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str) -> Value:
+    """Logits of the given rows, float32 [R, V]; the rows are marked as the model's `hidden_states`."""
+    builder.mark("hidden_states", x_RD)
+    weight_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
+    logits_RV: Value = builder.op("lm_head", x_RD, weight_VD)
+    return logits_RV
+
+
+_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+"""Whether an activation of config.json is the tanh form of gelu, by name."""
+
+
+def linear(builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int) -> Value:
+    """x · weightᵀ + bias, [T, N], with `{name}.weight` [N, D] and `{name}.bias` [N]."""
+    weight_ND = builder.parameter(f"{name}.weight", (out_width, in_width))
+    bias_N = builder.parameter(f"{name}.bias", (out_width,))
+    out_TN: Value = builder.op("linear", x_TD, weight_ND, bias_N)
+    return out_TN
+
+
+def layer_norm(builder: GraphBuilder, x_TD: Value, name: str, width: int, eps: float) -> Value:
+    """Mean zero and variance one for each token (Ba et al. 2016), then `{name}.weight` and `{name}.bias`."""
+    weight_D = builder.parameter(f"{name}.weight", (width,))
+    bias_D = builder.parameter(f"{name}.bias", (width,))
+    out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=eps)
+    return out_TD
+
+
+def gelu_mlp(
+    builder: GraphBuilder,
+    x_TD: Value,
+    names: tuple[str, str],
+    width: int,
+    inner_width: int,
+    *,
+    is_approximate: bool,
+) -> Value:
+    """down(gelu(up(x))), [T, D], with the inner width I; `names` are those of the two projections.
+
+    `is_approximate` chooses gelu's tanh form (Hendrycks and Gimpel 2016).
+    """
+    inner, outer = names
+    out_TD: Value = builder.op(
+        "ffn_gelu",
+        x_TD,
+        builder.parameter(f"{inner}.weight", (inner_width, width)),
+        builder.parameter(f"{inner}.bias", (inner_width,)),
+        builder.parameter(f"{outer}.weight", (width, inner_width)),
+        builder.parameter(f"{outer}.bias", (width,)),
+        approximate=is_approximate,
+    )
+    return out_TD
+
+
+def is_gelu_approximate(field: str, name: str) -> bool:
+    """Whether the gelu that `field` of config.json names is the tanh form; ConfigError for another activation."""
+    if name not in _GELUS:
+        raise ConfigError(f"{field} {name!r} in config.json is none of {', '.join(_GELUS)}.")
+    return _GELUS[name]
+
+
+def swiglu_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str) -> Value:
+    """down(silu(gate(x)) · up(x)) with the weights `{prefix}.gate_proj.weight`, `up_proj`, `down_proj` (Shazeer
+    2020).
+    """
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    gate_ID = builder.parameter(f"{prefix}.gate_proj.weight", (intermediate, hidden))
+    up_ID = builder.parameter(f"{prefix}.up_proj.weight", (intermediate, hidden))
+    down_DI = builder.parameter(f"{prefix}.down_proj.weight", (hidden, intermediate))
+    with builder.scope(prefix):
+        out_TD: Value = builder.op("mlp_swiglu", x_TD, gate_ID, up_ID, down_DI)
+    return out_TD

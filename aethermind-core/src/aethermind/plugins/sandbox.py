@@ -1,0 +1,194 @@
+"""A child process that runs third-party code, which may crash or hang there, and a cache of what such code answered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from aethermind import env
+from aethermind.log import get_logger
+
+__all__ = ["ChildError", "ChildProcess", "ProbeCache", "answer_pipe", "import_path", "stamp_of", "start_child"]
+
+logger = get_logger(__name__)
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class ChildError(Exception):
+    """A child failed to answer; the text is a verb and its object: `crashed with signal 11 (SIGSEGV)`."""
+
+
+class ChildProcess:
+    """A process that answers in lines."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self._answers = process.stdout.fileno()
+
+    def read_line(self, limit_s: float) -> str:
+        """Return the next line without its end; ChildError if the child ends or the time limit passes first."""
+        deadline = time.monotonic() + limit_s
+        try:
+            line = self._read_until(deadline)
+            if line.endswith(b"\n"):
+                return line[:-1].decode()
+            exit_code = self._process.wait(max(deadline - time.monotonic(), 0.1))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise ChildError(f"did not answer within {limit_s:g} s") from None
+        raise ChildError(_describe_exit(exit_code))
+
+    def _read_until(self, deadline: float) -> bytes:
+        """Read a line, or what came before the child closed the pipe; TimeoutError at the deadline."""
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    raise TimeoutError
+                byte = os.read(self._answers, 1)
+                if not byte:
+                    break
+                line += byte
+        return line
+
+
+def import_path() -> str:
+    """The PYTHONPATH with which another process imports what this one can."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
+@contextlib.contextmanager
+def start_child(module: str, request: object, variables: Mapping[str, str] | None = None) -> Iterator[ChildProcess]:
+    """Run `python -m MODULE REQUEST` with this process's import path; the end of the block kills its process group.
+
+    `variables` are added to the environment. OSError if the process cannot be started.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, json.dumps(request)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": import_path(), **(variables or {})},
+        start_new_session=True,
+    )
+    try:
+        yield ChildProcess(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with every process that the plugin started
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def answer_pipe() -> int:
+    """In the child: return a file descriptor for answers, and redirect standard output to standard error.
+
+    Core dumps are turned off, since crashes are expected.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return answers
+
+
+def _describe_exit(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended its process with exit code {exit_code}"
+    try:
+        name = f" ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        name = ""
+    return f"crashed with signal {-exit_code}{name}"
+
+
+def stamp_of(version: str, files: Iterable[str]) -> str | None:
+    """Text that changes with everything an answer depends on; None if the time of boot is unknown.
+
+    It holds the package's version, the modification times of files of its code (an author edits them without a new
+    version), the host and its boot, the Python installation, and the variables that hide devices or choose libraries.
+    """
+    try:
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+    modified = [_modification_time(file) for file in files]
+    chosen = {name: value for name, value in sorted(os.environ.items()) if _affects_devices(name)}
+    return json.dumps([version, modified, boot, platform.node(), sys.prefix, platform.python_version(), chosen])
+
+
+class ProbeCache:
+    """Answers of sandboxed code by key, in the JSON file `aethermind/NAME` under XDG_CACHE_HOME or ~/.cache.
+
+    An entry is valid for the stamp (see `stamp_of`) with which it was stored.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def file(self) -> Path:
+        """The path of the cache file."""
+        return env.cache_directory() / self._name
+
+    def get(self, key: str, stamp: str | None) -> dict[str, Any] | None:
+        """Return the answer stored for `key` under the same stamp, or None."""
+        entry = self._read().get(key)
+        return None if stamp is None or not isinstance(entry, dict) or entry.get("stamp") != stamp else entry
+
+    def put(self, key: str, stamp: str | None, answer: dict[str, Any]) -> None:
+        """Store an answer. If the file cannot be written, the next process asks again."""
+        if stamp is not None:
+            self._write({**self._read(), key: {"stamp": stamp, **answer}})
+
+    def discard_if(self, predicate: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the answers for which the predicate is true."""
+        entries = self._read()
+        left = {key: answer for key, answer in entries.items() if isinstance(answer, dict) and not predicate(answer)}
+        if left != entries:
+            self._write(left)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            entries = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
+    def _write(self, answers: dict[str, Any]) -> None:
+        import tempfile
+
+        path = self.file
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.stem}-", delete=False) as file:
+                json.dump(answers, file, indent=1)
+            os.replace(file.name, path)
+        except OSError as error:
+            logger.info("answers of plugins cannot be cached in %s: %s", path, error)
+
+
+def _modification_time(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _affects_devices(name: str) -> bool:
+    return name.endswith("VISIBLE_DEVICES") or name in ("LD_LIBRARY_PATH", "LD_PRELOAD")

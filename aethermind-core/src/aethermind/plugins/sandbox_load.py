@@ -1,0 +1,162 @@
+"""The first load of a third-party plugin in a child process: a plugin that crashes or hangs there is left out here.
+
+An exception needs no sandbox: loading a plugin in this process records it. A signal, `os._exit` or an endless wait
+would end this process. So each version of a package that is not released with the core is loaded in a child first, all
+its hooks included. The verdict is cached until the plugin's code, or what is installed beside it, changes; a cached
+verdict makes later starts as fast as without a sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aethermind import env
+from aethermind.log import get_logger
+from aethermind.plugins.compatibility import negotiate
+from aethermind.plugins.discovery import PluginRecord, discover, load, plugin_names
+from aethermind.plugins.sandbox import ChildError, ProbeCache, stamp_of, start_child
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from aethermind.plugins.sandbox import ChildProcess
+
+__all__ = [
+    "LOAD_VERDICTS",
+    "RETRIED",
+    "WHEN_SANDBOXED",
+    "code_stamp",
+    "forget_failures",
+    "load_installed",
+    "sandbox_load",
+]
+
+logger = get_logger(__name__)
+
+LOAD_LIMIT_S = 10.0
+"""The time limit of a plugin's import, and of each of its hooks."""
+
+START_LIMIT_S = 20.0
+"""The time limit for the child to start, before it imports the plugin."""
+
+LOAD_VERDICTS = ProbeCache("trials.json")
+
+WHEN_SANDBOXED = "when it was tried in a process of its own"
+RETRIED = "`aethermind doctor` tries it again, as does every start once it has changed."
+"""The ends of messages about a verdict."""
+
+
+def load_installed() -> tuple[list[PluginRecord], pluggy.PluginManager]:
+    """Find and load every plugin; a plugin's record holds what went wrong with it."""
+    records = discover()
+    _warn_of_unknown_names(records)
+    sandbox_load(records)
+    return records, load(records)
+
+
+def _warn_of_unknown_names(records: Sequence[PluginRecord]) -> None:
+    """Warn about names in AETHERMIND_PLUGINS that no package provides, such as misspelt ones."""
+    unknown = (env.plugin_allow_list() or frozenset()) - {record.name for record in records}
+    if unknown:
+        installed = ", ".join(sorted(plugin_names())) or "none"
+        names = ", ".join(map(repr, sorted(unknown)))
+        logger.warning("AETHERMIND_PLUGINS names %s, which no package provides. Installed: %s.", names, installed)
+
+
+def sandbox_load(records: Sequence[PluginRecord]) -> None:
+    """Load third-party plugins without a cached verdict in children; fail the records of those that crash or hang."""
+    untried = []
+    for record in records:
+        is_loaded = _module(record) in sys.modules
+        if record.is_first_party or is_loaded or negotiate(record.contracts, record.distribution).error:
+            continue
+        verdict = LOAD_VERDICTS.get(_key(record), code_stamp(record))
+        if verdict is None:
+            untried.append(record)
+        elif verdict.get("error"):
+            _fail(record, str(verdict["error"]))
+    if untried:
+        _load_in_children(untried)
+
+
+def forget_failures() -> None:
+    """Drop negative verdicts, so that the next load tries those plugins again."""
+    LOAD_VERDICTS.discard_if(lambda verdict: bool(verdict.get("error")))
+
+
+def code_stamp(record: PluginRecord) -> str | None:
+    """A stamp that changes with the plugin's code, and with what is installed or removed beside it (its libraries)."""
+    installed = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
+    return stamp_of(record.version, [*_code_files(_module(record)), *installed])
+
+
+def _load_in_children(records: Sequence[PluginRecord]) -> None:
+    """Start one child for each plugin, all at once, since each child has to start Python."""
+    with ExitStack() as stack:
+        children = []
+        for record in records:
+            try:  # processes that a plugin starts at its import find no plugins
+                starting = start_child("aethermind.runtime.sandbox_child", record.request, {"AETHERMIND_PLUGINS": ""})
+                children.append((record, stack.enter_context(starting)))
+            except OSError as error:
+                logger.info("no process to try plugin %s in: %s", record.title, error)
+        for record, child in children:
+            try:
+                child.read_line(START_LIMIT_S)
+            except ChildError as failure:  # which is not the plugin's fault
+                logger.info("plugin %s is loaded untried: the process for it %s", record.title, failure)
+                continue
+            reason = _watch(child)
+            LOAD_VERDICTS.put(_key(record), code_stamp(record), {"error": reason})
+            if reason:
+                _fail(record, reason)
+
+
+def _watch(child: ChildProcess) -> str | None:
+    """Return what stopped the child, or None. It writes the name of each hook that it begins, `!` and the exception
+    that one raised, and an empty line at its end.
+    """
+    what = "its import"
+    try:
+        while line := child.read_line(LOAD_LIMIT_S):
+            if line.startswith("!"):
+                return f"{what} {line[1:]}"
+            what = f"its hook {line}"
+    except ChildError as failure:
+        return f"{what} {failure}"
+    return None
+
+
+def _fail(record: PluginRecord, error: str) -> None:
+    record.fail(f"{error}, {WHEN_SANDBOXED}.", f"{record.repair} {RETRIED}")
+
+
+def _key(record: PluginRecord) -> str:
+    return f"{record.distribution}:{record.name}"
+
+
+def _module(record: PluginRecord) -> str:
+    return record.entry_point.value.partition(":")[0].strip()
+
+
+def _code_files(module: str) -> Iterator[str]:
+    """Yield the source and library files around a module, found without importing it."""
+    top, *inner = module.split(".")
+    try:
+        spec = find_spec(top)
+    except Exception as error:  # of an installed import hook; importing the plugin raises it again
+        logger.info("the files of %s are not known: %s", module, error)
+        return
+    if spec is None:
+        return
+    if spec.submodule_search_locations is None:
+        yield spec.origin or ""
+    for location in spec.submodule_search_locations or ():
+        for folder in {Path(location), Path(location, *inner[:-1])}:
+            yield from sorted(str(path) for path in folder.glob("*.*") if path.suffix in (".py", ".so", ".pyd"))
