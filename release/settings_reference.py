@@ -27,7 +27,7 @@ def _row(one: Setting) -> str:
 
 
 def _renamed_row(one: Setting, old: str) -> str:
-    return f"| `{one.section}.{old}` | `--{old.replace('_', '-')}` | `{one.name}` | `{flag_of(one)}` |\n"
+    return f"| `{one.section}.{old}` | `{one.name}` | `{flag_of(one)}` |\n"
 
 
 def with_tables(page: str) -> str:
@@ -35,7 +35,7 @@ def with_tables(page: str) -> str:
     keys = "".join(map(_row, _SETTINGS))
     renamed = "".join(_renamed_row(one, old) for one in _SETTINGS for old in one.old_names)
     page = _with_rows(page, "| key | default | meaning |\n|---|---|---|\n", keys)
-    return _with_rows(page, "| old key | old flag | key | flag |\n|---|---|---|---|\n", renamed)
+    return _with_rows(page, "| old key | key | flag |\n|---|---|---|\n", renamed)
 
 
 def _with_rows(page: str, head: str, rows: str) -> str:
