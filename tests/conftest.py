@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.composition.environments import Environments
 from tests.redis_server import REDIS_SERVER, RedisServer
-from tests.scale import is_full, scaled
+from tests.scale import is_extended, scaled
 
 # Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -34,7 +34,7 @@ for profile, is_same in (("same", True), ("random", False)):
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
     )
-settings.load_profile("random" if is_full() else "same")
+settings.load_profile("random" if is_extended() else "same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

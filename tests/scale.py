@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_full", "scaled"]
+__all__ = ["is_extended", "scaled"]
 
 _USUAL = 0.01
 _SCALE = float(os.environ.get("TEST_SCALE") or _USUAL)
@@ -19,6 +19,6 @@ def scaled(full: int) -> int:
     return max(1, round(full * _SCALE))
 
 
-def is_full() -> bool:
+def is_extended() -> bool:
     """Whether this run is to find what the usual one, which is the same every time, cannot."""
     return _SCALE > _USUAL

@@ -32,7 +32,7 @@ import transformers
 
 import aethermind_qwen2
 from aethermind.cli.bench.quality import diverge
-from aethermind.ops.quantization import rounded
+from aethermind.ops.quantization import fake_quantize
 from aethermind.ops.weight_format import parse_format
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +68,7 @@ class Candidate:
 
 def ours(name: str) -> Candidate | None:
     format = parse_format(name)
-    return format and Candidate(name, format.bits_per_weight((1, 1 << 14)), partial(rounded, format))
+    return format and Candidate(name, format.bits_per_weight((1, 1 << 14)), partial(fake_quantize, format))
 
 
 def theirs(name: str, library: ctypes.CDLL | None) -> Candidate | None:

@@ -16,10 +16,10 @@ from tests.conformance.kernel_mutants import GENERATIONS, Bug
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.hal import Buffer, DeviceId, Event, MemoryKind, Stream, Tensor
-from aethermind.hal.allocator import MemoryStats
+from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.hal.device import Probe
 from aethermind.hal.host_memory import HostAllocator, HostDevices, HostEvents, HostStreams, HostTransfer
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.memory import MemoryStats
 from aethermind.ops import catalog
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.plugins import hookimpl

@@ -54,10 +54,10 @@ def test_what_is_expected(tmp_path: Path) -> None:
         "hal.elapsed_time_runs_forward": (Outcome.UNSUPPORTED, "no clock"),
         "hal.a_new_stream_is_idle": (
             Outcome.UNEXPECTED_PASS,
-            "It passes now; take it out of the expectations.",
+            "It passes now; remove it from the expectations.",
         ),
     }
-    assert report.problems == ["The expectation for 'hal.nothing*' matches no case. Take it out, or mend it."]
+    assert report.problems == ["The expectation for 'hal.nothing*' matches no case. Remove or correct it."]
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from shutil import which
 
 import pytest
 from tests.conformance.planted.bugs import BUGS
-from tests.conformance.planted.run import VEHICLES, conform, installed, try_bug
+from tests.conformance.planted.run import SUBJECTS, conform, installed, try_bug
 
-VEHICLE = Path(__file__).parent / "planted" / "vehicle"
+SUBJECT = Path(__file__).parent / "planted" / "subject"
 SOME = ("wait-ignored", "add: returns", "paged_attention: keys beyond 256", "native argmax: no barrier")
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[Mapping[str, str]]:
-    pytest.importorskip("torch", reason="the vehicle computes by torch")
+    pytest.importorskip("torch", reason="the subject computes by torch")
     if which("c++") is None:
         pytest.skip("native kernels need a compiler")
     with installed() as made:
@@ -27,7 +27,7 @@ def environment() -> Iterator[Mapping[str, str]]:
 def test_there_are_enough_and_each_has_its_place() -> None:
     assert len(BUGS) >= 300
     assert [name for name, count in Counter(bug.name for bug in BUGS).items() if count > 1] == []
-    sources = {path.name: path.read_text(encoding="utf-8") for path in VEHICLE.iterdir() if path.is_file()}
+    sources = {path.name: path.read_text(encoding="utf-8") for path in SUBJECT.iterdir() if path.is_file()}
     for bug in BUGS:
         planted = bug.planted_in(sources[bug.file])
         assert planted != sources[bug.file]
@@ -35,8 +35,8 @@ def test_there_are_enough_and_each_has_its_place() -> None:
             compile(planted, bug.file, "exec")
 
 
-@pytest.mark.parametrize("arguments", [("planted", "--suite", "hal"), VEHICLES["planted-native"]], ids=" ".join)
-def test_a_vehicle_without_a_bug_conforms(arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("arguments", [("planted", "--suite", "hal"), SUBJECTS["planted-native"]], ids=" ".join)
+def test_a_subject_without_a_bug_conforms(arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
     status, said = conform(arguments, environment)
     assert status == 0, said
 

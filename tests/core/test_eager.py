@@ -190,9 +190,9 @@ def test_a_packed_weight_fits_one_input_of_one_device(session: Eager) -> None:
     packed = session.pack("linear", "weight", weight)
     session.lm_head(x, session.pack("lm_head", "weight", weight))
     for _ in range(2):
-        with pytest.raises(OperatorError, match=r"packed for linear's input 'weight' on device .* given to lm_head"):
+        with pytest.raises(OperatorError, match=r"packed for linear's input 'weight' on device .* passed to lm_head"):
             session.lm_head(x, packed)
-    with pytest.raises(OperatorError, match="given to silu as 'x'"):
+    with pytest.raises(OperatorError, match="passed to silu as 'x'"):
         session.silu(packed)
     with pytest.raises(OperatorError, match="got PackedWeight"):
         session.silu(x, packed)
@@ -276,9 +276,9 @@ def ints(*values: Any, dtype: Any = np.int32) -> Any:
         ("token_logprobs", (FLOATS, ints(0, 1, 1, 0)), {"k": -2}, "Dim k would be -2"),
         ("split_heads", (FLOATS,), {"num_heads": -2}, "Dim num_heads would be -2"),
         ("suppress_tokens", (FLOATS[:1], ints(8), ints(0, 1)), {}, "tokens holds 8"),
-        ("suppress_tokens", (FLOATS[:1], ints(1), ints(0, 99)), {}, "cu_tokens should not fall"),
+        ("suppress_tokens", (FLOATS[:1], ints(1), ints(0, 99)), {}, "cu_tokens should not decrease"),
         ("mask_tokens", (FLOATS, np.zeros((len(FLOATS), 0), np.int32)), {}, "mask has 0 words of 32 tokens"),
-        ("suppress_tokens", (FLOATS[:2], ints(1), ints(0, 1, 0)), {}, "cu_tokens should not fall"),
+        ("suppress_tokens", (FLOATS[:2], ints(1), ints(0, 1, 0)), {}, "cu_tokens should not decrease"),
         ("repetition_penalty", (FLOATS[:1], ints(-1), ints(0, 1), FLOATS[0, :1]), {}, "tokens holds -1"),
         (
             "paged_attention",
@@ -289,7 +289,12 @@ def ints(*values: Any, dtype: Any = np.int32) -> Any:
         ("attention", (FLOATS[:, None], FLOATS[:, None][:, [0, 0]], FLOATS[:, None][:, [0, 0]]), {}, "1 query heads"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 5), ints(5), ints([0, 1])), {}, "cu_seqlens_q"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(3), ints([0, 1])), {}, "fewer keys"),
-        ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(9), ints([0, 1])), {}, "block_tables 2"),
+        (
+            "paged_attention",
+            (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(9), ints([0, 1])),
+            {},
+            "block_tables has 2",
+        ),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(8), ints([0, 2])), {}, "holds 2"),
     ],
 )
@@ -305,7 +310,7 @@ def test_integers_that_point_outside_are_errors(
 
 def test_slots_beyond_the_cache_are_errors_and_nothing_is_written(session: Eager) -> None:
     k, cache = np.ones((1, 1, 8), np.float32), CACHE.copy()
-    with pytest.raises(OperatorError, match="slot_mapping holds 8, and the cache has 8 slots"):
+    with pytest.raises(OperatorError, match="slot_mapping holds 8, but the cache has 8 slots"):
         session.kv_cache_write(k, k, ints(8, dtype=np.int64), cache, cache.copy())
     assert not cache.any()
 

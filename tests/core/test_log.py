@@ -120,8 +120,8 @@ def test_importing_installs_no_handler() -> None:
 def test_nobody_waits_for_who_reads_the_log(
     root: logging.Logger, monkeypatch: pytest.MonkeyPatch, room: int, num_lines: int
 ) -> None:
-    monkeypatch.setattr(log, "_MAX_WAITING", room)
-    monkeypatch.setattr(log, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(log, "_MAX_QUEUED", room)
+    monkeypatch.setattr(log, "_FLUSH_TIMEOUT_S", 0.01)
     reading, writing = (os.fdopen(file, mode) for file, mode in zip(os.pipe(), "rw", strict=True))
     handler = logging.StreamHandler(writing)
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -13,7 +13,7 @@ from tests.scale import scaled
 
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog import load
-from aethermind.ops.catalog._quantized_rows import coded_caches
+from aethermind.ops.catalog._quantized_rows import quantized_caches
 from aethermind.ops.catalog._sample_inputs import paged_attention_sample
 from aethermind.ops.operator import OperatorRegistry, Sample
 from aethermind.runtime import OpenDevice, Runtime
@@ -75,7 +75,7 @@ def test_ragged_batches_over_codes(opened: OpenDevice, label: str) -> None:
         np.random.default_rng(11), "batch", sequences, num_heads, num_kv_heads, head_dim, block_size, window
     )
     q, k_cache, v_cache, *tables = sample.inputs
-    _, (k_codes, v_codes, *scales) = list(coded_caches(k_cache, v_cache))[len(label) % 2]
+    _, (k_codes, v_codes, *scales) = list(quantized_caches(k_cache, v_cache))[len(label) % 2]
     quantized = Sample(label, (q, k_codes, v_codes, *tables, *scales), sample.attributes)
     check(opened, "paged_attention_quantized", quantized, DType.FLOAT16)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aethermind.errors import DeviceError
-from aethermind.graph.repeated_runs import BATCH_SIZES
+from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal import DType
 from aethermind_cuda.cublas import WORKSPACE_BYTES, CublasLt, DenseProduct, bucket_of, prompt_buckets
 from aethermind_cuda.kernels.linear import dense_product

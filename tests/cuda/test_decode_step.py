@@ -13,7 +13,7 @@ from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.hal import Probe
-from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.memory import ALIGNMENT
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.streams import CudaEvent
 

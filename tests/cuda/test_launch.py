@@ -16,7 +16,7 @@ from aethermind.errors import DeviceError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import compile_graph
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.hal import DeviceId, DType
 from aethermind.ops.dims import SymDim
 from aethermind_cuda.backend import CudaBackend
@@ -147,7 +147,7 @@ def test_a_plan_launches_its_steps_with_the_sizes_of_the_run(runtime: Runtime, t
     device = DeviceId("cuda", 0)
     constants = ConstantStore(backend, device, weights.__getitem__, {v.name: v.type for v in graph.parameters})
     constants.load(compiled.plan)
-    executor = Executor(compiled.plan, backend, device, constants, {})
+    executor = PlanExecutor(compiled.plan, backend, device, constants, {})
     executor.host_inputs["token_ids"][:3] = [1, 2, 3]
     before = backend.transfer.stats()
     executor.run((3,))

@@ -23,7 +23,7 @@ from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.errors import DeviceError, KernelNotFoundError
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.tensor_parallel import Share
 from aethermind.hal import DeviceId, DType, Probe, Tensor
 from aethermind.hal.communicator import Communicator
@@ -283,7 +283,7 @@ def test_two_ranks_communicate_twice_per_layer_and_once_for_logits(
         opened, plan = compiled.open_device, compiled.step.plan
         constants = open_constants(compiled)
         constants.load(plan)
-        executor = Executor(plan, opened.backend, opened.device, constants, KVMemory.of(compiled).tensors)
+        executor = PlanExecutor(plan, opened.backend, opened.device, constants, KVMemory.of(compiled).tensors)
         assert opened.backend.communicator(compiled.parallel.share.rank, 2, address) is not None
         for _ in range(3):
             executor.run((2, 2, 2, 1, 0, 0, 0, 0))

@@ -12,7 +12,7 @@ from tests.cuda.emulator.opening import emulated_cuda
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import rounded_inputs
 from aethermind.hal.dtype import DType
-from aethermind.ops.catalog.qkv_rope_cache_write import QKV_ROPE_CACHE_WRITE
+from aethermind.ops.catalog.qkv_projection import QKV_ROPE_CACHE_WRITE
 from aethermind.ops.operator import Sample
 from aethermind.ops.weight_format import parse_format
 from aethermind.runtime import OpenDevice, Runtime

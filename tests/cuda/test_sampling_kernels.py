@@ -10,8 +10,7 @@ from tests.cuda.emulated_launches import launch_all
 
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
-from aethermind.ops.catalog.sample_tokens import SAMPLE_TOKENS
-from aethermind.ops.catalog.token_logprobs import TOKEN_LOGPROBS
+from aethermind.ops.catalog.sampling import SAMPLE_TOKENS, TOKEN_LOGPROBS
 from aethermind_cuda.kernels import sampling
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts
 

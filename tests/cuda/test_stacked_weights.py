@@ -16,7 +16,7 @@ from tests.sim import small_model
 from aethermind import LLM, SamplingParams
 from aethermind.dispatch import Kernel
 from aethermind.hal import DType
-from aethermind.ops.catalog.gate_up_silu import GATE_UP_SILU
+from aethermind.ops.catalog.feed_forward import GATE_UP_SILU
 from aethermind.ops.operator import Operator, Sample
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.kernel_cases import kernel_cases

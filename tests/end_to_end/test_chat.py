@@ -13,8 +13,7 @@ from tests.end_to_end.models import BOS, copy_demo, copy_demo_with_bos
 
 from aethermind import LLM, RequestOptions, SamplingParams
 from aethermind.errors import AetherMindError, InvalidArgumentError, TokenizerError
-from aethermind.text.chat_prompt import chat_prompt
-from aethermind.text.token_memory import TokenMemory
+from aethermind.text.chat_prompt import ConversationTokenCache, chat_prompt
 from aethermind.text.tokenizer import Tokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -79,7 +78,7 @@ def test_the_next_turn_reuses_the_last(demo: LLM) -> None:
 def test_with_a_memory_all_that_was_written_is_reused(open_demo: Callable[..., LLM]) -> None:
     """Hot samples seldom are what the tokenizer would make of their text."""
     llm = open_demo(block_size=1)
-    memory = TokenMemory(llm.tokenizer)
+    memory = ConversationTokenCache(llm.tokenizer)
     messages = list(HELLO)
     known: list[int] = []
     for seed in range(3):

@@ -88,15 +88,15 @@ def test_a_private_import_is_detected(tmp_path: Path) -> None:
     lines = (
         "from aethermind import hal, LLM",
         "from aethermind.hal import Buffer, layout",
-        "from aethermind.hal.layout import align_up",
+        "from aethermind.hal.tensor import align_up",
         "import aethermind.engine",
         "hal.Tensor, hal.registry",
     )
     module.write_text("\n".join(lines))
     assert sorted(private_uses(module)) == [
         "aethermind.engine",
-        "aethermind.hal.layout",
-        "aethermind.hal.layout.align_up",
+        "aethermind.hal.tensor",
+        "aethermind.hal.tensor.align_up",
         "aethermind.hal.registry",
     ]
 

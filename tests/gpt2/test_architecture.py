@@ -13,8 +13,7 @@ from safetensors.numpy import load_file, save_file
 from aethermind import LLM, Runtime
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.testing.families import Checkpoints
-from aethermind.testing.families.generation import generate
-from aethermind.testing.families.parity import random_prompts
+from aethermind.testing.families.parity import generate, random_prompts
 from aethermind_gpt2.architecture import GPT2
 from aethermind_gpt2.conformance import CASES
 

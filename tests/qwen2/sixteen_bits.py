@@ -11,8 +11,7 @@ from tests.qwen2.checkpoints import reference_model
 
 from aethermind import LLM, Runtime
 from aethermind.testing.families import ModelCase
-from aethermind.testing.families.generation import generate
-from aethermind.testing.families.parity import random_prompts
+from aethermind.testing.families.parity import generate, random_prompts
 from aethermind.testing.families.transformers_reference import outputs_of
 
 __all__ = ["assert_no_further_from_the_truth"]

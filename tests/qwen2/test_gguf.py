@@ -17,7 +17,7 @@ from tests.qwen2.checkpoints import CASES
 from aethermind import LLM, Runtime
 from aethermind.model import read_decoder_config
 from aethermind.testing.families import ModelCase
-from aethermind.testing.families.generation import generate
+from aethermind.testing.families.parity import generate
 from aethermind_qwen2.gguf import QWEN2, QWEN3
 
 NAMES = ("head_dim_8", "seven_kv_heads_tied_odd_intermediate", "yarn", "linear", "qwen3_head_dim_64_tied")

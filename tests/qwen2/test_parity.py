@@ -11,8 +11,7 @@ from tests.qwen2.sixteen_bits import assert_no_further_from_the_truth
 
 from aethermind import LLM, Runtime
 from aethermind.testing.families import ModelCase
-from aethermind.testing.families.generation import generate
-from aethermind.testing.families.parity import assert_matches, random_prompts
+from aethermind.testing.families.parity import assert_matches, generate, random_prompts
 from aethermind_cpu.isa import built_levels
 
 CheckpointOf = Callable[[ModelCase], Path]

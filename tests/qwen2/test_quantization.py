@@ -13,7 +13,7 @@ from tests.qwen2.torch_quantization import dequantized, quantized_model
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.text_passes.text_pass import text_logits
-from aethermind.ops.quantization import rounded
+from aethermind.ops.quantization import fake_quantize
 from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of
@@ -29,7 +29,7 @@ def test_two_implementations_agree(name: str) -> None:
     format = parse_format(name)
     assert format is not None
     array = (np.random.default_rng(1).standard_normal((6, 200)) * 0.03).astype(np.float32)
-    np.testing.assert_array_equal(rounded(format, array), dequantized(name, torch.from_numpy(array)).numpy())
+    np.testing.assert_array_equal(fake_quantize(format, array), dequantized(name, torch.from_numpy(array)).numpy())
 
 
 @pytest.mark.parametrize("family", TIED_AND_UNTIED, ids=str)

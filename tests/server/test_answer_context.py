@@ -13,7 +13,7 @@ from tests.server.conftest import serving
 from tests.server.spm_model import write_spm_model
 
 from aethermind import LLM, Runtime, SamplingParams, StructuredOutputs
-from aethermind.text.token_memory import TokenMemory
+from aethermind.text.chat_prompt import ConversationTokenCache
 
 PROMPTS = ["Once upon", "the", "the ", "é.", "Once🦊"]
 CHOICES = ["yes", " yes", "  yes", " é🦊 the", "🦊"]
@@ -83,7 +83,7 @@ def test_a_chat_answer_does_not_continue_the_text_of_the_prompt(spm: LLM) -> Non
     messages = [{"role": "user", "content": "yes"}]
     params = forced(spm, "▁the", logprobs=0)
     (whole,) = spm.chat(messages, params)
-    memory = TokenMemory(spm.tokenizer)
+    memory = ConversationTokenCache(spm.tokenizer)
     *_, streamed = spm.stream_chat(messages, params, memory=memory)
     assert whole.outputs[0].text == streamed.outputs[0].text == "the the the"
     assert streamed.prompt == whole.prompt

@@ -15,7 +15,7 @@ import pytest
 from aethermind.dispatch import Dispatcher
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.errors import DeviceError
-from aethermind.graph import Executor, GraphBuilder, compile_graph
+from aethermind.graph import GraphBuilder, PlanExecutor, compile_graph
 from aethermind.graph.constants import ConstantStore
 from aethermind.hal import DeviceId, DType, MemoryKind, Tensor
 from aethermind.ops import catalog
@@ -38,7 +38,7 @@ def on_host(backend: SimBackend, tensor: Tensor) -> list[float]:
     return array.tolist()
 
 
-def executor_of_silu(backend: SimBackend) -> Executor:
+def executor_of_silu(backend: SimBackend) -> PlanExecutor:
     """A plan that applies silu to `x` three times."""
     builder = GraphBuilder("silu", OPERATORS)
     value = builder.input("x", DType.FLOAT32, (COUNT,))
@@ -48,7 +48,7 @@ def executor_of_silu(backend: SimBackend) -> Executor:
     dispatcher = Dispatcher(reference_kernels(OPERATORS, "sim"))
     compiled = compile_graph(builder.finish(), OPERATORS, dispatcher, "sim", {})
     constants = ConstantStore(backend, SIM, {}.__getitem__, {})
-    return Executor(compiled.plan, backend, SIM, constants, {})
+    return PlanExecutor(compiled.plan, backend, SIM, constants, {})
 
 
 def silu_of_silu_of_silu(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -69,7 +69,7 @@ def seeds_that_show(program: Callable[[SimBackend], Any]) -> int:
     return sum(not is_right(program(SimBackend(seed))) for seed in SEEDS)
 
 
-def output_of(executor: Executor) -> Tensor:
+def output_of(executor: PlanExecutor) -> Tensor:
     """The device address of `y`."""
     operand = executor.plan.outputs["y"]
     owner = executor._tensors[operand.place, operand.name]

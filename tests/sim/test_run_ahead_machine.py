@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.scale import is_full, scaled
+from tests.scale import is_extended, scaled
 from tests.sim.small_model import write_small_model
 from tests.sim.watched_engine import open_watched
 
@@ -172,7 +172,7 @@ class RunAheadMachine(RuleBasedStateMachine):
 TestRunAhead = RunAheadMachine.TestCase
 TestRunAhead.settings = settings(
     max_examples=scaled(1200),
-    stateful_step_count=60 if is_full() else 30,
+    stateful_step_count=60 if is_extended() else 30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch_npu  # noqa: F401  # registers the device type `npu` with torch
 
-from aethermind.graph.repeated_runs import BATCH_SIZES
+from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType

@@ -11,9 +11,8 @@ import torch
 from aethermind.dispatch import Kernel
 from aethermind.errors import AetherMindError, DeviceError
 from aethermind.graph.executor import MemoryMap
-from aethermind.graph.plan import Operand, Place, Plan
-from aethermind.graph.repeated_runs import is_decode_size
-from aethermind.graph.tensor_parallel.operators import COLLECTIVES
+from aethermind.graph.plan import Operand, Place, Plan, is_decode_size
+from aethermind.graph.tensor_parallel.collectives import COLLECTIVES
 from aethermind.hal.stream import Stream
 from aethermind_cann.dtypes import torch_dtype
 from aethermind_cann.graph_capture import CapturedSteps, can_capture

@@ -9,9 +9,8 @@ from bisect import bisect_right
 import torch
 
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import Allocator, MemoryCounter, MemoryStats
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
+from aethermind.hal.memory import Allocator, Buffer, MemoryCounter, MemoryKind, MemoryStats
 from aethermind.hal.tensor import Tensor
 from aethermind_cann.devices import CannDevices
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from aethermind.errors import DeviceError
-from aethermind.hal.event import Event, EventManager
-from aethermind.hal.stream import Stream, StreamManager
+from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind_cann.devices import CannDevices
 
 __all__ = ["CannEvent", "CannEvents", "CannStream", "CannStreams"]

@@ -50,7 +50,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `import aethermind` alone loads next to nothing."""
+    """Import a public name on first use: `import aethermind` alone is cheap."""
     from importlib import import_module
 
     if name in ("eager", "errors"):
@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What `__all__` names, for completion: most of it is imported on first use."""
+    """Return the public names, for completion; most are imported on first use."""
     return sorted({*__all__, "eager", "errors"})

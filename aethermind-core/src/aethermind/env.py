@@ -1,4 +1,4 @@
-"""The environment variables AetherMind reads, each in one place with its meaning."""
+"""The environment variables that AetherMind reads."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ __all__ = ["NAMES", "cache_directory", "expand_home", "log_level", "model_path",
 NAMES = frozenset(
     {"AETHERMIND_CONFIG", "AETHERMIND_LOG", "AETHERMIND_MODEL", "AETHERMIND_NUM_THREADS", "AETHERMIND_PLUGINS"}
 )
-"""The variables with short names. All others are those of settings (`AETHERMIND_SECTION__KEY`) and of plugins."""
+"""Variables with names of their own. All others are settings (`AETHERMIND_SECTION__KEY`) or those of plugins."""
 
 
 def cache_directory() -> Path:
-    """Where files lie that can be made again: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`.
+    """Return the folder of files that can be made again: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`.
 
-    Relative paths do not count, as the XDG Base Directory Specification has it. Users without a home, such as those of
-    containers that run under any number, get a place where nothing can be: they go without.
+    Relative paths are ignored, as the XDG Base Directory Specification says. Users without a home, such as arbitrary
+    user ids in containers, get a path that cannot exist, so nothing is cached.
     """
     return _directory("XDG_CACHE_HOME", "~/.cache")
 
 
 def state_directory() -> Path:
-    """Where lies what is kept from run to run: `aethermind` under `XDG_STATE_HOME`, else under `~/.local/state`, as
-    with `cache_directory`.
+    """Return the folder of persistent state: `aethermind` under `XDG_STATE_HOME`, else under `~/.local/state`.
+
+    See `cache_directory`.
     """
     return _directory("XDG_STATE_HOME", "~/.local/state")
 
@@ -37,17 +38,15 @@ def _directory(variable: str, usual: str) -> Path:
 
 
 def expand_home(path: str) -> Path:
-    """A path as somebody wrote it, where `~` is their home; InvalidArgumentError for a home that nobody knows."""
+    """Return a path with `~` expanded; InvalidArgumentError for the home of an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InvalidArgumentError(
-            f"{path} begins with the home of somebody who is unknown here; write the whole path."
-        ) from error
+        raise InvalidArgumentError(f"{path} begins with the home of an unknown user; write the whole path.") from error
 
 
 def plugin_allow_list() -> frozenset[str] | None:
-    """`AETHERMIND_PLUGINS`: comma-separated plugin names that may load; unset means all of them."""
+    """Return `AETHERMIND_PLUGINS`: the names of plugins that may load, separated by commas; None means all."""
     value = os.environ.get("AETHERMIND_PLUGINS")
     if value is None:
         return None
@@ -55,12 +54,12 @@ def plugin_allow_list() -> frozenset[str] | None:
 
 
 def log_level(default: str = "warning") -> str:
-    """`AETHERMIND_LOG`: `debug`, `info`, `warning` or `error`."""
+    """Return `AETHERMIND_LOG`: `debug`, `info`, `warning` or `error`."""
     return (os.environ.get("AETHERMIND_LOG") or default).upper()
 
 
 def num_threads() -> int | None:
-    """`AETHERMIND_NUM_THREADS`: worker threads of a host backend; unset or empty lets the backend choose.
+    """Return `AETHERMIND_NUM_THREADS`: worker threads of a host backend; unset or empty lets the backend choose.
 
     InvalidArgumentError when it is not a positive number.
     """
@@ -73,5 +72,5 @@ def num_threads() -> int | None:
 
 
 def model_path() -> str | None:
-    """`AETHERMIND_MODEL`: the model that commands use when `--model` is not given."""
+    """Return `AETHERMIND_MODEL`: the model that commands use when `--model` is not given."""
     return os.environ.get("AETHERMIND_MODEL") or None

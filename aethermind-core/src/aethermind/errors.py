@@ -1,4 +1,4 @@
-"""The exceptions a user can meet, as one tree.
+"""The exceptions that AetherMind raises on purpose.
 
     AetherMindError
     ├── InvalidArgumentError       a value given by the caller is out of range or of the wrong kind
@@ -46,13 +46,13 @@ __all__ = [
 
 
 def in_words(error: BaseException) -> str:
-    """The end of a sentence about an exception of somebody else's code: `ValueError: kernel says no.`"""
+    """Return the end of a sentence about an exception of third-party code: `ValueError: shapes differ.`"""
     message = " ".join(str(error).split()) or "without a message"
     return f"{type(error).__name__}: {message.rstrip('.')}."
 
 
 class AetherMindError(Exception):
-    """Base of everything AetherMind raises on purpose."""
+    """The base of all errors that AetherMind raises on purpose."""
 
 
 class InvalidArgumentError(AetherMindError, ValueError):
@@ -92,7 +92,7 @@ class CacheContentError(AetherMindError):
 
 
 class EngineDeadError(AetherMindError):
-    """An engine failed or was closed; what was open on it has no answer."""
+    """An engine failed or was closed; its open requests are not answered."""
 
 
 class RequestTimeoutError(AetherMindError):
@@ -108,7 +108,7 @@ class KernelNotFoundError(AetherMindError):
 
 
 class ComputationError(AetherMindError):
-    """A step computed nothing that can be used; the request is not at fault."""
+    """A step computed nothing that can be used, such as NaN; the request is not the cause."""
 
 
 class KernelError(ComputationError):

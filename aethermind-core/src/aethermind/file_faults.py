@@ -1,4 +1,4 @@
-"""What to do about a file that cannot be read, by what is wrong with it."""
+"""Advice in errors about files that cannot be read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def remedy(path: Path, error: BaseException | None = None, *, otherwise: str = "Fetch the file again.") -> str:
-    """The sentence behind the reason why `path` cannot be read: `otherwise` where its contents are to blame.
+    """Return what to do about a file that cannot be read: `otherwise`, unless the cause is known.
 
-    A file that this user may not read is as it should be, and so is the pointer that `git clone` without Git LFS
-    leaves; `error` is what was raised, which libraries in other languages raise without a type.
+    Known causes are permissions, errors of the system, and pointers of Git LFS. `error` is what was raised; libraries
+    in other languages raise untyped errors, so its text counts as well.
     """
     if isinstance(error, PermissionError) or "os error 13" in str(error):
         return "Let this user read it: chmod u+r, or sudo chown."

@@ -31,8 +31,7 @@ from aethermind.python_api import short_traceback, with_options
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
 from aethermind.sampling.params import SamplingParams, StructuredOutputs
-from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
-from aethermind.text.token_memory import TokenMemory
+from aethermind.text.chat_prompt import ConversationTokenCache, Message, TemplateOptions, chat_prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -228,7 +227,7 @@ class LLM:
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
-        memory: TokenMemory | None = None,
+        memory: ConversationTokenCache | None = None,
         options: RequestOptions = _NO_OPTIONS,
         adapter: str | None = None,
         **template: Unpack[TemplateOptions],
@@ -248,7 +247,7 @@ class LLM:
             finally:
                 if memory is not None and output is not None:
                     completion = output.outputs[0]
-                    memory.learn(text, token_ids, completion.text, completion.token_ids)
+                    memory.add_answer(text, token_ids, completion.text, completion.token_ids)
 
     @short_traceback
     def embed(

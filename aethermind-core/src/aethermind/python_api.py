@@ -1,4 +1,7 @@
-"""What Python callers see of this API: options in signatures and in `help`, and tracebacks without our own frames."""
+"""Signatures, docstrings and tracebacks of the Python API.
+
+Options of a TypedDict are shown in signatures and in `help`; tracebacks of errors end in the caller's line.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The documentation of a class's fields by name: the text below each in the source; empty where there is none."""
+    """Return the docstrings of a class's fields by name, which are below each in the source."""
     try:
         source = Path(str(sys.modules[cls.__module__].__file__)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -40,7 +43,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def listed_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
-    """Options as a section of a docstring: a line with name, default and meaning for each."""
+    """Return options as a section of a docstring: one line each with name, default and meaning."""
     lines = (
         f"    {name}{f' (default {defaults[name]!r})' if name in defaults else ''}: {text}"
         for name, text in docs.items()
@@ -49,7 +52,7 @@ def listed_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
 
 
 def document_fields(cls: type) -> None:
-    """Add what is said about each field to a class's docstring, where `help` and notebooks show it."""
+    """Add the docstrings of fields to that of their class, for `help` and notebooks."""
     docs = {name: text for name, text in field_docs(cls).items() if not text.startswith("Derived")}
     describe_options(cls, docs, _constructor_defaults(cls), title="Fields")
 
@@ -86,9 +89,9 @@ def with_options(
 
 
 def short_traceback(function: _F) -> _F:
-    """Let the traceback of an error that we raise on purpose end in the caller's line: its message says what is wrong.
+    """Make tracebacks of AetherMindErrors end in the caller's line; with AETHERMIND_LOG=debug they are complete.
 
-    With AETHERMIND_LOG=debug it is whole. An unknown keyword argument is answered with the nearest name.
+    Errors about unknown keyword arguments suggest the nearest name.
     """
     if inspect.isgeneratorfunction(function):
 
@@ -108,7 +111,7 @@ def short_traceback(function: _F) -> _F:
             return function(*args, **options)
         except AetherMindError as error:
             _forget_frames(error)
-            raise  # which adds no entry for this frame
+            raise  # adds no entry for this frame
         except TypeError as error:
             _suggest(error, function)
             raise
@@ -123,7 +126,7 @@ def _forget_frames(error: AetherMindError) -> None:
 
 
 def _suggest(error: TypeError, function: Callable[..., Any]) -> None:
-    """Say which argument a wrong one may have been meant as, where the call itself was refused."""
+    """Add the nearest argument to the message of a TypeError about an unknown one."""
     trace = error.__traceback__
     unexpected = _UNEXPECTED.search(str(error))
     if unexpected is None or trace is None or trace.tb_next is not None:
@@ -135,7 +138,7 @@ def _suggest(error: TypeError, function: Callable[..., Any]) -> None:
 
 
 def _as_text(annotation: Any) -> Any:
-    """An annotation as it is written, where it is kept as a forward reference."""
+    """Return the text of an annotation that is a forward reference."""
     return getattr(annotation, "__forward_arg__", annotation)
 
 

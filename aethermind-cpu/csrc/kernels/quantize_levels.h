@@ -1,4 +1,4 @@
-// Scales and offsets of a super-block in two levels, sixteen rows at once: what aethermind.ops.two_levels defines, bit
+// Scales and offsets of a super-block in two levels, sixteen rows at once: what aethermind.ops.super_blocks defines, bit
 // for bit, under the same conditions as quantize.h.
 #pragma once
 

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import Allocator, MemoryStats
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
+from aethermind.hal.memory import Allocator, Buffer, MemoryKind, MemoryStats
 from aethermind_cpu import _native
 from aethermind_cpu.devices import available_memory_bytes, total_memory_bytes
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aethermind.errors import DeviceError
-from aethermind.hal.event import Event, EventManager
-from aethermind.hal.stream import Stream
+from aethermind.hal.stream import Event, EventManager, Stream
 from aethermind_cpu import _native
 from aethermind_cpu.streams import CpuStream
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 
 from aethermind.errors import DeviceError
-from aethermind.hal.event import Event
-from aethermind.hal.stream import Stream, StreamManager
+from aethermind.hal.stream import Event, Stream, StreamManager
 from aethermind_cpu import _native
 
 __all__ = ["CpuStream", "CpuStreams"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.memory import MemoryKind
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from aethermind.graph.repeated_runs import BATCH_SIZES
+from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from aethermind.errors import DeviceError
-from aethermind.graph.repeated_runs import BATCH_SIZES
+from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import align_up
 from aethermind.log import get_logger
 from aethermind_cuda.launch import Context, DeviceArray, Enqueue, Launch, Relocate
 from aethermind_cuda.relocation import relocated_address

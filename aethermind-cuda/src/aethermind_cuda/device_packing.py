@@ -9,11 +9,10 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.dtype import DType
-from aethermind.hal.event import Event
-from aethermind.hal.layout import align_up
 from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.hal.memory import Buffer, MemoryKind, align_up
+from aethermind.hal.stream import Event
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.weight_format import WeightFormat
 from aethermind_cuda.launch import Launch

@@ -7,9 +7,8 @@ from contextlib import nullcontext
 
 from aethermind.errors import DeviceError
 from aethermind.graph.executor import MemoryMap
-from aethermind.graph.plan import Plan
-from aethermind.graph.repeated_runs import is_decode_size
-from aethermind.hal.buffer import Buffer
+from aethermind.graph.plan import Plan, is_decode_size
+from aethermind.hal.memory import Buffer
 from aethermind.hal.stream import Stream
 from aethermind_cuda.cublas import prompt_buckets
 from aethermind_cuda.graph_capture import CapturedSteps

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aethermind.hal.backend import MeasuredLimits
-from aethermind.hal.buffer import Buffer
 from aethermind.hal.dtype import DType
+from aethermind.hal.memory import Buffer
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct, find_cublaslt
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceArray

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import Allocator, MemoryStats
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.host_memory import HostAllocator
+from aethermind.hal.memory import Allocator, Buffer, MemoryKind, MemoryStats
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError, Driver
 

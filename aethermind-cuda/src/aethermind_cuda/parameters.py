@@ -8,7 +8,7 @@ from functools import cache
 from struct import pack_into, unpack_from
 from typing import Any
 
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import align_up
 from aethermind_cuda.launch import DeviceArray
 
 __all__ = ["Parameters"]

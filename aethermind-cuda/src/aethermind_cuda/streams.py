@@ -6,8 +6,7 @@ from contextlib import suppress
 from threading import Lock
 
 from aethermind.errors import DeviceError
-from aethermind.hal.event import Event, EventManager
-from aethermind.hal.stream import Stream, StreamManager
+from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind_cuda.devices import Context, CudaDevices
 from aethermind_cuda.driver import CudaError, Driver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.memory import Buffer, MemoryKind
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill

@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryCounter, MemoryStats
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import ALIGNMENT, Allocator, Buffer, MemoryCounter, MemoryKind, MemoryStats, align_up
 from aethermind_sim.devices import SimDevices
 from aethermind_sim.faults import Faults
 

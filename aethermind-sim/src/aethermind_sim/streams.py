@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aethermind.errors import DeviceError
-from aethermind.hal.event import Event, EventManager
-from aethermind.hal.stream import Stream, StreamManager
+from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind_sim.devices import SimDevices
 from aethermind_sim.timeline import Mark, Queue, Timeline, Work
 

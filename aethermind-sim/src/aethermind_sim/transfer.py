@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 
 from aethermind.errors import DeviceError
-from aethermind.hal.buffer import Buffer
+from aethermind.hal.memory import Buffer
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill

@@ -1,4 +1,4 @@
-"""The bugs that the kit has to find. Each is a text that stands once in a file of a vehicle, and what it becomes.
+"""The bugs that the kit has to find. Each is a text that stands once in a file of a subject, and what it becomes.
 
 @ device.py --suite hal              of the bugs below: the file, and what `aethermind conform` is given
 = leak | buffers are never freed     a name, and what it breaks

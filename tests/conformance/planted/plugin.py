@@ -1,4 +1,4 @@
-"""The vehicles as a plugin: their sources as they are, or with the one bug that PLANTED_BUG names.
+"""The subjects as a plugin: their sources as they are, or with the one bug that PLANTED_BUG names.
 
 The device `planted` is made of threads and computes by torch; kernels in C++ join the plans of `cpu`.
 """
@@ -19,15 +19,15 @@ from aethermind.plugins import hookimpl
 
 __all__ = ["FOLDER", "VARIABLE"]
 
-VEHICLE = Path(__file__).parent / "vehicle"
+SUBJECT = Path(__file__).parent / "subject"
 VARIABLE, FOLDER = "PLANTED_BUG", "PLANTED_FOLDER"
 
 
 def _source_of(file: str) -> str:
-    """The text of a file of the vehicles, with the bug in it if it is of this file."""
+    """The text of a file of the subjects, with the bug in it if it is of this file."""
     from tests.conformance.planted.bugs import BUGS
 
-    text = (VEHICLE / file).read_text(encoding="utf-8")
+    text = (SUBJECT / file).read_text(encoding="utf-8")
     name = os.environ.get(VARIABLE)
     bug = next(bug for bug in BUGS if bug.name == name) if name else None
     return text if bug is None or bug.file != file else bug.planted_in(text)
@@ -37,9 +37,9 @@ def _source_of(file: str) -> str:
 def _module(file: str) -> ModuleType:
     name = f"planted_{Path(file).stem}"
     module = ModuleType(name)
-    module.__file__ = str(VEHICLE / file)
+    module.__file__ = str(SUBJECT / file)
     sys.modules[name] = module
-    exec(compile(_source_of(file), str(VEHICLE / file), "exec"), module.__dict__)
+    exec(compile(_source_of(file), str(SUBJECT / file), "exec"), module.__dict__)
     return module
 
 

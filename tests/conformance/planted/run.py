@@ -3,7 +3,7 @@
     python -m tests.conformance.planted.run [-k WORD] [--jobs N]
 
 A bug is found when `aethermind conform` exits with 1 for it and names a case that failed. Exits with 1 itself where
-fewer than 97 % are found, where a bug that is said to survive is found, or where the vehicles without a bug do not
+fewer than 97 % are found, where a bug that is said to survive is found, or where the subjects without a bug do not
 conform.
 """
 
@@ -32,7 +32,7 @@ SHARE = 0.97
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PLUGINS = "planted,cpu,qwen2"
 LIMIT_S, CASE_LIMIT_S = 600, 60
-VEHICLES: Mapping[str, tuple[str, ...]] = {
+SUBJECTS: Mapping[str, tuple[str, ...]] = {
     "planted": ("planted",),
     "planted-native": ("cpu", "--suite", "operators", "-k", "planted-native"),
 }
@@ -55,7 +55,7 @@ class Finding:
 
 @contextmanager
 def installed() -> Iterator[Mapping[str, str]]:
-    """The environment in which the vehicles are a package."""
+    """The environment in which the subjects are a package."""
     with TemporaryDirectory() as folder:
         entry_points = "[aethermind.plugins.v1]\nplanted = tests.conformance.planted.plugin\n"
         write_distribution(Path(folder), "planted", entry_points, version="1.0")
@@ -92,14 +92,14 @@ def main() -> int:
     chosen = [bug for bug in BUGS if given.k in bug.name]
     assert chosen, f"no bug is called like {given.k!r}"
     with installed() as environment, ThreadPoolExecutor(given.jobs) as pool:
-        whole = pool.map(lambda name: _conforms(name, environment), () if given.k else VEHICLES)
+        whole = pool.map(lambda name: _conforms(name, environment), () if given.k else SUBJECTS)
         findings = list(pool.map(_telling(lambda bug: try_bug(bug, environment)), chosen))
-        broken = [name for name, is_right in zip(VEHICLES, whole, strict=False) if not is_right]
+        broken = [name for name, is_right in zip(SUBJECTS, whole, strict=False) if not is_right]
     return _conclude(findings, broken)
 
 
 def _conforms(name: str, environment: Mapping[str, str]) -> bool:
-    status, said = conform(VEHICLES[name], environment)
+    status, said = conform(SUBJECTS[name], environment)
     print(f"{name} without a bug: {'conforms' if status == 0 else said[-2000:]}", flush=True)
     return status == 0
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from tests.core.cache.memories import LAYOUTS, Memory
 from tests.core.cache.sequence_rules import SequenceRules
-from tests.scale import is_full, scaled
+from tests.scale import is_extended, scaled
 
 from aethermind.cache import BlockPool, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
 
@@ -55,6 +55,6 @@ class KVCacheMachine(SequenceRules):
 
 
 KVCacheMachine.TestCase.settings = settings(
-    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_extended() else 50, deadline=None
 )
 TestKVCacheMachine = KVCacheMachine.TestCase

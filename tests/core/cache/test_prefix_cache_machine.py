@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
-from tests.scale import is_full, scaled
+from tests.scale import is_extended, scaled
 
 from aethermind.cache import BlockPool, CacheOutcome, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.cache.prefix_cache import chain_hash
@@ -154,6 +154,6 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 PrefixCacheMachine.TestCase.settings = settings(
-    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_extended() else 50, deadline=None
 )
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase

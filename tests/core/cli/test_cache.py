@@ -20,7 +20,7 @@ from aethermind.checkpoint.file_digest import digest_files
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
 from aethermind.plugins import sandbox_load
 from aethermind.runtime import isolated_devices
-from aethermind.text import kept_tables, tokenizer_files
+from aethermind.text import tokenizer_cache, tokenizer_files
 
 SIZES = {"weights/a.safetensors": 3_000_000, "tokenizers/b.bpe": 500, "digests/c": 32, "probes.json": 2}
 
@@ -106,7 +106,8 @@ def test_every_cached_file_belongs_to_a_kind(
     monkeypatch.setattr(WeightCache, "least_bytes", 1)
     monkeypatch.setattr(WeightFolder, "needs_huge_pages", False)
     monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
-    monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
+    monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
+    monkeypatch.setattr(tokenizer_cache, "_pending", {})
     model = copy_demo(tmp_path / "model")
     with closing(LLM(model, device="cpu", dtype="float32", num_kv_blocks=16, max_num_seqs=1, runtime=runtime)):
         pass

@@ -22,7 +22,7 @@ class Off:
         self.count += 1
 
 def open_backend():
-    from aethermind.hal.numpy_backend import NumpyBackend
+    from aethermind.hal.builtin_backends import NumpyBackend
     backend = NumpyBackend()
     backend.name = 'wrong'
     return backend

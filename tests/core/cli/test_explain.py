@@ -75,7 +75,7 @@ def test_rejected_kernels_carry_reasons_and_fallbacks_are_named(invoke: Any, ins
         "from aethermind.plugins import hookimpl\n"
         "from aethermind.hal.device import Probe\n"
         "def open_backend():\n"
-        "    from aethermind.hal.numpy_backend import NumpyBackend\n"
+        "    from aethermind.hal.builtin_backends import NumpyBackend\n"
         "    backend = NumpyBackend()\n"
         "    backend.name = 'halfdone'\n"
         "    return backend\n"

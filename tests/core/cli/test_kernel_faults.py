@@ -11,7 +11,7 @@ from aethermind.hal import Probe
 from aethermind.plugins import hookimpl
 
 def open_backend():
-    from aethermind.hal.numpy_backend import NumpyBackend
+    from aethermind.hal.builtin_backends import NumpyBackend
     backend = NumpyBackend()
     backend.name = "odd"
     return backend

@@ -44,7 +44,7 @@ def test_json(invoke: Any, broken_plugins: dict[str, str]) -> None:
 def test_registrations_are_listed_by_package(invoke: Any, install_plugin: Any) -> None:
     source = """
 from dataclasses import replace
-from aethermind.ops.catalog.add import ADD
+from aethermind.ops.catalog.elementwise import ADD
 from aethermind.ops.schema import OperatorSchema
 from aethermind.plugins import hookimpl
 

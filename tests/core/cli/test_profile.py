@@ -13,7 +13,7 @@ from aethermind.engine.observation.profiler import CallProfile, StepProfile
 from aethermind.engine.observation.roofline import Work
 from aethermind.hal.backend import MeasuredLimits
 from aethermind.hal.dtype import DType
-from aethermind.ops.cost import Cost
+from aethermind.ops.operator import Cost
 
 SMALL = ("--prompt-tokens", "6", "--output-tokens", "2", "--repeat", "1")
 

@@ -89,7 +89,7 @@ def test_a_deterministic_one_refuses_what_depends_on_the_batch() -> None:
     kernels = [kernel("fast", 9), kernel("plain", is_batch_invariant=True)]
     signature = Signature("add", "fake", F32, (), {}, "dense")
     dispatcher = Dispatcher(kernels, [kernels[0]], is_deterministic=True)
-    reason = "it does not promise results that do not depend on the batch (is_batch_invariant)"
+    reason = "it is not batch invariant (is_batch_invariant)"
     assert dispatcher.resolve(signature).explain() == f"add → plain (rejected fast: {reason})"
     assert dispatcher.resolve_fallback(signature).chosen is None
     assert Dispatcher(kernels).resolve(signature).chosen is kernels[0]
@@ -98,8 +98,8 @@ def test_a_deterministic_one_refuses_what_depends_on_the_batch() -> None:
 @pytest.mark.parametrize(
     ("supports", "problem"),
     [
-        (lambda _: True, "returned True; it should return None, or in words why"),
-        (lambda _: False, "returned False; it should return None, or in words why"),
+        (lambda _: True, "returned True; it should return None, or a sentence why"),
+        (lambda _: False, "returned False; it should return None, or a sentence why"),
         (lambda signature: signature.inputs[7], "raised IndexError: tuple index out of range."),
     ],
 )

@@ -128,7 +128,15 @@ def as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 
 def test_what_depends_on_the_batch_says_so_and_has_a_form_that_does_not() -> None:
-    assert set(BY_ROW) == {"add_low_rank", "attention", "linear", "lm_head", "matmul", "paged_attention"}
+    assert set(BY_ROW) == {
+        "add_low_rank",
+        "attention",
+        "linear",
+        "lm_head",
+        "matmul",
+        "paged_attention",
+        "paged_attention_quantized",
+    }
     assert all(kernel.is_batch_invariant for kernel in BY_ROW.values())
     assert {name for name, kernel in KERNELS.items() if not kernel.is_batch_invariant} == set(BY_ROW)
 

@@ -58,14 +58,14 @@ def other_device() -> list[Kernel]:
 @pytest.mark.parametrize(
     ("offered", "problem"),
     [
-        ([42], "Number 0 of what load() returned is 42, of type int, instead of a Kernel."),
-        (lambda: [kernel("good"), None], "Number 1 of what load() returned is None, of type NoneType, instead of a Ke"),
+        ([42], "Item 0 of what load() returned is 42, of type int, instead of a Kernel."),
+        (lambda: [kernel("good"), None], "Item 1 of what load() returned is None, of type NoneType, instead of a Ke"),
         (None, "load() returned NoneType instead of kernels."),
         (lambda: kernel("alone"), "load() returned Kernel instead of kernels."),
-        (other_device, "Number 0 of what load() returned is kernel 'good' for operator 'add', made for device 'elsew"),
+        (other_device, "Item 0 of what load() returned is kernel 'good' for operator 'add', made for device 'elsew"),
         (
             lambda: [replace(kernel("good"), dtypes=frozenset({"float32"}))],  # type: ignore[arg-type]
-            "Number 0 of what load() returned is kernel 'good' for operator 'add', whose dtypes are frozenset({'float3",
+            "Item 0 of what load() returned is kernel 'good' for operator 'add', whose dtypes are frozenset({'float3",
         ),
     ],
 )

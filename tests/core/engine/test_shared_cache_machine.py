@@ -17,7 +17,7 @@ from tests.core.cache.memories import Memory
 from tests.core.cache.sequence_rules import Held, SequenceRules
 from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
 from tests.core.engine.scheduling.test_scheduler_machine import POLICIES, SchedulerMachine
-from tests.scale import is_full, scaled
+from tests.scale import is_extended, scaled
 
 from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
 from aethermind.engine.requests.request import RequestState
@@ -156,6 +156,6 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
 
 
 SharedCacheMachine.TestCase.settings = settings(
-    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_extended() else 50, deadline=None
 )
 TestSharedCacheMachine = SharedCacheMachine.TestCase

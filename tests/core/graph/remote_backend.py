@@ -8,8 +8,8 @@ from aethermind.graph import Plan
 from aethermind.graph.executor import MemoryMap, StepLoop
 from aethermind.hal import Buffer, DeviceId, MemoryKind, Tensor
 from aethermind.hal.backend import Capabilities
+from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.hal.host_memory import HostAllocator
-from aethermind.hal.numpy_backend import NumpyBackend
 
 __all__ = ["PackingBackend", "RemoteBackend"]
 

@@ -14,11 +14,11 @@ from tests.core.graph.remote_backend import RemoteBackend
 
 from aethermind.dispatch import Dispatcher, Kernel, Pack
 from aethermind.errors import CheckpointError
-from aethermind.graph import Executor, GraphBuilder, Plan, compile_graph
+from aethermind.graph import GraphBuilder, Plan, PlanExecutor, compile_graph
 from aethermind.graph.constants import ConstantStore, constant_bytes
 from aethermind.hal import Buffer, DeviceId, DType
+from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.hal.host_memory import HostAllocator
-from aethermind.hal.numpy_backend import NumpyBackend
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
@@ -83,7 +83,7 @@ def test_a_function_gets_the_bytes_of_its_own_layout() -> None:
     plan, backend = linear_plan(Dispatcher([kernel])), NumpyBackend()
     store = store_of(Source(numbers()), backend=backend)
     store.load(plan)
-    executor = Executor(plan, backend, NUMPY, store, {})
+    executor = PlanExecutor(plan, backend, NUMPY, store, {})
     x = np.arange(24, dtype=np.float32).reshape(3, 8)
     executor.host_inputs["x"][:24] = x.reshape(-1)
     executor.run((3,))
@@ -168,7 +168,7 @@ def test_weights_are_packed_into_memory_that_was_set_aside_for_them(has_room: bo
     backend.allocator = allocator = AheadAllocator(has_room=has_room)
     plan = linear_plan(Dispatcher([PackingKernel().kernel]))
     store = store_of(Source(numbers()), backend=backend)
-    store.set_aside(plan)
+    store.preallocate(plan)
     assert [buffer.nbytes for buffer in allocator.ahead] == [store_bytes := 48 * 4] * has_room
     store.load(plan)
     assert store.nbytes == store_bytes

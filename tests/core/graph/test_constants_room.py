@@ -7,7 +7,7 @@ from tests.core.graph.test_constants import PackingKernel, Source, linear_plan, 
 
 from aethermind.dispatch import Dispatcher
 from aethermind.errors import OutOfMemoryError
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NumpyBackend
 
 
 @pytest.mark.parametrize(("free", "fits"), [(48 * 4 - 1, False), (48 * 4, True), (None, True)])

@@ -23,12 +23,11 @@ from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
 from tests.scale import scaled
 
 from aethermind.errors import DeviceError, PluginError
-from aethermind.graph import Executor, GraphBuilder, compile_graph
+from aethermind.graph import GraphBuilder, PlanExecutor, compile_graph
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import DeviceInput, StepLoop
 from aethermind.hal import Backend, DeviceId, DType, Tensor
-from aethermind.hal.null_backend import NullBackend
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NullBackend, NumpyBackend
 from aethermind.ops.dims import SymDim
 
 NUMPY = DeviceId("numpy")
@@ -52,7 +51,7 @@ class Run:
         constants = ConstantStore(self.backend, NUMPY, values.__getitem__, types)
         constants.load(self.compiled.plan)
         self.states = {value.name: self.on_device(values[value.name]) for value in self.compiled.graph.states}
-        self.executor = Executor(self.compiled.plan, self.backend, NUMPY, constants, self.states)
+        self.executor = PlanExecutor(self.compiled.plan, self.backend, NUMPY, constants, self.states)
         self.values = values
 
     def on_device(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -329,7 +328,5 @@ def test_an_output_feeds_parts_of_a_later_run(backend: type[Backend], is_filling
 def test_a_device_out_of_the_hosts_reach_needs_an_executable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step loop would read at addresses that mean something else to the host."""
     monkeypatch.setattr(RemoteBackend, "compile", lambda *_: None)
-    with pytest.raises(
-        DeviceError, match=r"is_host_accessible=False\), so that its backend has to implement `compile`"
-    ):
+    with pytest.raises(DeviceError, match=r"is_host_accessible=False\), so its backend has to implement `compile`"):
         silu_run(RemoteBackend())

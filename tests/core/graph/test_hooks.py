@@ -14,7 +14,7 @@ from tests.core.graph.test_executor import MODEL_GREATEST, MODEL_SYMBOLS, Run
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.hooks import HookRegistry, ValueInfo
 from aethermind.hal import Backend
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NumpyBackend
 
 SYMBOLS = tuple(MODEL_SYMBOLS.values())
 
@@ -125,7 +125,7 @@ def test_what_a_hook_raises_reaches_the_caller(model: Model) -> None:
 def test_a_pattern_that_fits_nothing_is_a_sentence_with_near_names(model: Model, pattern: str, near: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         model.hooks.on(pattern, print)
-    assert str(caught.value).startswith(f"No value fits {pattern!r}. Did you mean ")
+    assert str(caught.value).startswith(f"No value matches {pattern!r}. Did you mean ")
     assert repr(near) in str(caught.value)
     assert not model.hooks.is_active
 

@@ -13,8 +13,8 @@ from tests.scale import scaled
 
 from aethermind.errors import ConfigError
 from aethermind.graph import Graph, GraphBuilder
+from aethermind.graph.ir import parse_graph
 from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS, adaptable_weights, part_names, with_adapters
-from aethermind.graph.text import parse_graph
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim, resolve
 

@@ -14,7 +14,7 @@ from aethermind.graph import Graph, GraphBuilder
 from aethermind.graph.lowering import lower
 from aethermind.graph.memory_plan import MemoryPlan, plan_memory
 from aethermind.hal import DType
-from aethermind.hal.layout import num_elements
+from aethermind.hal.tensor import num_elements
 from aethermind.ops.dims import SymDim, resolve
 
 UNIT = 4

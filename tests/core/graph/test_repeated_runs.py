@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from aethermind.graph.repeated_runs import BATCH_SIZES, is_decode_size
+from aethermind.graph.plan import BATCH_SIZES, is_decode_size
 
 MOST = {"T": 512, "S": 40, "R": 40, "B": 100, "X": 9}
 

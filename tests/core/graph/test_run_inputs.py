@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.core.graph.graphs import OPERATORS, dispatcher_of
 from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
 
-from aethermind.graph import Executor, GraphBuilder, compile_graph
+from aethermind.graph import GraphBuilder, PlanExecutor, compile_graph
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.run_inputs import place_inputs
 from aethermind.hal import DeviceId, DType, Tensor
-from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.host_memory import HostTransfer
+from aethermind.hal.memory import ALIGNMENT
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
 
@@ -49,7 +49,7 @@ class NotingTransfer(HostTransfer):
         self.copy(destination, source)
 
 
-def executor_of_sum(backend: RemoteBackend) -> Executor:
+def executor_of_sum(backend: RemoteBackend) -> PlanExecutor:
     """`a + b + c`, and an input that it only passes on."""
     builder = GraphBuilder("sum", OPERATORS)
     shape = (SymDim("T"), 4)
@@ -57,7 +57,7 @@ def executor_of_sum(backend: RemoteBackend) -> Executor:
     builder.output("sum", builder.op("add", builder.op("add", a, b), c))
     builder.output("b", b)
     compiled = compile_graph(builder.finish(), OPERATORS, dispatcher_of(()), "numpy", {"T": 20000})
-    return Executor(compiled.plan, backend, NUMPY, ConstantStore(backend, NUMPY, {}.__getitem__, {}), {})
+    return PlanExecutor(compiled.plan, backend, NUMPY, ConstantStore(backend, NUMPY, {}.__getitem__, {}), {})
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from tests.scale import scaled
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph import GraphBuilder
-from aethermind.graph.ir import Graph
+from aethermind.graph.ir import Graph, format_graph, parse_graph
 from aethermind.graph.lowering import lower
-from aethermind.graph.text import format_graph, parse_graph
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from aethermind.hal import Backend, DeviceId, DType, MemoryKind, Tensor
-from aethermind.hal.null_backend import NullBackend
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NullBackend, NumpyBackend
 
 
 @pytest.mark.parametrize("backend_class", [NumpyBackend, NullBackend])

@@ -10,7 +10,7 @@ import pytest
 
 from aethermind.errors import DeviceError
 from aethermind.hal import Buffer, DeviceId, DType, Tensor
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NumpyBackend
 
 CPU = DeviceId("cpu")
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.hal.layout import align_up, contiguous_strides, is_contiguous, num_elements, num_spanned
+from aethermind.hal.memory import align_up
+from aethermind.hal.tensor import contiguous_strides, is_contiguous, num_elements, num_spanned
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 

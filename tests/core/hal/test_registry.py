@@ -8,7 +8,7 @@ import pytest
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError, PluginError
 from aethermind.hal import Backend, DeviceId, DeviceRegistry, Probe
-from aethermind.hal.null_backend import NullBackend
+from aethermind.hal.builtin_backends import NullBackend
 
 
 def registry_of(*devices: tuple[str, int, Probe]) -> DeviceRegistry:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.scale import scaled
 
 from aethermind.hal import DeviceId, Tensor
+from aethermind.hal.communicator import SharedMemoryCommunicator, shared_file
 from aethermind.hal.host_memory import HostStreams
-from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 
 
 def together(size: int, call: Callable[[SharedMemoryCommunicator], Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal import Buffer, DeviceId, DType, Tensor
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NumpyBackend
 
 NUMPY = DeviceId("numpy")
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
-from aethermind.ops.catalog.alibi import alibi_slopes
+from aethermind.ops.catalog.attention import alibi_slopes
 from aethermind.ops.operator import Operator, OperatorRegistry, Sample
 from aethermind.ops.schema import TensorType
 

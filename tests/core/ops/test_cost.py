@@ -11,8 +11,7 @@ import pytest
 
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
-from aethermind.ops.cost import Call, Cost, cost_of, visible_pairs
-from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.ops.operator import Call, Cost, Operator, OperatorRegistry, Sample, cost_of, visible_pairs
 from aethermind.ops.schema import TensorType
 
 OPERATORS = OperatorRegistry(catalog.load())

@@ -15,7 +15,7 @@ from tests.scale import scaled
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.ops import quantization
-from aethermind.ops.quantization import dequantize, quantize, rounded
+from aethermind.ops.quantization import dequantize, fake_quantize
 from aethermind.ops.weight_format import FORMAT_NAMES, QuantizedWeight, WeightFormat, parse_format
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +91,7 @@ def test_what_has_been_through_stands_for_the_same_values(array: Array, name: st
     q = FORMATS[name].quantize(array)
     values = dequantize(q)
     if (np.abs(q.scales[q.scales != 0]) >= SMALLEST_EXACT_SCALE).all():
-        np.testing.assert_array_equal(rounded(FORMATS[name], values), values)
+        np.testing.assert_array_equal(fake_quantize(FORMATS[name], values), values)
 
 
 @given(matrices())
@@ -103,7 +103,7 @@ def test_int4_is_no_worse_than_the_largest_magnitude_at_minus_8(array: Array) ->
     scale = (peak / np.float32(-8)).astype(np.float16).astype(np.float32)
     codes = np.clip(np.rint(np.divide(padded, scale, out=np.zeros_like(padded), where=scale != 0)), -8, 7)
     theirs = ((padded - codes * scale).astype(np.float64) ** 2).sum(-1)
-    error = np.pad(array - rounded(format, array), ((0, 0), (0, -array.shape[1] % 32))).astype(np.float64)
+    error = np.pad(array - fake_quantize(format, array), ((0, 0), (0, -array.shape[1] % 32))).astype(np.float64)
     ours = (error.reshape(padded.shape) ** 2).sum(-1)
     assert (ours <= theirs * (1 + 1e-5)).all()
 
@@ -112,7 +112,7 @@ def test_int4_is_no_worse_than_the_largest_magnitude_at_minus_8(array: Array) ->
 @settings(deadline=None, max_examples=scaled(15_000))
 def test_an_offset_is_no_worse_than_the_range_in_15_steps(array: Array) -> None:
     """As llama.cpp's Q4_1 has it, of the same size; its minimum and scale in float16, codes by the rounded ones."""
-    ours = (array - rounded(FORMATS["int4_offset"], array)).astype(np.float64) ** 2
+    ours = (array - fake_quantize(FORMATS["int4_offset"], array)).astype(np.float64) ** 2
     for begin in range(0, array.shape[1], 32):
         x = array[:, begin : begin + 32]
         low, high = x.min(1, keepdims=True), x.max(1, keepdims=True)
@@ -127,7 +127,7 @@ def test_an_offset_is_no_worse_than_the_range_in_15_steps(array: Array) -> None:
 @given(matrices(), st.sampled_from(["int4_zp", "int2", "int8_zp"]))
 @settings(deadline=None, max_examples=scaled(15_000))
 def test_zero_stays_zero_where_there_are_zero_points(array: Array, name: str) -> None:
-    values = rounded(FORMATS[name], array)
+    values = fake_quantize(FORMATS[name], array)
     assert (values[array == 0] == 0).all()
 
 
@@ -167,7 +167,7 @@ def test_codes_stay_in_their_bits(format: WeightFormat) -> None:
 def test_more_bits_and_smaller_blocks_cost_less(format: WeightFormat) -> None:
     array = normal(64, 256)
     allowed = {8: 0.012, 4: 0.14, 2: 0.40, 1: 0.62}[format.bits]
-    error = np.linalg.norm(rounded(format, array) - array) / np.linalg.norm(array)
+    error = np.linalg.norm(fake_quantize(format, array) - array) / np.linalg.norm(array)
     assert error < allowed
 
 
@@ -183,7 +183,7 @@ def test_zeros_are_zeros(format: WeightFormat, value: float) -> None:
 @pytest.mark.parametrize("shape", [(0, 40), (3, 0), (1, 1), (5, 1), (2, 31), (2, 33), (1, 129)], ids=str)
 def test_every_shape(format: WeightFormat, shape: tuple[int, int]) -> None:
     array = normal(*shape)
-    values = rounded(format, array)
+    values = fake_quantize(format, array)
     assert (values.shape, values.dtype) == (shape, np.float32)
     if array.size:
         assert np.abs(values - array).max() <= 2 * np.abs(array).max()
@@ -192,14 +192,14 @@ def test_every_shape(format: WeightFormat, shape: tuple[int, int]) -> None:
 @by_format
 def test_rows_are_independent(format: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     array = normal(37, 100)
-    whole = quantize(format, array)
-    monkeypatch.setattr(quantization, "_VALUES_AT_ONCE", 300)
-    in_parts = quantize(format, array)
+    whole = format.quantize(array)
+    monkeypatch.setattr(quantization, "_VALUES_PER_CHUNK", 300)
+    in_parts = format.quantize(array)
     assert_same(in_parts, whole)
     np.testing.assert_array_equal(dequantize(whole)[5:9], dequantize(whole.rows(5, 9)))
-    np.testing.assert_array_equal(rounded(format, array), dequantize(whole))
+    np.testing.assert_array_equal(fake_quantize(format, array), dequantize(whole))
     for row in (0, 36):
-        assert_same(quantize(format, array[row : row + 1]), whole.rows(row, row + 1))
+        assert_same(format.quantize(array[row : row + 1]), whole.rows(row, row + 1))
 
 
 @by_format
@@ -208,9 +208,9 @@ def test_a_shorter_last_block_is_one_of_its_own(format: WeightFormat) -> None:
         return
     array = normal(4, format.stride + 5)
     array[:, format.stride :] *= 100
-    values = rounded(format, array)
-    np.testing.assert_array_equal(values[:, : format.stride], rounded(format, array[:, : format.stride]))
-    np.testing.assert_array_equal(values[:, format.stride :], rounded(format, array[:, format.stride :]))
+    values = fake_quantize(format, array)
+    np.testing.assert_array_equal(values[:, : format.stride], fake_quantize(format, array[:, : format.stride]))
+    np.testing.assert_array_equal(values[:, format.stride :], fake_quantize(format, array[:, format.stride :]))
 
 
 @by_format
@@ -243,7 +243,7 @@ def test_values_that_are_no_numbers_are_refused(format: WeightFormat, value: flo
 def test_values_beyond_the_scales_are_refused(format: WeightFormat) -> None:
     array = normal(3, 40)
     array[1, 1] = -65504
-    assert np.isfinite(rounded(format, array)).all()
+    assert np.isfinite(fake_quantize(format, array)).all()
     array[1, 1] = -65600
     with pytest.raises(InvalidArgumentError, match=f"magnitude 65600 cannot be stored as {format.name}"):
         format.quantize(array)
@@ -254,8 +254,8 @@ def test_a_way_through_takes_little_memory_beside_its_result(name: str) -> None:
     array = normal(2048, 1024)
     tracemalloc.start()
     try:
-        values = rounded(FORMATS[name], array)
+        values = fake_quantize(FORMATS[name], array)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < values.nbytes + 64 * quantization._VALUES_AT_ONCE
+    assert peak < values.nbytes + 64 * quantization._VALUES_PER_CHUNK

@@ -88,7 +88,7 @@ def write_distribution(folder: Path, distribution: str, entry_points: str, *, ve
 
 PREAMBLE = """\
 from aethermind.hal import Probe
-from aethermind.hal.null_backend import NullBackend
+from aethermind.hal.builtin_backends import NullBackend
 from aethermind.plugins import hookimpl
 
 

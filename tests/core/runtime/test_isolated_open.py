@@ -18,7 +18,7 @@ from aethermind import Runtime
 from aethermind.cli.app import app
 from aethermind.errors import DeviceError
 from aethermind.hal import Probe
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.runtime import isolated_devices
 
 PLUGIN = """
@@ -145,7 +145,7 @@ def test_auto_skips_a_device_that_cannot_be_opened_with_a_warning(
 
 
 def test_if_no_device_opens_the_error_names_all(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aethermind.hal.numpy_backend.NumpyBackend", lambda: 1 // 0)
+    monkeypatch.setattr("aethermind.hal.builtin_backends.NumpyBackend", lambda: 1 // 0)
     monkeypatch.setenv("AETHERMIND_PLUGINS", "rogue")
     install(fakes, "raise RuntimeError('the card is gone')")
     with pytest.raises(DeviceError, match=r"No device is available\. Considered: rogue: .*the card is gone.*; numpy: "):

@@ -116,7 +116,7 @@ def test_a_third_party_cannot_replace_a_first_party_device(fakes: FakeDistributi
 def test_operators_of_a_plugin_join_the_catalog_whole_or_not_at_all(fakes: FakeDistributions) -> None:
     source = """
         from dataclasses import replace
-        from aethermind.ops.catalog.add import ADD
+        from aethermind.ops.catalog.elementwise import ADD
         from aethermind.ops.schema import OperatorSchema
 
         def page(name):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from aethermind.errors import TokenizerError
-from aethermind.text import Tokenizer, kept_tables
+from aethermind.text import Tokenizer, tokenizer_cache
 from aethermind.text import gguf_tokenizer as gguf_module
 from aethermind.text.gguf_tokenizer import SplitRule, gguf_tokenizer
 from aethermind.text.mapped_bpe import MappedBpe
@@ -104,7 +104,8 @@ def test_tables_of_it_are_kept(
 ) -> None:
     monkeypatch.setattr(gguf_module, "MANY_TOKENS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
+    monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
+    monkeypatch.setattr(tokenizer_cache, "_pending", {})
     path = tmp_path / "model.gguf"
     path.write_bytes(b"")
     content = {**metadata, "tokenizer.ggml.add_bos_token": adds_bos}
@@ -167,7 +168,7 @@ def test_a_last_token_is_added_where_the_file_asks_for_it(metadata: dict[str, An
     same = read(metadata, add_eos_token=True, add_bos_token=True, eos_token_id=bos)
     assert same.encode("Once", add_special_tokens=True) == [bos, *word, bos]
     unused = len(metadata["tokenizer.ggml.tokens"]) - 1
-    with pytest.raises(TokenizerError, match="around texts, which are no special tokens"):
+    with pytest.raises(TokenizerError, match="to texts, which are not special tokens"):
         read(metadata, add_eos_token=True, eos_token_id=unused)
 
 

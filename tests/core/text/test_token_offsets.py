@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.text import Tokenizer
-from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
+from aethermind.text.detokenizer import TokenOffsets, prompt_offsets
 
 
 @given(text=st.text(max_size=30) | st.sampled_from(["Köln 🦊 é", "从前有一只狐狸", "🦊🦊 x"]))

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from tests.cuda.check.bench import Bench, Case, Facts, within
 
-from aethermind.ops.catalog.sample_tokens import SAMPLE_TOKENS
+from aethermind.ops.catalog.sampling import SAMPLE_TOKENS
 
 __all__ = ["Sampling"]
 

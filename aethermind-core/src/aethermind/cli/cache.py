@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from aethermind import env
+from aethermind.cache_folder import PARTIAL
 from aethermind.cli import console, options
 from aethermind.cli.commands import SummaryGroup
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.kept_files import UNFINISHED
 
 __all__ = ["KINDS", "app"]
 
@@ -45,10 +45,8 @@ class CacheCategory:
 
 
 KINDS: Mapping[str, CacheCategory] = {
-    "weights": CacheCategory(
-        ("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights in the layout of the kernels"
-    ),
-    "tokenizers": CacheCategory(("tokenizers/*.bpe", f"tokenizers/*{UNFINISHED}"), "tables of large tokenizers"),
+    "weights": CacheCategory(("weights/*.safetensors", f"weights/*{PARTIAL}"), "weights in the layout of the kernels"),
+    "tokenizers": CacheCategory(("tokenizers/*.bpe", f"tokenizers/*{PARTIAL}"), "tables of large tokenizers"),
     "digests": CacheCategory(("digests/*",), "hashes of checkpoint files"),
     "answers": CacheCategory(
         ("probes.json", "probes-*", "trials.json", "trials-*", "opens.json", "opens-*"),

@@ -125,7 +125,7 @@ def conform(
 
 def _is_family(runtime: Runtime, name: str) -> bool:
     """Whether a name is a model package; a device of that name has precedence."""
-    from aethermind.testing.families.find import architectures_of
+    from aethermind.testing.families.case import architectures_of
 
     is_device = any(entry.name == name.partition(":")[0] for entry in runtime.devices)
     return not is_device and bool(architectures_of(runtime, name))

@@ -65,7 +65,7 @@ def examine(runtime: Runtime) -> dict[str, Any]:
 
 
 def _examine_machine() -> dict[str, Any]:
-    from aethermind.hal.numpy_backend import host_memory_bytes
+    from aethermind.hal.host_memory import host_memory_bytes
 
     return {
         "system": f"{platform.system()} {platform.release()}",

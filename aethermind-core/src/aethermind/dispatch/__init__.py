@@ -1,4 +1,4 @@
-"""Who computes an operator: kernels, and the resolution that chooses among them and explains itself."""
+"""Kernel dispatch: kernels, and the choice of one for every operator of a plan, with the reasons."""
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Kernel, Pack, Signature

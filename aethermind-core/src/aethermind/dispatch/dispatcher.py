@@ -1,4 +1,4 @@
-"""Choosing a kernel, and saying why the others were not chosen."""
+"""The dispatcher: chooses a kernel for a signature and records why the others were rejected."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Dispatcher", "Fallback", "Resolution"]
 
 
 class Fallback(Enum):
-    """What happens where a device has no kernel and no decomposition leads on, but the host may look into its memory.
+    """The policy for operators without kernel and decomposition, on devices whose memory the host can access.
 
-    ERROR refuses; WARN runs the NumPy reference and the engine says so; ALLOW runs it and `explain` alone says so.
+    ERROR refuses the plan; WARN runs the NumPy reference, and the engine logs a warning; ALLOW runs it without one.
     """
 
     ERROR = "error"
@@ -25,7 +25,7 @@ class Fallback(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The kernel chosen for a signature (or None), and each one that was rejected with the reason."""
+    """The kernel chosen for a signature, or None, and every rejected kernel with the reason."""
 
     signature: Signature
     chosen: Kernel | None
@@ -33,7 +33,7 @@ class Resolution:
     is_fallback: bool = False
 
     def explain(self) -> str:
-        """One line: the chosen kernel, then the rejected ones with their reasons."""
+        """Return one line: the chosen kernel, then the rejected ones with their reasons."""
         chosen = self.chosen.name if self.chosen else "no kernel"
         if self.is_fallback:
             chosen += " (fallback)"
@@ -42,10 +42,10 @@ class Resolution:
 
 
 class Dispatcher:
-    """Resolves signatures against the kernels of one device. Used when a graph is compiled, never while it runs.
+    """Resolves signatures against the kernels of one device, when a graph is compiled.
 
-    Of kernels with the same priority the one given first is chosen. With `is_deterministic`, none is chosen whose
-    result for a row depends on the others.
+    Of supporting kernels the one of highest priority is chosen, of equals the first in `kernels`. With
+    `is_deterministic`, only batch-invariant kernels are.
     """
 
     def __init__(
@@ -56,27 +56,27 @@ class Dispatcher:
         self._fallbacks = _group(fallback_kernels)
 
     def with_kernels(self, kernels: Sequence[Kernel]) -> Dispatcher:
-        """The same with more kernels, behind those of the same priority."""
-        ours = [kernel for group in self._by_operator.values() for kernel in group]
+        """Return a dispatcher with more kernels, behind those of the same priority."""
+        own = [kernel for group in self._by_operator.values() for kernel in group]
         fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
-        return Dispatcher([*ours, *kernels], fallbacks, is_deterministic=self._is_deterministic)
+        return Dispatcher([*own, *kernels], fallbacks, is_deterministic=self._is_deterministic)
 
     def with_fallbacks(self, kernels: Sequence[Kernel]) -> Dispatcher:
-        """The same with other kernels to fall back to."""
-        ours = [kernel for group in self._by_operator.values() for kernel in group]
-        return Dispatcher(ours, kernels, is_deterministic=self._is_deterministic)
+        """Return a dispatcher with other fallback kernels."""
+        own = [kernel for group in self._by_operator.values() for kernel in group]
+        return Dispatcher(own, kernels, is_deterministic=self._is_deterministic)
 
     def has_format(self, name: str) -> bool:
-        """Whether one of the device's own kernels computes with weights in a format."""
+        """Whether one of the device's own kernels computes with weights in the format `name`."""
         kernels = (kernel for group in self._by_operator.values() for kernel in group)
         return any(kernel.weight_formats is None or name in kernel.weight_formats for kernel in kernels)
 
     def resolve(self, signature: Signature) -> Resolution:
-        """The supporting kernel of highest priority among the device's own."""
+        """Choose among the device's own kernels."""
         return self._choose(signature, self._by_operator.get(signature.operator, []))
 
     def resolve_fallback(self, signature: Signature) -> Resolution:
-        """The NumPy reference, where the fallback policy provided it."""
+        """Choose among the fallback kernels: NumPy references, where the fallback policy allows them."""
         return self._choose(signature, self._fallbacks.get(signature.operator, []), is_fallback=True)
 
     def _choose(self, signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool = False) -> Resolution:
@@ -92,7 +92,7 @@ class Dispatcher:
 
     def _reason_against(self, kernel: Kernel, signature: Signature) -> str | None:
         if self._is_deterministic and not kernel.is_batch_invariant:
-            return "it does not promise results that do not depend on the batch (is_batch_invariant)"
+            return "it is not batch invariant (is_batch_invariant)"
         return _reason_against(kernel, signature)
 
 
@@ -118,7 +118,7 @@ def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
 
 
 def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
-    """What a kernel's `supports` says; PluginError where it raises, or says neither why not nor None."""
+    """Return what a kernel's `supports` returns; PluginError where it raises, or returns neither None nor a reason."""
     try:
         reason: object = kernel.supports(signature)
     except AetherMindError:
@@ -127,7 +127,7 @@ def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
         raise PluginError(f"`supports` of kernel {kernel.title} raised {in_words(error)} {REPAIR}") from error
     if reason is not None and not isinstance(reason, str):
         raise PluginError(
-            f"`supports` of kernel {kernel.title} returned {reason!r:.80}; it should return None, or in words why the "
-            f"kernel does not take a call. {REPAIR}"
+            f"`supports` of kernel {kernel.title} returned {reason!r:.80}; it should return None, or a sentence why "
+            f"the kernel does not take a call. {REPAIR}"
         )
     return reason

@@ -14,15 +14,15 @@ from aethermind.ops.weight_format import DENSE
 __all__ = ["Kernel", "Pack", "REPAIR", "Signature"]
 
 REPAIR = "Update or uninstall its package, or choose another device."
-"""What to do about a kernel that breaks its contract."""
+"""The advice in errors about a kernel that breaks its contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One call to be resolved. `dtype` is what the operator's F stands for; `inputs` may hold symbolic dims.
+    """One call to be resolved. `dtype` is that of the operator's F; the dims of `inputs` may be symbols.
 
-    `weight_format` is that of the operator's weights; where they differ, their names in one: `dense+int4`.
-    `packed` names, by input, the layout that a weight of which only rows are picked has anyway, for another operator.
+    `weight_format` is that of the operator's weights; where they differ, the names are joined: `dense+int4`. `packed`
+    are, by input, the layouts into which gathered weights are packed already, for another operator.
     """
 
     operator: str
@@ -36,20 +36,20 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """How a kernel wants a weight laid out.
+    """The layout in which a kernel reads a weight, and how to pack it.
 
-    `name` identifies the layout: two kernels that name the same one share a single packed copy. `nbytes(shape, dtype)`
-    is its size, `dtype` that of the operator's F, and `pack(source, destination_address)` writes a weight there, which
-    is host memory always. The source is a row-major NumPy array of that dtype. In the layout of a `weight_format` it is
-    a QuantizedWeight of this format, or a row-major array of float32, bfloat16 or float16, which the pack quantises
-    itself to the same codes, scales and zero points as the format's own `quantize`.
+    `name` identifies the layout: kernels that name the same one share one packed copy. `nbytes(shape, dtype)` is its
+    size, `dtype` being that of the operator's F. `pack(source, destination_address)` writes a weight to host memory.
+    The source is a row-major NumPy array of that dtype. For a `weight_format` it is a QuantizedWeight of this format,
+    or a row-major array of float32, bfloat16 or float16, which the pack quantises itself, to the same codes, scales and
+    zero points as the format's `quantize`.
 
-    Where a device with memory of its own does that better, `pack_on_device(backend, source, destination)` takes such an
-    array, in host memory, and has the same bytes in the tensor `destination` on return.
+    For devices with memory of their own, `pack_on_device(backend, source, destination)` may do the same on the device:
+    it takes such an array, in host memory, and has written the same bytes to the tensor `destination` on return.
 
-    `build` names the code that packs, another build by another name. Where it is given, packed weights may be kept on
-    disk and read in place by later processes (see `engine.weight_cache`), since their bytes depend on nothing but the
-    weight, the layout and this code. They lie then in memory that can only be read.
+    `build` identifies the code that packs; another build has another name. Where it is given, packed weights may be
+    cached on disk and mapped by later processes (see `engine.weight_cache`): their bytes have to depend on nothing but
+    the weight, the layout and this code. They are then in read-only memory.
     """
 
     name: str
@@ -66,27 +66,28 @@ def _supports_everything(_: Signature) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """An out-variant: the caller owns outputs; a kernel never allocates, logs or parses.
+    """A kernel: one implementation of an operator on one kind of device.
 
-    Exactly one of two forms is given: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or
-    `function(inputs, outputs, attributes)`, a Python callable that returns None. Inputs, None where one is absent, and
-    outputs are NumPy views of host memory; on a device whose backend has an executable of its own they are what that
-    hands over, such as tensors of a library. `supports` returns None, or the reason why not. Of several that support a
-    call the highest `priority` is chosen. `packs` names the inputs that want another layout.
+    It is an out-variant: the caller owns the outputs, and a kernel never allocates, logs or parses. It has exactly one
+    of two forms: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or
+    `function(inputs, outputs, attributes)`, a Python callable that returns None. Inputs (None where absent) and outputs
+    are NumPy views of host memory; a backend with an executable of its own may pass others, such as tensors of a
+    library. `supports` returns None, or why it does not support a call. Of the kernels that support a call, the one of
+    highest `priority` is chosen. `packs` are the layouts of inputs that are not row-major.
 
-    `weight_formats` are the formats of weights that it computes with, None for all of them. A weight in one of them
-    comes in the kernel's pack for that input, of which a function gets the bytes, uint8 [nbytes]; a kernel without a
-    pack, native or not, gets its values as float32.
+    `weight_formats` are the weight formats that it computes with, None for all. A quantised weight is passed in the
+    kernel's pack for that input, to a function as its bytes, uint8 [nbytes]; without a pack it is passed as float32
+    values.
 
-    `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as with activations that are
-    quantised on the way.
+    `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as in kernels that quantise
+    activations.
 
     `is_batch_invariant` promises that a row's results have the same bits whatever the other rows of a call are, and
-    however many: only kernels that do are chosen with `deterministic=True`, and the conformance kit tries it.
+    however many. Only such kernels are chosen with `deterministic=True`; the conformance kit checks it.
 
-    `rounds_weights` says that weights in a format may be rounded to F, each by itself, before they are multiplied.
+    `rounds_weights` says that dequantised weights may be rounded to F before the multiplication.
 
-    `provider` is the package that it comes from, for messages: the registry fills it in.
+    `provider` is the package that the kernel comes from, for messages; the registry sets it.
     """
 
     operator: str
@@ -111,17 +112,17 @@ class Kernel:
 
     @property
     def title(self) -> str:
-        """`'name' for linear of my-package`, as messages name a kernel."""
+        """The name of a kernel in messages: `'name' for linear of my-package`."""
         return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
 
     def failure(self, error: Exception) -> KernelError:
-        """What to raise where its function raised `error`, which is no AetherMindError."""
+        """Return the error to raise where its function raised `error`, which is not an AetherMindError."""
         return KernelError(f"Kernel {self.title} raised {in_words(error)} {REPAIR}")
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
-        """Run a Python kernel over its arrays; KernelError names it and its package where it fails.
+        """Call a Python kernel; KernelError names it and its package where it fails.
 
-        A kernel that returns something computed into arrays of its own, which nobody reads: that is an error, too.
+        Returning anything but None is an error, too: such a kernel computed into arrays of its own, not into `outputs`.
         """
         assert self.function is not None, "a native kernel is not called from Python"
         try:

@@ -1,4 +1,4 @@
-"""Runs operators by their NumPy references: every kernel's yardstick, and the `numpy` device's kernels."""
+"""Operators computed by their NumPy references: the oracle of kernel tests, and the kernels of the `numpy` device."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
 
 
 class ReferenceRunner:
-    """An OpBuilder whose values are NumPy arrays, so that it computes what others record.
+    """An OpBuilder whose values are NumPy arrays: it computes operators instead of recording them.
 
-    Arrays come and go in their storage dtypes: floats narrower than float32 are computed in float32, and
-    every operator's outputs are rounded to what its schema says. A float64 input passes for every float of
-    the schema, and then nothing is rounded.
+    Floats narrower than float32 are computed in float32, and the outputs of every operator are rounded to the dtype in
+    its schema. Where an input is float64, all floats may be, and nothing is rounded.
     """
 
     def __init__(self, operators: OperatorRegistry) -> None:
         self._operators = operators
 
     def op(self, name: str, *inputs: Array | None, **attributes: Attribute) -> Any:
-        """Apply an operator; a single output comes bare, several as a tuple.
+        """Apply an operator; return its output, or a tuple where it has several.
 
         OperatorError when the operator is unknown or the inputs do not fit its schema.
         """
@@ -59,16 +58,16 @@ def evaluate(
     attributes: Mapping[str, Attribute],
     compute: DTypeLike = np.float64,
 ) -> tuple[Array, ...]:
-    """The outputs of one call with every float converted to `compute` (float64 or float32) first.
+    """Return the outputs of one call, computed and returned in `compute` (float64 or float32) for every float.
 
-    They stay in `compute`: nothing is rounded afterwards. OperatorError when inputs do not fit the schema.
+    OperatorError when inputs do not fit the schema.
     """
     converted = [None if array is None else _converted(array, np.dtype(compute)) for array in inputs]
     return _as_tuple(ReferenceRunner(operators).op(operator.name, *converted, **attributes))
 
 
 def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tuple[Array | None, ...]:
-    """A sample's arrays in the dtypes that the operator takes when F is `float_type`, codes in their own: copies."""
+    """Return copies of a sample's arrays, rounded to the dtypes of the schema when F is `float_type`."""
     return tuple(
         None
         if array is None
@@ -78,9 +77,9 @@ def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tup
 
 
 def reference_kernels(operators: Iterable[Operator], device_type: str) -> list[Kernel]:
-    """A kernel of priority 0 for each operator that computes; composites decompose, views need none.
+    """Return a kernel of priority 0 for each operator that has no decomposition and is not a view.
 
-    Where its results depend on the batch there is one of priority -1 whose do not.
+    Where it is not batch invariant, there is a second one, of priority -1, which is.
     """
     kernels = []
     for operator in operators:
@@ -124,7 +123,7 @@ def _kernel_function(
 
 
 def _computable(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
-    """The inputs with narrow floats widened to float32, except those that the operator only gathers from."""
+    """Return the inputs with narrow floats widened to float32, except those that the operator gathers from."""
     return [
         array
         if array is None or array.itemsize >= 4 or spec.name in operator.gathered

@@ -1,19 +1,21 @@
-"""Which package offers kernels for which kind of device."""
+"""The registry of kernels: which packages provide kernels for which devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 
 from aethermind.dispatch.kernel import Kernel
 from aethermind.errors import AetherMindError, PluginError, in_words
 from aethermind.hal.dtype import DType
+from aethermind.ops.operator import OperatorRegistry
 from aethermind.plugins.stdout_guard import stdout_to_stderr
 
-__all__ = ["KernelRegistry"]
+__all__ = ["KernelRegistry", "unusable_kernels"]
 
 
 class KernelRegistry:
-    """Device types to loaders of kernels; filled at boot, then frozen. Loaded when a device is first opened."""
+    """Loaders of kernels by device type; filled at boot, then frozen. Kernels are loaded when first asked for."""
 
     def __init__(self) -> None:
         self._loaders: dict[str, list[tuple[str, Callable[[], Sequence[Kernel]]]]] = {}
@@ -21,7 +23,7 @@ class KernelRegistry:
         self._is_frozen = False
 
     def register(self, device_type: str, load: Callable[[], Sequence[Kernel]], *, provider: str) -> None:
-        """Offer the kernels that `load()` returns for `device_type`; several packages may offer some for one device."""
+        """Add the kernels that `load()` returns for `device_type`; several packages may add some for one device."""
         assert not self._is_frozen, "registries are frozen after boot"
         self._loaders.setdefault(device_type, []).append((provider, load))
 
@@ -30,11 +32,11 @@ class KernelRegistry:
         self._is_frozen = True
 
     def device_types(self) -> list[str]:
-        """The devices that packages offer kernels for, sorted."""
+        """Return the device types for which packages have kernels, sorted."""
         return sorted(self._loaders)
 
     def kernels(self, device_type: str) -> tuple[Kernel, ...]:
-        """Every kernel for a device type, loaded once; PluginError names a package whose kernels cannot be loaded."""
+        """Return every kernel for a device type, loaded once; PluginError names a package whose loader fails."""
         if device_type not in self._loaded:
             offers = self._loaders.get(device_type, ())
             found = [kernel for provider, load in offers for kernel in _load(device_type, provider, load)]
@@ -43,7 +45,7 @@ class KernelRegistry:
 
 
 def _load(device_type: str, provider: str, load: Callable[[], Iterable[Kernel]]) -> list[Kernel]:
-    """What a loader returns, checked, each kernel with its provider."""
+    """Return the kernels of a loader, checked, each with its provider."""
     try:
         with stdout_to_stderr():
             offered: object = load()
@@ -56,9 +58,9 @@ def _load(device_type: str, provider: str, load: Callable[[], Iterable[Kernel]])
         raise _refusal(device_type, provider, f"load() returned {type(offered).__name__} instead of kernels.")
     for number, kernel in enumerate(found):
         if problem := _problem(kernel, device_type):
-            raise _refusal(device_type, provider, f"Number {number} of what load() returned {problem}.")
+            raise _refusal(device_type, provider, f"Item {number} of what load() returned {problem}.")
     for kernel in found:
-        object.__setattr__(kernel, "provider", provider)  # 100 times faster than a copy, and a device has thousands
+        object.__setattr__(kernel, "provider", provider)  # a device has thousands of kernels: copies would be slow
     return found
 
 
@@ -69,7 +71,7 @@ def _refusal(device_type: str, provider: str, reason: str) -> PluginError:
 
 
 def _problem(kernel: object, device_type: str) -> str | None:
-    """What is wrong with something that should be a kernel for a device, as a verb and its object."""
+    """Return what is wrong with an object that should be a kernel for a device, as a predicate; None where nothing."""
     if not isinstance(kernel, Kernel):
         return f"is {kernel!r:.80}, of type {type(kernel).__name__}, instead of a Kernel"
     name = f"is kernel {kernel.name!r} for operator {kernel.operator!r},"
@@ -78,3 +80,24 @@ def _problem(kernel: object, device_type: str) -> str | None:
     if not all(isinstance(dtype, DType) for dtype in kernel.dtypes):
         return f"{name} whose dtypes are {kernel.dtypes!r:.80} instead of DTypes"
     return None
+
+
+def unusable_kernels(kernels: Iterable[Kernel], operators: OperatorRegistry) -> Iterator[tuple[Kernel, str, bool]]:
+    """Yield kernels that no plan can use, or whose packs none can, with the reason and whether it is surely an error.
+
+    An unknown operator may be that of a package which is not installed: it is an error only where it looks misspelt.
+    """
+    schemas = {operator.name: operator.schema for operator in operators}
+    views = {name for name, schema in schemas.items() if schema.is_view}
+    for kernel in kernels:
+        schema = schemas.get(kernel.operator)
+        if schema is None:
+            near = get_close_matches(kernel.operator, schemas, 1)
+            advice = f"did you mean {near[0]!r}?" if near else "it is of use only beside a package that defines it."
+            yield kernel, f"no installed package defines operator {kernel.operator!r}; {advice}", bool(near)
+            continue
+        if kernel.operator in views:
+            yield kernel, f"{kernel.operator} is a view, which no kernel computes.", True
+        for name in kernel.packs.keys() - {spec.name for spec in schema.inputs} if kernel.packs else ():
+            inputs = ", ".join(spec.name for spec in schema.inputs)
+            yield kernel, f"it packs {name!r}, but the inputs of {kernel.operator} are {inputs}.", True

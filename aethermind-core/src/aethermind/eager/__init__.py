@@ -1,4 +1,4 @@
-"""Operators called one at a time on arrays: `eager.rms_norm(x, weight, eps=1e-6)`.
+"""Eager execution: operators called one at a time on arrays, such as `eager.rms_norm(x, weight, eps=1e-6)`.
 
     from aethermind import eager
 
@@ -7,7 +7,7 @@
     packed = eager.pack("linear", "weight", w)     # for repeated calls: eager.linear(x, packed)
 
 Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. They run on the `cpu`
-device, or on `numpy` where that is not installed.
+device, or on `numpy` where `cpu` is not installed.
 """
 
 from __future__ import annotations

@@ -1,46 +1,56 @@
-"""The kinds of arrays that callers have: NumPy's, and torch's without importing torch before the caller did."""
+"""The kinds of arrays that eager calls accept: NumPy arrays, torch tensors and packed weights.
+
+torch is never imported: an array can be a torch tensor only if its caller has imported torch.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
 
-__all__ = ["Array", "ArrayKind", "NumpyKind", "TorchKind", "kind_of"]
+if TYPE_CHECKING:
+    from aethermind.dispatch.kernel import Pack
+    from aethermind.hal.backend import Backend
+    from aethermind.hal.memory import Buffer
+    from aethermind.ops.operator import Operator
+
+__all__ = ["Array", "ArrayKind", "NumpyKind", "PackedKind", "PackedWeight", "TorchKind", "kind_of", "pack_weight"]
 
 Array = Any
 """A NumPy array or a torch tensor."""
 
 
 class ArrayKind(Protocol):
-    """What eager calls need to know about one library's arrays."""
+    """The interface of eager calls to one library's arrays."""
 
     def address(self, array: Array) -> int | None:
-        """The address of the first element, or None unless the array is row-major, aligned and in host memory."""
+        """Return the address of the first element; None unless the array is row-major, aligned and in host memory."""
 
     def settled(self, array: Array) -> Array:
-        """The array itself, or a copy that has an address. OperatorError for one that cannot be read."""
+        """Return the array itself, or a copy that has an address. OperatorError for one that cannot be read."""
 
     def is_writable(self, array: Array) -> bool:
-        """Whether the array's elements may be changed."""
+        """Whether the array may be written to."""
 
     def dtype(self, array: Array) -> DType:
-        """The element type; InvalidArgumentError where we have none for it."""
+        """Return the element type; InvalidArgumentError for one that operators do not have."""
 
     def new(self, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Array]:
-        """What makes an array whose elements are not set."""
+        """Return a function that makes an uninitialised array."""
 
     def numpy(self, array: Array) -> Any:
-        """A NumPy array on the same memory."""
+        """Return a NumPy array on the same memory."""
 
 
 def kind_of(array: Array) -> ArrayKind:
-    """The kind of an array; OperatorError for anything else."""
+    """Return the kind of an array; OperatorError for any other object."""
     import numpy as np
 
     if isinstance(array, np.ndarray):
@@ -52,7 +62,7 @@ def kind_of(array: Array) -> ArrayKind:
 
 
 class NumpyKind:
-    """`numpy.ndarray`, bfloat16 being that of `ml_dtypes`."""
+    """`numpy.ndarray`; bfloat16 and float8 are dtypes of `ml_dtypes`."""
 
     def __init__(self) -> None:
         self._data = _data_reader()
@@ -83,7 +93,7 @@ class NumpyKind:
 
 
 class TorchKind:
-    """`torch.Tensor` in host memory. Nothing is differentiated through."""
+    """`torch.Tensor` in host memory, without automatic differentiation."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -119,7 +129,7 @@ class TorchKind:
 
     def numpy(self, array: Array) -> Any:
         dtype = self.dtype(array)
-        if dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):  # which NumPy knows by another package
+        if dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):  # these dtypes are those of ml_dtypes in NumPy
             integers = self._torch.int16 if dtype is DType.BFLOAT16 else self._torch.int8
             return array.view(integers).numpy().view(dtype.numpy)
         return array.numpy()
@@ -127,9 +137,9 @@ class TorchKind:
 
 @cache
 def _data_reader() -> Callable[[Array], int]:
-    """`array.ctypes.data`, which costs a microsecond, or what costs a sixth of it.
+    """Return a function equivalent to `array.ctypes.data`, which is slow, reading the pointer directly if possible.
 
-    NumPy's C interface promises that the pointer to the elements follows the object's header.
+    NumPy's C API defines that the pointer to the elements follows the object's header.
     """
     import numpy as np
 
@@ -139,5 +149,98 @@ def _data_reader() -> Callable[[Array], int]:
         return pointer_at(id(array) + offset).value
 
     probes: list[Array] = [np.zeros(3), np.zeros((2, 5), np.int8)[1:], np.zeros(8, np.uint8).view(np.float64)]
-    is_as_promised = sys.implementation.name == "cpython" and all(read(array) == array.ctypes.data for array in probes)
-    return read if is_as_promised else lambda array: int(array.ctypes.data)
+    is_as_defined = sys.implementation.name == "cpython" and all(read(array) == array.ctypes.data for array in probes)
+    return read if is_as_defined else lambda array: int(array.ctypes.data)
+
+
+class PackedWeight:
+    """A weight for one input of one operator on one device, passed instead of the array. `Eager.pack` returns it.
+
+    It keeps a reference to the array, which must not change, and packs it when a kernel first needs a layout.
+    """
+
+    __slots__ = ("_copies", "_lock", "array", "backend", "dtype", "input", "kind", "operator", "shape")
+
+    def __init__(self, operator: str, input: str, array: Array, kind: ArrayKind, backend: Backend) -> None:
+        self.operator = operator
+        self.input = input
+        self.backend = backend
+        self.kind = kind
+        self.array = array if kind.address(array) is not None else kind.settled(array)
+        self.dtype = array.dtype
+        self.shape = array.shape
+        self._lock = threading.Lock()
+        self._copies: dict[str, Buffer] = {}
+
+    def __repr__(self) -> str:
+        return f"<packed {self.dtype} {list(self.shape)} for {self.operator}'s {self.input!r} on {self.backend.name}>"
+
+    def address(self, pack: Pack) -> int:
+        """Return the address of the copy in this layout, which is made if there is none."""
+        with self._lock:
+            copy = self._copies.get(pack.name)
+            if copy is None:
+                copy = self.backend.allocator.alloc(pack.nbytes(tuple(self.shape), self.kind.dtype(self.array)))
+                pack.pack(self.kind.numpy(self.array), copy.address)
+                self._copies[pack.name] = copy
+        return copy.address
+
+
+class PackedKind:
+    """The kind of packed weights for one input; OperatorError for those that were packed for another one."""
+
+    def __init__(self, weight: PackedWeight, operator: str, input: str, backend: Backend) -> None:
+        self._kind = weight.kind
+        self._operator = operator
+        self._input = input
+        self._backend = backend
+        self._check(weight)
+
+    def address(self, array: Array) -> int | None:
+        self._check(array)
+        return self._kind.address(array.array)
+
+    def packed_address(self, pack: Pack) -> Callable[[Array], int]:
+        """Return a function to the address of a weight's copy in this layout."""
+
+        def address(array: Array) -> int:
+            self._check(array)
+            copy: int = array.address(pack)
+            return copy
+
+        return address
+
+    def settled(self, array: Array) -> Array:
+        return array
+
+    def is_writable(self, array: Array) -> bool:
+        return False
+
+    def dtype(self, array: Array) -> DType:
+        return self._kind.dtype(array.array)
+
+    def new(self, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Array]:
+        return self._kind.new(dtype, shape)
+
+    def numpy(self, array: Array) -> Any:
+        return self._kind.numpy(array.array)
+
+    def _check(self, weight: PackedWeight) -> None:
+        if weight.backend is self._backend and (weight.operator, weight.input) == (self._operator, self._input):
+            return
+        raise OperatorError(
+            f"The weight was packed for {weight.operator}'s input {weight.input!r} on device {weight.backend.name}, "
+            f"but was passed to {self._operator} as {self._input!r} on {self._backend.name}; pack the array for that "
+            "again, with the session that calls."
+        )
+
+
+def pack_weight(operator: Operator, input: str, array: Array, backend: Backend) -> PackedWeight:
+    """Pack a weight for repeated calls; OperatorError where the operator has no such weight."""
+    weights = {spec.name: spec for spec in operator.schema.inputs if spec.kind == "W"}
+    if input not in weights:
+        raise OperatorError(
+            f"Operator {operator.name} has no weight {input!r} to pack, only {sorted(weights) or 'none'}. "
+            f"Signature: {operator.schema.text}"
+        )
+    return PackedWeight(operator.name, input, array, kind_of(array), backend)

@@ -1,35 +1,148 @@
-"""Calls of one signature: everything decided, only addresses are missing."""
+"""Calls of one signature: a plan of one operator, made once, that runs with the addresses of each call.
+
+The operator is a graph of one node, which is lowered like a model's; results are in memory of the caller.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from aethermind.dispatch import Dispatcher, Fallback
 from aethermind.dispatch.kernel import Pack
-from aethermind.eager.arrays import Array, ArrayKind, NumpyKind
+from aethermind.eager.arrays import Array, ArrayKind, NumpyKind, PackedKind
 from aethermind.eager.native_call import NativeCall, Slot
-from aethermind.eager.packed import PackedKind
-from aethermind.eager.signature_plan import RESULT, SignaturePlan
 from aethermind.errors import OperatorError
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.graph.executor import Executable, StepLoop
-from aethermind.graph.plan import Place
+from aethermind.graph.ir import Value
+from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.hal.backend import Backend
-from aethermind.hal.buffer import Buffer
+from aethermind.hal.memory import Buffer
 from aethermind.ops.dims import resolve
-from aethermind.ops.operator import Operator
+from aethermind.ops.operator import Operator, OperatorRegistry
+from aethermind.ops.schema import Attribute, TensorSpec, TensorType
 
-__all__ = ["BoundCall", "CheckedCall", "InlineCall", "SignatureCall", "SubmittedCall", "bind_call", "check_inputs"]
+__all__ = [
+    "BoundCall",
+    "CheckedCall",
+    "InlineCall",
+    "RESULT",
+    "SignatureCall",
+    "SignaturePlan",
+    "SubmittedCall",
+    "bind_call",
+    "check_inputs",
+    "plan_signature",
+]
+
+RESULT = "result."
+"""The prefix of results, which are states of the plan, before their position; names of inputs have no dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignaturePlan:
+    """The plan of a signature: inputs and results in the caller's memory, the rest in an arena.
+
+    `aliases` are, for each result, the position of the input whose memory it is, or None for a new array.
+    """
+
+    operator: Operator
+    plan: Plan
+    packs: Mapping[str, Pack]
+    results: tuple[TensorType, ...]
+    aliases: tuple[int | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The total bytes of the steps' operands, each counted once per step."""
+        return sum(operand.type.nbytes({}) for operand in self.plan.operands())
+
+
+def plan_signature(
+    operator: Operator,
+    operators: OperatorRegistry,
+    dispatcher: Dispatcher,
+    device_type: str,
+    types: Sequence[TensorType | None],
+    attributes: Mapping[str, Attribute],
+) -> SignaturePlan:
+    """Plan one signature.
+
+    OperatorError where it does not fit the schema, KernelNotFoundError where no kernel computes it.
+    """
+    schema = operator.schema
+    schema.infer(types, schema.complete(attributes))
+    builder = GraphBuilder(operator.name, operators)
+    aliased = {spec.alias for spec in schema.outputs}
+    values = [
+        None if type is None else _declare(builder, spec, type, is_changed=spec.name in aliased)
+        for spec, type in zip(schema.inputs, types, strict=True)
+    ]
+    results = builder.op(operator.name, *values, **attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    for position, value in enumerate(results):
+        builder.output(f"{RESULT}{position}", value)
+    compiled = compile_graph(builder.finish(), operators, dispatcher, device_type, {}, fallback=Fallback.ALLOW)
+    names = [spec.name for spec in schema.inputs]
+    return SignaturePlan(
+        operator,
+        _with_results_outside(compiled, operators),
+        compiled.plan.packs(),
+        tuple(value.type for value in results),
+        tuple(None if spec.alias is None else names.index(spec.alias) for spec in schema.outputs),
+    )
+
+
+def _declare(builder: GraphBuilder, spec: TensorSpec, type: TensorType, *, is_changed: bool) -> Value:
+    if is_changed:
+        return builder.state(spec.name, type.dtype, type.shape)
+    if spec.kind == "W":  # only parameters can be packed
+        return builder.parameter(spec.name, type.shape, type.dtype)
+    return builder.input(spec.name, type.dtype, type.shape)
+
+
+def _with_results_outside(compiled: Compiled, operators: OperatorRegistry) -> Plan:
+    """Return the plan with every result in memory of its own instead of the arena."""
+    memory, graph = compiled.memory, compiled.graph
+    owners = {
+        memory.roots[value.name]: name for name, value in graph.outputs.items() if memory.offset(value.name) is not None
+    }
+
+    def moved(operand: Operand, value: Value) -> Operand:
+        owner = owners.get(memory.roots[value.name])
+        return operand if owner is None else Operand(Place.STATE, owner, operand.type)
+
+    nodes = [node for node in graph.nodes if not operators[node.operator].schema.is_view]
+    steps = []
+    for step, node in zip(compiled.plan.steps, nodes, strict=True):
+        inputs = tuple(
+            None if operand is None or value is None else moved(operand, value)
+            for operand, value in zip(step.inputs, node.inputs, strict=True)
+        )
+        outputs = tuple(moved(operand, value) for operand, value in zip(step.outputs, node.outputs, strict=True))
+        steps.append(replace(step, inputs=inputs, outputs=outputs))
+    return replace(compiled.plan, steps=tuple(steps), arena_bytes=_arena_bytes(steps))
+
+
+def _arena_bytes(steps: Sequence[Step]) -> int:
+    operands = [operand for step in steps for operand in (*step.inputs, *step.outputs) if operand is not None]
+    ends = [operand.offset_bytes + operand.type.nbytes({}) for operand in operands if operand.place is Place.ARENA]
+    return max(ends, default=0)
+
 
 BoundCall = Callable[[Sequence[Array | None]], Any]
-"""Runs on inputs that have its signature."""
+"""A call with inputs of its signature."""
 
 _MAX_INLINE_BYTES = 64 << 10
-"""Up to here handing work to other threads takes longer than doing it."""
+"""Up to this size, submitting work to other threads takes longer than doing it."""
 
 
 def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> BoundCall:
-    """The cheapest way to run a plan: small native ones in the caller's thread, others on the backend's stream."""
+    """Choose how to run a plan: small native ones in the caller's thread, others on the backend's stream."""
     is_small = planned.nbytes <= _MAX_INLINE_BYTES
     is_inline = is_small and planned.plan.steps and NativeCall.can_run(planned.plan)
     call = (InlineCall if is_inline else SubmittedCall)(planned, kinds, backend)
@@ -37,7 +150,7 @@ def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend
 
 
 class CheckedCall:
-    """A call of an operator with a check of its own, which comes first."""
+    """A call that validates its inputs by `Operator.check` first."""
 
     def __init__(self, call: SignatureCall, planned: SignaturePlan, kinds: Sequence[ArrayKind | None]) -> None:
         self._call = call
@@ -45,13 +158,13 @@ class CheckedCall:
         self._kinds = kinds
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
-        """Check and run; OperatorError says what is out of range."""
+        """Check and run; OperatorError says which index is out of range."""
         check_inputs(self._operator, tensors, self._kinds)
         return self._call(tensors)
 
 
 def check_inputs(operator: Operator, tensors: Sequence[Array | None], kinds: Sequence[ArrayKind | None]) -> None:
-    """OperatorError where an operator's own check, if it has one, refuses inputs that fit its schema."""
+    """Raise OperatorError where `Operator.check` refuses inputs that fit the schema."""
     if operator.check is None:
         return
     integers, shapes = {}, {}
@@ -67,9 +180,9 @@ def check_inputs(operator: Operator, tensors: Sequence[Array | None], kinds: Seq
 
 
 class SignatureCall:
-    """What all calls do around their kernels: find addresses, make results. Safe from several threads, one at a time.
+    """The base of calls: finds addresses of inputs and makes results. Safe from several threads, which take turns.
 
-    Calls keep no array of the caller.
+    Calls hold no references to arrays of the caller.
     """
 
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
@@ -93,7 +206,7 @@ class SignatureCall:
         self._packs_by_call = [each for each in self._packs() if not isinstance(kinds[each[1]], PackedKind)]
 
     def _settled(self, tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
-        """The inputs, those without an address copied; one that is to be changed cannot be."""
+        """Return the inputs, those without an address copied; OperatorError for one that is changed in place."""
         return tuple(
             None if kind is None else self._settle(position, kind, tensor)
             for position, (kind, tensor) in enumerate(zip(self._kinds, tensors, strict=True))
@@ -120,7 +233,7 @@ class SignatureCall:
                 )
 
     def _results(self, new: dict[int, Array], tensors: Sequence[Array | None]) -> Any:
-        """New arrays, and those of the caller that were changed or are seen in another shape."""
+        """Return new arrays, and those of the caller that were changed or viewed in another shape."""
         results = []
         for position, (alias, shape) in enumerate(zip(self._planned.aliases, self._shapes, strict=True)):
             if alias is None:
@@ -131,7 +244,7 @@ class SignatureCall:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _sources(self) -> list[tuple[int, Callable[[Array], int | None], list[Slot]]]:
-        """Where a plan looks for the inputs: (position, what gives the address, memories that begin there)."""
+        """Return where a plan reads inputs: (position, function to the address, slots with that address)."""
         sources: list[tuple[int, Callable[[Array], int | None], list[Slot]]] = []
         for position, (name, kind) in enumerate(zip(self._names, self._kinds, strict=True)):
             if kind is not None:
@@ -144,7 +257,7 @@ class SignatureCall:
         return sources
 
     def _packs(self) -> list[tuple[str, int, Pack]]:
-        """The constants that kernels want in their own layout: key, position of the input, layout."""
+        """Return the constants that kernels need packed: key, position of the input, layout."""
         return [
             (key, self._names.index(name), self._planned.packs[pack_name])
             for key, (name, pack_name, _) in self._planned.plan.constants.items()
@@ -152,7 +265,7 @@ class SignatureCall:
         ]
 
     def _packed(self, tensors: Sequence[Array | None], buffers: dict[str, Buffer]) -> None:
-        """Write those that came as arrays."""
+        """Pack the weights that were passed as arrays."""
         for key, position, pack in self._packs_by_call:
             kind = self._kinds[position]
             assert kind is not None, "an absent input has no operand"
@@ -166,12 +279,12 @@ class SignatureCall:
         }
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
-        """Run on these inputs, which have the call's signature."""
+        """Run with inputs of the call's signature."""
         raise NotImplementedError
 
 
 class InlineCall(SignatureCall):
-    """Small native steps in the caller's thread."""
+    """A call of small native steps in the caller's thread."""
 
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
         super().__init__(planned, kinds, backend)
@@ -210,7 +323,7 @@ class InlineCall(SignatureCall):
 
 
 class SubmittedCall(SignatureCall):
-    """Any plan on the backend's stream, bound anew when its memory has moved since the last call."""
+    """A call on the backend's stream; the plan is compiled again when addresses differ from the last call."""
 
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
         super().__init__(planned, kinds, backend)
@@ -225,7 +338,7 @@ class SubmittedCall(SignatureCall):
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
         plan = self._planned.plan
-        if not plan.steps:  # a view needs no address, so it shares the memory of any array
+        if not plan.steps:  # a view needs no address, so any array will do
             return self._results({}, tensors)
         if self._changed:
             self._check_writable(tensors)

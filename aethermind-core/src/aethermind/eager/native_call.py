@@ -1,6 +1,6 @@
-"""Native kernels called where the caller is: through the kernel ABI, by a team of one, with addresses put in each time.
+"""Native kernels called in the caller's thread, through the kernel ABI, with a team of one worker.
 
-Handing a call over to a stream's thread and waiting for it costs several times as much as a small kernel runs.
+For small kernels, submitting the call to a stream's thread and waiting takes longer than the kernel itself.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from itertools import count
 from typing import Any
 
 from aethermind.graph.plan import Operand, Place, Plan, Step
-from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import ALIGNMENT, align_up
 from aethermind.ops.dims import resolve
 
 __all__ = ["NativeCall", "Slot"]
 
 Slot = tuple[Place, str]
-"""A memory that a plan's operands lie in."""
+"""A memory of a plan's operands."""
 
 _ABI_VERSION = 1
 _CAPSULE = b"aethermind.kernel.v1"
@@ -70,7 +69,7 @@ class _Kernel(ctypes.Structure):
     )
 
 
-# Small kernels keep the interpreter's lock: giving it up and taking it back costs more than they run.
+# Small kernels run with the interpreter's lock held: releasing and acquiring it would take longer.
 _Run = ctypes.PYFUNCTYPE(None, *_Pointers, ctypes.c_void_p)
 _ScratchBytes = ctypes.PYFUNCTYPE(ctypes.c_size_t, *_Pointers, ctypes.c_int32)
 
@@ -80,7 +79,7 @@ _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class NativeCall:
-    """The steps of a plan over native kernels only. Mutable: the addresses; one thread at a time may run it."""
+    """The steps of a plan of native kernels. Mutable: the addresses; one thread at a time may run it."""
 
     def __init__(self, plan: Plan) -> None:
         self._steps = [_BoundStep(step) for step in plan.steps]
@@ -98,21 +97,21 @@ class NativeCall:
 
     @staticmethod
     def can_run(plan: Plan) -> bool:
-        """Whether every kernel is native and of the ABI that is spoken here."""
+        """Whether every kernel is native and has this version of the ABI."""
         return all(_is_callable(step) for step in plan.steps)
 
     def set_address(self, slot: Slot, address: int) -> None:
-        """Say where a memory lies, for all runs from now on."""
+        """Set the address of a memory for all runs from now on."""
         for step in self._steps:
             for words, index, offset_bytes in step.places(slot):
                 words[index] = address + offset_bytes
 
     def places(self, slot: Slot) -> tuple[tuple[Any, int], ...]:
-        """Where the address of a memory outside the arena is kept: in `words[index]` of each (words, index)."""
+        """Return the places of the address of a memory outside the arena: `words[index]` of each (words, index)."""
         return tuple((words, index) for step in self._steps for words, index, _ in step.places(slot))
 
     def run(self) -> None:
-        """Run all steps, on what lies at the addresses that were written last."""
+        """Run all steps with the addresses that were written last."""
         for step in self._steps:
             self._tickets = count()
             step.run(step.inputs, step.outputs, step.attributes, self._team_address)

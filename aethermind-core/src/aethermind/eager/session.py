@@ -1,4 +1,4 @@
-"""Operators as functions of one device: a signature is decided at its first call, and remembered."""
+"""Operators as functions of one device; a signature is planned at its first call, and its plan is cached."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aethermind.errors import DeviceError, InvalidArgumentError, OperatorError
 
 if TYPE_CHECKING:
-    from aethermind.eager.arrays import Array, ArrayKind
+    from aethermind.eager.arrays import Array, ArrayKind, PackedWeight
     from aethermind.eager.calls import BoundCall
-    from aethermind.eager.packed import PackedWeight
     from aethermind.ops.operator import Operator
     from aethermind.ops.schema import Attribute, TensorType
     from aethermind.runtime import OpenDevice, Runtime
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["Eager", "Operation"]
 
 _MAX_SIGNATURES = 1024
-"""Of one operator; whoever calls with more shapes than this decides them again."""
+"""Cached signatures of one operator; all are dropped when there are more."""
 
 
 class Eager:
     """Operators by name: `Eager(device="numpy").silu(x)`.
 
-    `device` is one whose memory is the host's, such as `cpu` or `numpy`; `auto` is `cpu` where it is installed. Without
-    a `runtime` one is booted.
+    `device` is one in host memory, such as `cpu` or `numpy`; `auto` is `cpu` where it is installed. Without a `runtime`
+    one is booted.
     """
 
     def __init__(self, runtime: Runtime | None = None, device: str = "auto") -> None:
@@ -36,20 +35,20 @@ class Eager:
 
     @property
     def device(self) -> str:
-        """The device that computes."""
+        """The name of the device."""
         return str(self._opened.device)
 
     def pack(self, operator: str, input: str, array: Array) -> PackedWeight:
-        """A weight for repeated calls: `eager.linear(x, eager.pack("linear", "weight", weight))`.
+        """Pack a weight for repeated calls: `eager.linear(x, eager.pack("linear", "weight", weight))`.
 
-        The kernel's own layout is made once instead of with every call. OperatorError for an input that is no weight.
+        It is packed once instead of with every call. OperatorError for an input that is not a weight.
         """
-        from aethermind.eager.packed import pack_weight
+        from aethermind.eager.arrays import pack_weight
 
         return pack_weight(self._runtime.operators[operator], input, array, self._opened.backend)
 
     def close(self) -> None:
-        """End the device's threads; nothing may be called any more."""
+        """End the device's threads; no operator may be called afterwards."""
         self._opened.backend.close()
 
     def __dir__(self) -> list[str]:
@@ -64,10 +63,10 @@ class Eager:
 
 
 class Operation:
-    """An operator on a device: inputs by position or by name, attributes by name.
+    """An operator on a device: a function of inputs by position or by name, and attributes by name.
 
-    Returns one array or a tuple of them, of the kind that the first input is. OperatorError for what the operator's
-    schema does not allow, KernelNotFoundError for a dtype that the device does not compute.
+    It returns one array or a tuple of them, of the kind of the first input. OperatorError for arguments that do not fit
+    the operator's schema, KernelNotFoundError for a dtype that the device does not compute.
     """
 
     def __init__(self, operator: Operator, runtime: Runtime, opened: OpenDevice) -> None:
@@ -101,7 +100,10 @@ class Operation:
                     key += (tensor.__class__, tensor.dtype, tensor.shape)
             signature = tuple(key)
             call = self._calls.get(signature)
-        except (AttributeError, TypeError):  # not an array, or an attribute that is no number: binding says so
+        except (
+            AttributeError,
+            TypeError,
+        ):  # not an array, or an attribute that is not a number: binding raises the error
             signature, call = (), None
         if call is None:
             return self._bind(signature, tensors, attributes)
@@ -110,7 +112,7 @@ class Operation:
     def _positional(
         self, tensors: Sequence[Array | None], attributes: Mapping[str, Any]
     ) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
-        """Inputs given by name put in their places."""
+        """Return all inputs by position, and the remaining attributes."""
         schema = self._operator.schema
         rest = dict(attributes)
         names = [spec.name for spec in schema.inputs]
@@ -123,8 +125,7 @@ class Operation:
     def _bind(
         self, signature: tuple[Any, ...], tensors: Sequence[Array | None], attributes: Mapping[str, Attribute]
     ) -> Any:
-        from aethermind.eager.calls import bind_call, check_inputs
-        from aethermind.eager.signature_plan import plan_signature
+        from aethermind.eager.calls import bind_call, check_inputs, plan_signature
 
         kinds, types = self._described(tensors)
         backend, dispatcher = self._opened.backend, self._opened.dispatcher
@@ -137,8 +138,7 @@ class Operation:
         return call(tensors)
 
     def _described(self, tensors: Sequence[Array | None]) -> tuple[list[ArrayKind | None], list[TensorType | None]]:
-        from aethermind.eager.arrays import kind_of
-        from aethermind.eager.packed import PackedKind, PackedWeight
+        from aethermind.eager.arrays import PackedKind, PackedWeight, kind_of
         from aethermind.ops.schema import TensorType
 
         kinds: list[ArrayKind | None] = []

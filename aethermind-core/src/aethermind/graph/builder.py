@@ -1,4 +1,4 @@
-"""Writing a graph: declare what is given, apply operators, name the results."""
+"""Graph construction: the builder that models use, and the decomposition of nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from aethermind.ops.schema import Attribute, TensorType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["GraphBuilder", "Names", "make_node"]
+__all__ = ["GraphBuilder", "UniqueNames", "decompose", "make_node"]
 
 
 class GraphBuilder:
-    """Collects nodes in order; shapes and dtypes are inferred and checked as they are written.
+    """Builds a graph: declare inputs, parameters and states, apply operators, name outputs.
 
-    `scope("layers.0.mlp")` prefixes the names of what is computed inside, so that values keep the names of the model's
-    source. Names must not contain spaces or commas, because graphs are printed and read back.
+    Shapes and dtypes are inferred and checked as nodes are added. `scope("layers.0.mlp")` prefixes the names of values
+    computed inside, so that they correspond to the model's source. Names must not contain spaces or commas, because
+    graphs are printed and parsed.
     """
 
     def __init__(self, name: str, operators: OperatorRegistry, dtype: DType = DType.FLOAT32) -> None:
@@ -34,32 +35,32 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._outputs: dict[str, Value] = {}
         self._marks: dict[str, Value] = {}
-        self._names = Names()
+        self._names = UniqueNames()
         self._scope: list[str] = []
 
     def input(self, name: str, dtype: DType, shape: Shape) -> Value:
-        """A tensor that every run provides; its dims may be symbols."""
+        """Declare a tensor that every run provides; its dims may be symbols."""
         return self._declare(name, TensorType(dtype, shape), ValueKind.INPUT)
 
     def parameter(self, name: str, shape: Shape, dtype: DType | None = None) -> Value:
-        """A weight of the checkpoint, by the checkpoint's own name; asked for twice it is the same value."""
+        """Declare a weight by its name in the checkpoint; declaring it twice returns the same value."""
         wanted = Value(name, TensorType(dtype or self.dtype, shape), ValueKind.PARAMETER)
         return wanted if self._given.get(name) == wanted else self._declare(name, wanted.type, wanted.kind)
 
     def constant(self, name: str, array: np.ndarray[Any, Any]) -> Value:
-        """A parameter whose numbers are computed from the configuration instead of read from the checkpoint."""
+        """Declare a parameter whose values are computed from the configuration instead of read from the checkpoint."""
         value = self._declare(name, TensorType(DType.of_numpy(array.dtype), array.shape), ValueKind.PARAMETER)
         self.constants[name] = array
         return value
 
     def state(self, name: str, dtype: DType, shape: Shape) -> Value:
-        """Memory that outlives a run, such as a KV cache."""
+        """Declare memory that outlives a run, such as a KV cache."""
         return self._declare(name, TensorType(dtype, shape), ValueKind.STATE)
 
     def op(self, name: str, *inputs: Value | None, **attributes: Attribute) -> Any:
-        """Apply an operator: one output comes bare, several as a tuple.
+        """Apply an operator; return its output, or a tuple where it has several.
 
-        Absent inputs at the end may be left out. OperatorError when the inputs do not fit the operator's schema.
+        Trailing absent inputs may be omitted. OperatorError when the inputs do not fit the operator's schema.
         """
         node = make_node(
             self.operators, name, inputs, attributes, ".".join([*self._scope, name]), self._names, self.dtype
@@ -68,25 +69,25 @@ class GraphBuilder:
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
     def output(self, name: str, value: Value) -> None:
-        """Publish a value under a name of its own."""
+        """Make a value an output of the graph, under a name."""
         assert name not in self._outputs, f"the graph has an output {name!r} already"
         self._outputs[name] = value
 
     def mark(self, role: str, value: Value) -> None:
-        """Say what a value is, for whoever may want to publish it; the last one of a role counts."""
+        """Record that a value has a role, so that it can be made an output later; the last value of a role counts."""
         self._marks[role] = value
 
     def marked(self, role: str) -> Value | None:
-        """The value that was marked as this, if any."""
+        """Return the value that was marked with a role, or None."""
         return self._marks.get(role)
 
     def is_used(self, value: Value) -> bool:
-        """Whether some operator has taken the value."""
+        """Whether an operator reads the value."""
         return any(value in node.inputs for node in self._nodes)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix names with `name` while inside."""
+        """Prefix names with `name` within the `with` block."""
         self._scope.append(name)
         try:
             yield
@@ -95,11 +96,11 @@ class GraphBuilder:
 
     @property
     def parameter_names(self) -> frozenset[str]:
-        """What the graph takes from the checkpoint or has computed, so far."""
+        """The names of all parameters so far, those with computed values included."""
         return frozenset(value.name for value in self._given.values() if value.kind is ValueKind.PARAMETER)
 
     def finish(self) -> Graph:
-        """The graph as written so far."""
+        """Return the graph."""
         by_kind = {kind: tuple(v for v in self._given.values() if v.kind is kind) for kind in ValueKind}
         return Graph(
             self.name,
@@ -116,19 +117,19 @@ class GraphBuilder:
         return self._given[name]
 
 
-class Names:
-    """The names that a graph has used, so that no two values share one. Mutable."""
+class UniqueNames:
+    """The names of values in use, so that no two values of a graph share one. Mutable."""
 
     def __init__(self, used: set[str] | None = None) -> None:
         self._used = used or set()
 
     def claim(self, name: str) -> None:
-        """Take a name as it is; one that is taken is a programmer's mistake (AssertionError)."""
+        """Take a name; AssertionError where it is taken, which is a programming error."""
         assert name not in self._used, f"the graph has a value {name!r} already"
         self._used.add(name)
 
     def unique(self, names: list[str]) -> list[str]:
-        """Take names, all with the same `.NUMBER` behind them where one is taken."""
+        """Take names, all with the same `.NUMBER` appended where one of them is taken."""
         candidates, number = names, 1
         while not self._used.isdisjoint(candidates):
             candidates, number = [f"{name}.{number}" for name in names], number + 1
@@ -142,19 +143,53 @@ def make_node(
     inputs: tuple[Value | None, ...],
     attributes: Mapping[str, Attribute],
     prefix: str,
-    names: Names,
+    names: UniqueNames,
     default_float: DType | None = None,
 ) -> Node:
-    """A checked node with its inferred outputs, named `prefix`, or `prefix.OUTPUT` where there are several.
+    """Return a checked node with inferred outputs, named `prefix`, or `prefix.OUTPUT` where there are several.
 
-    `default_float` is the operator's floating-point type where no input says it.
+    `default_float` is the operator's floating-point type where no input determines it.
     """
     schema = operators[name].schema
     padded = inputs + (None,) * (len(schema.inputs) - len(inputs))
     complete = schema.complete(attributes)
     types = [None if value is None else value.type for value in padded]
-    is_said = any(type is not None and type.dtype.is_floating for type in types)
-    results = schema.infer(types, complete, None if is_said else default_float)
+    is_determined = any(type is not None and type.dtype.is_floating for type in types)
+    results = schema.infer(types, complete, None if is_determined else default_float)
     wanted = [prefix] if len(results) == 1 else [f"{prefix}.{spec.name}" for spec in schema.outputs]
     outputs = tuple(Value(text, type) for text, type in zip(names.unique(wanted), results, strict=True))
     return Node(name, padded, outputs, complete)
+
+
+def decompose(node: Node, operators: OperatorRegistry, names: UniqueNames) -> list[Node]:
+    """Return the nodes of a decomposition, which compute the node's output values.
+
+    The node's operator must have one. Inner values are named `<value>/<operator>`, made unique by `names`.
+    """
+    operator = operators[node.operator]
+    assert operator.decompose is not None, f"{node.operator} has no decomposition"
+    recorder = _Recorder(operators, node.outputs[0].name, names)
+    results = operator.decompose(recorder, *node.inputs, **node.attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
+    computed = {value.name: value.type for part in recorder.nodes for value in part.outputs}
+    assert [computed.get(name) for name in original] == [output.type for output in node.outputs], (
+        f"the decomposition of {node.operator} should compute each of the outputs that its schema promises"
+    )
+    return [part.substitute(lambda value: original.get(value.name, value)) for part in recorder.nodes]
+
+
+class _Recorder:
+    """The OpBuilder that records the nodes of a decomposition."""
+
+    def __init__(self, operators: OperatorRegistry, prefix: str, names: UniqueNames) -> None:
+        self.nodes: list[Node] = []
+        self._operators = operators
+        self._prefix = prefix
+        self._names = names
+
+    def op(self, name: str, *inputs: Value | None, **attributes: Attribute) -> Any:
+        """Record a node; return its output, or a tuple where it has several."""
+        node = make_node(self._operators, name, inputs, attributes, f"{self._prefix}/{name}", self._names)
+        self.nodes.append(node)
+        return node.outputs[0] if len(node.outputs) == 1 else node.outputs

@@ -1,4 +1,4 @@
-"""From a graph to a plan: lower, place memory, bind operands."""
+"""Compilation of a graph to a plan: lowering, memory planning, binding of operands."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _GIVEN = {ValueKind.INPUT: Place.INPUT, ValueKind.PARAMETER: Place.CONSTANT, Val
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan with how it came about: the lowered graph, one resolution a step, and the memory plan.
+    """A plan with the lowered graph, one resolution per step, and the memory plan.
 
-    `fallbacks` are the operators that the NumPy reference computes because the device cannot.
+    `fallbacks` are the operators that NumPy references compute because the device has no kernel.
     """
 
     plan: Plan
@@ -52,8 +52,8 @@ def compile_graph(
     """Lower a graph for a device and place its memory for symbols of at most these sizes, passed in this order.
 
     `weight_formats` are those of parameters, by name, where operators read them whole; others are dense. Rows are
-    picked in `row_formats` where the device can, and out of the layouts that parameters have (`packed`, see `lower`).
-    KernelNotFoundError when an operator can be computed neither by a kernel nor by its parts.
+    gathered in `row_formats` where the device supports it, and from the layouts that parameters have anyway (`packed`,
+    see `lower`). KernelNotFoundError when an operator has neither a kernel nor a decomposition.
     """
     formats, of_rows = weight_formats or {}, row_formats or {}
     lowered = lower(
@@ -104,7 +104,7 @@ def compile_graph(
 
 
 class _Binder:
-    """Turns values into operands, and remembers which constants in which form are wanted."""
+    """Turns values into operands, and collects the constants of the plan."""
 
     def __init__(self, memory: MemoryPlan, given: Mapping[str, Value]) -> None:
         self._memory = memory

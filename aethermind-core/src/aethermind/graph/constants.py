@@ -1,30 +1,31 @@
-"""Weights on the device: each parameter once in each layout that a kernel asked for, shared by all plans of a model."""
+"""Weights on the device: each parameter once in each layout that kernels need, shared by all plans of a model."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from aethermind.dispatch.kernel import Pack
 from aethermind.errors import CheckpointError, InvalidArgumentError, OutOfMemoryError
-from aethermind.graph.activity import Activity
 from aethermind.graph.plan import Constant, Place, Plan
 from aethermind.hal.backend import Backend
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.hal.memory import Buffer, MemoryKind
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format, without_super_blocks
 
 __all__ = [
     "ADJACENT_ALIGNMENT",
+    "BusyTracker",
     "ConstantStore",
-    "KeptConstants",
     "PackedConstant",
+    "PackedWeightCache",
     "allocation_sizes",
     "constant_bytes",
 ]
@@ -32,11 +33,11 @@ __all__ = [
 Array = Any
 
 ADJACENT_ALIGNMENT = 256
-"""Bytes that the size of a constant is a multiple of where it shares an allocation with those beside it."""
+"""Constants share an allocation with their neighbours where their sizes are multiples of so many bytes."""
 
 
 class PackedConstant(NamedTuple):
-    """A constant in a kernel's layout: `nbytes` bytes that `pack` makes of a parameter of this type."""
+    """A constant in a kernel's layout: `nbytes` bytes into which `pack` packs a parameter of this type."""
 
     constant: Constant
     pack: Pack
@@ -44,33 +45,58 @@ class PackedConstant(NamedTuple):
     nbytes: int
 
 
-class KeptConstants(Protocol):
-    """Where packed constants are found that an earlier process packed."""
+class BusyTracker:
+    """Tracks whether plans run, so that background work can wait until none does. Mutable.
+
+    The thread that runs a model's plans enters it for each run; any thread may read `idle_s`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._num_running = 0
+        self._ended = clock()
+
+    def __enter__(self) -> None:
+        self._num_running += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._ended = self._clock()  # before the count: between the two, the tracker must not look long idle
+        self._num_running -= 1
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last run ended, or since the tracker was made; 0 during a run."""
+        return 0.0 if self._num_running else self._clock() - self._ended
+
+
+class PackedWeightCache(Protocol):
+    """A cache of packed constants, which an earlier process may have written."""
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Array]:
-        """The bytes of wanted constants by their keys, uint8 [nbytes] at multiples of ALIGNMENT, in memory that stays
-        while the array does; empty where they are not there.
+        """Return the bytes of wanted constants by key: uint8 [nbytes] at multiples of ALIGNMENT; empty on a miss.
+
+        The arrays keep their memory alive.
         """
         ...
 
-    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: Activity) -> None:
-        """Keep what was not found, by and by: the tensors stay as they are. `activity` tells when plans run."""
+    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: BusyTracker) -> None:
+        """Write constants that were not found, in the background. The tensors must not change."""
         ...
 
     def finish(self) -> None:
-        """Keep the rest now, and refer to no tensor any more."""
+        """Write the rest now, and drop all references to tensors."""
         ...
 
 
 class ConstantStore:
-    """Loads parameters on demand and keeps them.
+    """Loads parameters on demand, in the layouts that plans need, and holds them.
 
-    `read(name)` returns the checkpoint's array (perhaps of another floating dtype, perhaps a mapped file), or a
-    QuantizedWeight where the checkpoint holds such. A parameter that the device can read in place, in the dtype and
-    layout it has, is not copied, and neither is a packed one that `kept` finds.
+    `read(name)` returns the checkpoint's array (in any floating dtype, possibly memory-mapped), or a QuantizedWeight. A
+    parameter that the device can read in place, in its dtype and layout, is not copied, and neither is a packed one
+    that `cache` finds.
 
-    Row-major constants that are copied and first read by one step are adjacent, in the order of its inputs, where their
-    sizes are multiples of ADJACENT_ALIGNMENT: a kernel may take the weights of q, k and v for one matrix.
+    Row-major constants that are copied and first read by one step are adjacent in memory, in the order of its inputs,
+    where their sizes are multiples of ADJACENT_ALIGNMENT: a kernel may read the weights of q, k and v as one matrix.
     """
 
     def __init__(
@@ -79,48 +105,48 @@ class ConstantStore:
         device: DeviceId,
         read: Callable[[str], Array],
         types: Mapping[str, TensorType],
-        kept: KeptConstants | None = None,
+        cache: PackedWeightCache | None = None,
     ) -> None:
         self._backend = backend
         self._device = device
         self._read = read
         self._types = types
-        self._kept = kept
-        self.activity = Activity()
-        """The runs of all plans that these are the weights of."""
+        self._cache = cache
+        self.activity = BusyTracker()
+        """Tracks the runs of all plans that read these weights."""
         self._tensors: dict[str, Tensor] = {}
         self._packed: set[str] = set()
         self._found: set[str] = set()
-        self._set_aside: dict[str, Buffer] = {}
+        self._preallocated: dict[str, Buffer] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all constants, copied or read in place; a parameter in two layouts counts twice."""
+        """The bytes of all constants, copied or read in place; a parameter in two layouts counts twice."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the constants that are in a kernel's layout."""
+        """The bytes of the constants that are in a kernel's layout."""
         return sum(self._tensors[key].nbytes for key in self._packed)
 
     @property
     def found_bytes(self) -> int:
-        """Those of them that an earlier process packed: they take no memory of the device's allocator."""
+        """The bytes of packed constants that were found in the cache: they use no memory of the device's allocator."""
         return sum(self._tensors[key].nbytes for key in self._found)
 
-    def set_aside(self, plan: Plan) -> None:
-        """Take memory for a plan's packed constants, to be made ready while something else is done before `load`."""
+    def preallocate(self, plan: Plan) -> None:
+        """Allocate memory for a plan's packed constants and prefault it in the background, before `load`."""
         sizes = {key: one.nbytes for key, one in self._find(plan).items()}
         if buffers := self._backend.allocator.alloc_ahead([*sizes.values()]):
-            self._set_aside = dict(zip(sizes, buffers, strict=True))
+            self._preallocated = dict(zip(sizes, buffers, strict=True))
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Make every constant of a plan available; `on_progress(done, total)` counts constants.
+        """Load every constant of a plan; `on_progress(done, total)` counts constants.
 
-        OutOfMemoryError before anything is read where the packed ones need more memory than is free.
+        OutOfMemoryError before anything is read where the packed constants need more memory than is free.
         """
-        unkept = self._find(plan)
-        self._check_room(sum(one.nbytes for key, one in unkept.items() if key not in self._set_aside))
+        uncached = self._find(plan)
+        self._check_free(sum(one.nbytes for key, one in uncached.items() if key not in self._preallocated))
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         groups = self._groups(plan, {*missing})
@@ -135,24 +161,24 @@ class ConstantStore:
                 self._packed.add(key)
             if on_progress:
                 on_progress(done + 1, len(missing))
-        if self._kept is not None and unkept:
-            self._kept.keep(unkept, {key: self._tensors[key] for key in unkept}, self.activity)
+        if self._cache is not None and uncached:
+            self._cache.keep(uncached, {key: self._tensors[key] for key in uncached}, self.activity)
 
     def finish(self) -> None:
-        """Have nobody else refer to the constants: with the last plan they are gone."""
-        if self._kept is not None:
-            self._kept.finish()
+        """Have the cache drop its references to the constants, so that they are freed with the last plan."""
+        if self._cache is not None:
+            self._cache.finish()
 
     def address(self, key: str) -> int:
-        """The device address of a loaded constant."""
+        """Return the device address of a loaded constant."""
         return self._tensors[key].address
 
     def tensor(self, key: str) -> Tensor:
-        """A loaded constant; a packed one is a tensor of bytes."""
+        """Return a loaded constant; a packed one is a tensor of bytes."""
         return self._tensors[key]
 
-    def _check_room(self, nbytes: int) -> None:
-        """Refuse at once what would fill memory for minutes; of the host's the system might kill the process."""
+    def _check_free(self, nbytes: int) -> None:
+        """Fail early: loading would fail after minutes, or the system would kill the process."""
         free = self._backend.free_memory()
         if free is not None and nbytes > free:
             raise OutOfMemoryError(
@@ -162,7 +188,7 @@ class ConstantStore:
             )
 
     def _find(self, plan: Plan) -> dict[str, PackedConstant]:
-        """Take the packed constants of a plan that were kept; returns those that are still to be packed."""
+        """Take the packed constants of a plan that are cached; return those that have to be packed."""
         packs = plan.packs()
         missing = {
             key: PackedConstant(constant, pack, type, pack.nbytes(resolve(type.shape, {}), type.dtype))
@@ -170,7 +196,7 @@ class ConstantStore:
             if constant.pack is not None and key not in self._tensors
             for pack, type in [(packs[constant.pack], self._types[constant.parameter])]
         }
-        for key, array in (self._kept.find(missing) if self._kept is not None and missing else {}).items():
+        for key, array in (self._cache.find(missing) if self._cache is not None and missing else {}).items():
             nbytes = missing.pop(key).nbytes
             buffer = Buffer(self._device, array.ctypes.data, nbytes, is_host_accessible=True, owner=array)
             self._tensors[key] = Tensor.of(buffer, DType.UINT8, (nbytes,))
@@ -179,7 +205,7 @@ class ConstantStore:
         return missing
 
     def _groups(self, plan: Plan, missing: Collection[str]) -> dict[str, _Group]:
-        """The groups of missing constants that are to be adjacent, by the keys of their members."""
+        """Return the groups of missing constants that are to be adjacent, by the keys of their members."""
         if self._backend.capabilities.is_host_accessible:
             return {}
         groups: dict[str, _Group] = {}
@@ -191,11 +217,11 @@ class ConstantStore:
         type, format = self._types[constant.parameter], constant.weight_format
         original = self._read(constant.parameter)
         if pack is not None:
-            buffer = self._set_aside.pop(key, None)
+            buffer = self._preallocated.pop(key, None)
             packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer)
             _drop_pages(original)
             return packed
-        array = _as_stored(original, type.dtype) if format is None else _rounded(original, format)
+        array = _as_stored(original, type.dtype) if format is None else _dequantized(original, format)
         source = Tensor.of_numpy(array, self._device)
         if format is not None:
             _drop_pages(original)
@@ -208,9 +234,7 @@ class ConstantStore:
     def _packed_tensor(
         self, pack: Pack, source: Array | QuantizedWeight, type: TensorType, buffer: Buffer | None
     ) -> Tensor:
-        """A weight in a kernel's layout. The device packs it if it can, else the host, which copies it where it cannot
-        write it in place.
-        """
+        """Pack a weight on the device, if it can, or on the host, in place or followed by a copy."""
         nbytes = pack.nbytes(resolve(type.shape, {}), type.dtype)
         is_in_place = self._backend.capabilities.is_host_accessible
         if pack.pack_on_device is not None and not is_in_place and not isinstance(source, QuantizedWeight):
@@ -224,14 +248,14 @@ class ConstantStore:
         return packed if is_in_place else self._moved(packed)
 
     def _moved(self, source: Tensor) -> Tensor:
-        """A copy in device memory."""
+        """Return a copy in device memory."""
         destination = Tensor.of(self._backend.allocator.alloc(source.nbytes), source.dtype, source.shape)
         self._backend.transfer.copy(destination, source)
         return destination
 
 
 class _Group:
-    """One allocation for several constants, made when the first of them is loaded; its tensors share the buffer."""
+    """One allocation for several constants, made when the first of them is loaded; they share the buffer."""
 
     def __init__(self, sizes: Mapping[str, int], backend: Backend) -> None:
         ends = [*accumulate(sizes.values())]
@@ -241,7 +265,7 @@ class _Group:
         self._buffer: Buffer | None = None
 
     def place(self, key: str, source: Tensor) -> Tensor:
-        """A copy of a constant at its place."""
+        """Copy a constant to its place."""
         if self._buffer is None:
             self._buffer = self._backend.allocator.alloc(self._nbytes)
         destination = Tensor.of(self._buffer, source.dtype, source.shape, self._offsets[key])
@@ -250,12 +274,12 @@ class _Group:
 
 
 def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
-    """Bytes that a plan's constants will take once they are loaded: `ConstantStore.nbytes`, foretold."""
+    """Return `ConstantStore.nbytes` as it will be once a plan is loaded."""
     return sum(_sizes(plan, types).values())
 
 
 def allocation_sizes(plans: Iterable[Plan], types: Mapping[str, TensorType]) -> list[int]:
-    """What is allocated when plans are loaded, one after the other, on a device with memory of its own."""
+    """Return the sizes of the allocations for plans that are loaded in turn, on a device with memory of its own."""
     loaded: set[str] = set()
     allocations: list[int] = []
     for plan in plans:
@@ -280,7 +304,7 @@ def _sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int]:
 
 
 def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[str]) -> list[dict[str, int]]:
-    """The bytes of missing constants that share an allocation, by key, in the order in which they lie there."""
+    """Return the bytes of missing constants that share an allocation, by key, in their order in memory."""
     groups: list[dict[str, int]] = []
     grouped: set[str] = set()
     for step in plan.steps:
@@ -301,7 +325,7 @@ def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[s
 
 
 def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightFormat | None) -> Array | QuantizedWeight:
-    """What a pack takes (see `dispatch.kernel.Pack`): nothing is rounded between the checkpoint and a format."""
+    """Return what a pack takes (see `dispatch.kernel.Pack`): values are not rounded before they are quantised."""
     if format is None:
         return _as_stored(source, dtype)
     if isinstance(source, QuantizedWeight):
@@ -311,31 +335,29 @@ def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightForma
 
 
 def _in_format(source: QuantizedWeight, format: WeightFormat) -> Array | QuantizedWeight:
-    """The weight itself where it has the format, or can have without new codes; else its values."""
+    """Return the weight in a format where its codes can be reused; else its values."""
     if source.format == format:
         return source
     if source.format.super_block and one_level_format(source.format) == format:
-        from aethermind.ops.two_levels import in_one_level
-
-        return in_one_level(source)
+        return without_super_blocks(source)
     return source.format.dequantize(source)
 
 
 _QUANTIZABLE = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 
 
-def _rounded(source: Array | QuantizedWeight, format: WeightFormat) -> Array:
-    """The float32 values of a weight in a format, for kernels that have no pack for it."""
-    from aethermind.ops.quantization import rounded
+def _dequantized(source: Array | QuantizedWeight, format: WeightFormat) -> Array:
+    """Return the float32 values of a weight in a format, for kernels that have no pack for it."""
+    from aethermind.ops.quantization import fake_quantize
 
     if not isinstance(source, QuantizedWeight):
-        return rounded(format, source)
+        return fake_quantize(format, source)
     values = source.format.dequantize(source)
-    return values if source.format == format else rounded(format, values)
+    return values if source.format == format else fake_quantize(format, values)
 
 
 def _as_stored(source: Array | QuantizedWeight, wanted: DType) -> Array:
-    """The array itself where it is row-major, aligned and of the wanted dtype; else a copy that is."""
+    """Return the array where it is row-major, aligned and of the wanted dtype; else a copy that is."""
     import numpy as np
 
     if isinstance(source, QuantizedWeight):

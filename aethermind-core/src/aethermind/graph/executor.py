@@ -1,4 +1,4 @@
-"""Running a plan: its memory, its executable, and the step loop that captures values."""
+"""Execution of plans: memory, inputs, the executable, and capturing of values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from aethermind.graph.constants import ConstantStore
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.graph.run_inputs import CopiedInputs, Inputs, SharedInputs, place_inputs
 from aethermind.hal.backend import Backend
-from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import num_elements
+from aethermind.hal.memory import MemoryKind
 from aethermind.hal.stream import Stream
-from aethermind.hal.tensor import Tensor
+from aethermind.hal.tensor import Tensor, num_elements
 
 __all__ = [
     "CaptureHook",
     "DeviceInput",
     "Executable",
-    "Executor",
     "MemoryMap",
+    "PlanExecutor",
     "StepLoop",
     "TimedExecutable",
     "addresses_in_run",
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 MemoryMap = Mapping[tuple[Place, str], int]
-"""Fixed device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan.
+"""Device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan, the same in all runs.
 
 For a backend that `packs_inputs` there may be one address for all inputs, `(INPUT, "")`: see `addresses_in_run`.
 """
@@ -44,8 +43,9 @@ Array = Any
 
 
 class DeviceInput(NamedTuple):
-    """Elements of an input, from number `first` on, that are not the host's to give: they are copied from `source`,
-    one-dimensional and in the device's memory.
+    """Elements of an input, from index `first` on, that are copied from device memory instead of set by the host.
+
+    `source` is a one-dimensional tensor in device memory.
     """
 
     name: str
@@ -54,20 +54,19 @@ class DeviceInput(NamedTuple):
 
 
 class _FlatOutput(NamedTuple):
-    """An output in host memory."""
+    """An output in host memory: a flat array of the largest size, of which a run writes the beginning."""
 
     array: Array
-    """Flat, as long as the largest run needs: a run writes its beginning."""
     dims: tuple[tuple[int | None, int], ...]
-    """Each dim as a number to add to the symbol of that index, or as a number alone."""
+    """For each dim, the index of a symbol or None, and a number to add to its value."""
 
 
 class Executable(Protocol):
-    """A plan made ready by a backend. Runs are enqueued on a stream, in order."""
+    """A plan compiled by a backend. Runs are enqueued on a stream, in order."""
 
     @property
     def num_native_breaks(self) -> int:
-        """Python steps that interrupt runs of native ones."""
+        """The number of Python steps that interrupt sequences of native ones."""
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps; `symbols` are in the order of `plan.symbols`."""
@@ -78,20 +77,20 @@ class Executable(Protocol):
 
 @runtime_checkable
 class TimedExecutable(Executable, Protocol):
-    """An executable that reads a clock between its steps, which costs less than events on a stream."""
+    """An executable that reads a clock between its steps, which is cheaper than events on a stream."""
 
     def run_timed(self, symbols: tuple[int, ...], stream: Stream) -> list[float]:
         """Run all steps, wait for the end, and return the seconds of each."""
 
 
 class StepLoop:
-    """The executable of devices in host memory that have no better one: Python kernels, one call after another.
+    """The default executable of devices in host memory: calls Python kernels one after another.
 
-    It works in the caller's thread and first waits for what was submitted to the stream before.
+    It runs in the caller's thread, after synchronising the stream.
     """
 
     def __init__(self, plan: Plan, memory: MemoryMap) -> None:
-        """PluginError where a kernel is native, which only a backend with an executable of its own can run."""
+        """Prepare a plan; PluginError for a native kernel, which needs a backend with an executable of its own."""
         for step in plan.steps:
             if step.kernel.function is None:
                 raise PluginError(
@@ -104,7 +103,7 @@ class StepLoop:
 
     @property
     def num_native_breaks(self) -> int:
-        """Every step, because none is native."""
+        """The number of all steps, none of which is native."""
         return len(self._plan.steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
@@ -125,9 +124,9 @@ class StepLoop:
 
 
 def addresses_in_run(plan: Plan, memory: MemoryMap, sizes: Mapping[str, int]) -> Callable[[Operand], int]:
-    """The function that says where an operand is in a run of these sizes.
+    """Return the function from operands to their addresses in a run of these sizes.
 
-    Inputs that share one span lie in it as `place_inputs` says, so their addresses depend on the sizes.
+    Inputs that share one buffer are placed in it by `place_inputs`, so their addresses depend on the sizes.
     """
     span = memory.get((Place.INPUT, ""))
     places = {} if span is None else place_inputs(plan.inputs, sizes)
@@ -141,7 +140,7 @@ def addresses_in_run(plan: Plan, memory: MemoryMap, sizes: Mapping[str, int]) ->
 
 
 def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
-    """A NumPy view of an operand in host memory, which the caller keeps alive; of a packed weight its bytes, uint8."""
+    """Return a NumPy view of an operand in host memory, which the caller keeps alive; uint8 for a packed weight."""
     import numpy as np
 
     memory = memoryview((ctypes.c_byte * operand.nbytes(sizes)).from_address(address))
@@ -150,11 +149,11 @@ def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
     return np.ndarray(operand.shape_for(sizes), operand.dtype.numpy, buffer=memory)
 
 
-class Executor:
-    """One plan with its memory: an arena, its inputs, and what it shares with others (states, constants).
+class PlanExecutor:
+    """Runs one plan: it owns the arena and the inputs, and shares states and constants with other executors.
 
-    `host_inputs` are flat arrays, as long as the largest run needs: write the inputs of a run to their beginnings.
-    Where the host cannot reach the device's memory `run` copies them over.
+    `host_inputs` are flat arrays of the largest sizes: write the inputs of a run to their beginnings. Where the host
+    cannot access the device's memory, `run` copies them.
     """
 
     def __init__(
@@ -186,52 +185,52 @@ class Executor:
         executable = backend.compile(plan, memory)
         if executable is None and not self._is_host_accessible:
             raise DeviceError(
-                f"Device {device} cannot run a plan: the host cannot reach its memory, as its capabilities say "
-                "(is_host_accessible=False), so that its backend has to implement `compile`. Update its package."
+                f"Device {device} cannot run a plan: the host cannot access its memory, as its capabilities say "
+                "(is_host_accessible=False), so its backend has to implement `compile`. Update its package."
             )
         self.executable: Executable = executable or StepLoop(plan, memory)
         self._host_outputs = self._flat_outputs() if self._is_host_accessible else {}
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes set aside for intermediate values."""
+        """The bytes of the arena for intermediate values."""
         return self.plan.arena_bytes
 
     @property
     def input_bytes(self) -> int:
-        """Bytes set aside for the inputs of a run, on the device and where it copies them from."""
+        """The bytes of the buffers for inputs, on the device and on the host."""
         return self._inputs.nbytes
 
     @property
     def copies_inputs(self) -> bool:
-        """Whether `host_inputs` may be written again as soon as a run is enqueued: it reads a copy of them."""
+        """Whether `host_inputs` may be written again as soon as a run is enqueued, because it reads a copy."""
         return not self._is_host_accessible
 
-    def run(self, symbols: tuple[int, ...], fed: Sequence[DeviceInput] = ()) -> None:
-        """Enqueue one run over what `host_inputs` hold now, and what is `fed` to them from the device's own memory.
+    def run(self, symbols: tuple[int, ...], device_inputs: Sequence[DeviceInput] = ()) -> None:
+        """Enqueue one run with the current contents of `host_inputs`, parts of them replaced by `device_inputs`.
 
-        `synchronize` before changing them again, unless the executor `copies_inputs`.
+        Call `synchronize` before changing `host_inputs` again, unless the executor `copies_inputs`.
         """
         self._inputs.upload(symbols, self._stream)
-        self._feed(fed, symbols)
+        self._copy_device_inputs(device_inputs, symbols)
         with self._activity:
             self.executable.run(symbols, self._stream)
 
     def run_with_late_input(
-        self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], fed: Sequence[DeviceInput] = ()
+        self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], device_inputs: Sequence[DeviceInput] = ()
     ) -> None:
-        """Like `run`, and write the input `name` by `fill()` while the device computes what comes before its use.
+        """Enqueue a run, calling `fill()` to write the input `name` while the device runs the steps before its use.
 
-        A device that is the host computes nothing better meanwhile: each of its workers that gives way to `fill` keeps
-        all others waiting at the next barrier. There `fill` comes first.
+        On host devices `fill` runs first: it would compete with the workers for processors, and a worker that is
+        preempted delays all others at the next barrier.
         """
         if self._is_host_accessible:
             fill()
-            self.run(symbols, fed)
+            self.run(symbols, device_inputs)
             return
         first = self._first_use(name)
         self._inputs.upload(symbols, self._stream, late=name)
-        self._feed(fed, symbols)
+        self._copy_device_inputs(device_inputs, symbols)
         self._run_steps(symbols, 0, first)
         try:
             fill()
@@ -244,9 +243,9 @@ class Executor:
         self._stream.synchronize()
 
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
-        """Run and hand values to `hook(name, array)` as they are computed: those in `names`, or all.
+        """Run, and call `hook(name, array)` for values as they are computed: those in `names`, or all.
 
-        The array is read-only and valid during the call only. A view that no step computes is not handed over.
+        The array is read-only and valid during the call only. Views, which no step computes, are not passed.
         """
         self._inputs.upload(symbols, self._stream)
         begin = 0
@@ -258,13 +257,13 @@ class Executor:
             self.synchronize()
             for name, operand in wanted:
                 array = self._fetch(operand, symbols)
-                array.flags.writeable = False  # what is changed here would live on in reused keys and values
+                array.flags.writeable = False  # changes would persist in cached keys and values
                 hook(name, array)
             begin = end
         self._run_steps(symbols, begin, len(self.plan.steps))
 
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
-        """Run, wait for the end, and return the seconds that each step took: by events, or as the executable tells."""
+        """Run, wait, and return the seconds of each step, measured by events or by the executable."""
         self._inputs.upload(symbols, self._stream)
         if isinstance(self.executable, TimedExecutable):
             with self._activity:
@@ -278,7 +277,7 @@ class Executor:
         return [begin.elapsed_ms(end) / 1e3 for begin, end in pairwise(marks)]
 
     def output(self, name: str, symbols: tuple[int, ...]) -> Array:
-        """An output of the last run, which must have finished; in host memory a view that the next run overwrites."""
+        """Return an output of the last run, which must have finished; in host memory a view until the next run."""
         found = self._host_outputs.get(name)
         if found is None:
             return self._fetch(self.plan.outputs[name], symbols)
@@ -287,13 +286,13 @@ class Executor:
         return array[: prod(shape)].reshape(shape)
 
     def output_tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
-        """An output where the device keeps it: there once what is enqueued has run, until the next run."""
+        """Return an output in device memory: valid once what is enqueued has run, until the next run."""
         return self._tensor(self.plan.outputs[name], symbols)
 
     def _flat_outputs(self) -> dict[str, _FlatOutput]:
-        """Views of the outputs in host memory, made once because they are read after every step.
+        """Return views of the outputs in host memory, made once because they are read after every step.
 
-        Outputs that are inputs of the plan have none: their addresses depend on the run.
+        Outputs that are inputs of the plan are excluded: their addresses depend on the run.
         """
         index = {name: position for position, name in enumerate(self.plan.symbols)}
         found = {}
@@ -313,8 +312,8 @@ class Executor:
         with self._activity:
             self.executable.run_steps(symbols, begin, end, self._stream)
 
-    def _feed(self, fed: Sequence[DeviceInput], symbols: tuple[int, ...]) -> None:
-        for name, first, source in fed:
+    def _copy_device_inputs(self, device_inputs: Sequence[DeviceInput], symbols: tuple[int, ...]) -> None:
+        for name, first, source in device_inputs:
             whole = self._inputs.tensor(name, symbols)
             offset_bytes = whole.offset_bytes + first * whole.dtype.itemsize
             destination = Tensor.of(whole.buffer, whole.dtype, source.shape, offset_bytes)
@@ -336,7 +335,7 @@ class Executor:
         return host.numpy()
 
     def _first_use(self, name: str) -> int:
-        """The first step that reads an input."""
+        """Return the first step that reads an input."""
         used = (
             position
             for position, step in enumerate(self.plan.steps)

@@ -1,10 +1,10 @@
-"""Looking at values while a model runs: functions called with every value whose name fits a pattern.
+"""Hooks: functions that are called with intermediate values whose names match a pattern, while a model runs.
 
     handle = llm.hooks.on("model.layers.*.mlp.*", lambda name, array, info: print(name, info.layer, abs(array).max()))
     llm.generate("Once upon a time")
     handle.remove()
 
-Where no hook is registered nothing is slower.
+Without hooks, nothing is slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.plan import Place, Plan
 
 __all__ = ["Hook", "HookHandle", "HookRegistry", "ValueInfo"]
@@ -27,11 +27,11 @@ _LAYER_NUMBER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """Where a value comes from.
+    """The origin of a value.
 
-    `layer` is None outside the layers. `phase` is prefill, decode or mixed, `num_tokens` the tokens that the step
-    computes, `step` the number of steps with hooks before this one. With `is_state` the array is all of a KV cache,
-    [blocks, kv heads, block size, head dim], into which the step has written.
+    `layer` is None outside the layers. `phase` is prefill, decode or mixed, `num_tokens` the number of tokens of the
+    step, `step` the number of steps with hooks before this one. With `is_state` the array is a whole KV cache, [blocks,
+    kv heads, block size, head dim], to which the step has written.
     """
 
     operator: str
@@ -44,7 +44,7 @@ class ValueInfo:
 
 
 Hook = Callable[[str, Any, ValueInfo], None]
-"""Called with a value's name, its array, which is read-only and valid during the call only, and where it comes from."""
+"""Called with a value's name, its array, which is read-only and valid during the call only, and its origin."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class _Registration:
 
 
 class HookHandle:
-    """One registered hook; `remove` ends it, and so does leaving a `with` block."""
+    """A registered hook; `remove` unregisters it, and so does leaving a `with` block."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove = remove
@@ -67,14 +67,14 @@ class HookHandle:
         self.remove()
 
     def remove(self) -> None:
-        """Call the hook no more; removing twice does nothing."""
+        """Unregister the hook; removing twice does nothing."""
         self._remove()
 
 
 class HookRegistry:
-    """The hooks of one model. `value_names(fuse)` are the names there are, with fusion or without. Mutable.
+    """The hooks of one model. `value_names(fuse)` are the names of values, with fusion or without. Mutable.
 
-    `is_active` says whether there is any hook, `fuse` whether all of them are content with fused operators.
+    `is_active` says whether there is any hook, `fuse` whether all hooks accept fused operators.
     """
 
     def __init__(self, value_names: Callable[[bool], Sequence[str]]) -> None:
@@ -85,12 +85,12 @@ class HookRegistry:
         self._num_steps = 0
 
     def on(self, pattern: str, hook: Hook, *, fuse: bool = True) -> HookHandle:
-        """Call `hook(name, array, info)` for every value whose name fits a pattern as in `fnmatch` (`*`, `?`, `[…]`).
+        """Call `hook(name, array, info)` for every value whose name matches a pattern of `fnmatch` (`*`, `?`, `[…]`).
 
-        With `fuse=False` the model runs without fused operators as long as the hook is there, so that the values
-        inside of them exist; weights that this takes in another layout stay in memory. What the hook raises ends the
-        step and reaches whoever asked for it; the model stays usable. InvalidArgumentError when no value has such a
-        name.
+        With `fuse=False` the model runs without fused operators while the hook is registered, so that the values inside
+        of them exist; weights that were loaded in other layouts for this remain in memory. An exception in the hook
+        aborts the step and propagates to its caller; the model remains usable. InvalidArgumentError when no value has
+        such a name.
         """
         self._check(pattern, hook, fuse)
         registration = _Registration(pattern, hook, fuse)
@@ -98,7 +98,7 @@ class HookRegistry:
         self._update()
         return HookHandle(lambda: self._remove(registration))
 
-    def run(self, executor: Executor, symbols: tuple[int, ...], phase: str, num_tokens: int) -> None:
+    def run(self, executor: PlanExecutor, symbols: tuple[int, ...], phase: str, num_tokens: int) -> None:
         """Run a plan once and call the hooks."""
         plan = executor.plan
         wanted = {
@@ -132,13 +132,13 @@ class HookRegistry:
             return
         if fuse and any(fnmatchcase(name, pattern) for name in self._value_names(False)):
             raise InvalidArgumentError(
-                f"Values that fit {pattern!r} are inside of fused operators here; pass fuse=False to see them."
+                f"Values that match {pattern!r} are inside of fused operators here; pass fuse=False to see them."
             )
         from difflib import get_close_matches
 
         kinds = list(dict.fromkeys(_LAYER_NUMBER.sub(".*.", name) for name in names))
         near = get_close_matches(_LAYER_NUMBER.sub(".*.", pattern), kinds, n=3, cutoff=0.3) or kinds[:3]
-        raise InvalidArgumentError(f"No value fits {pattern!r}. Did you mean {' or '.join(map(repr, near))}?")
+        raise InvalidArgumentError(f"No value matches {pattern!r}. Did you mean {' or '.join(map(repr, near))}?")
 
 
 def _infos(plan: Plan, phase: str, step_number: int, num_tokens: int) -> dict[str, ValueInfo]:

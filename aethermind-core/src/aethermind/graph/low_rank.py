@@ -1,7 +1,7 @@
-"""The graph of a model with adapters: behind each product with a weight that they change, what they add to it.
+"""LoRA in graphs: an `add_low_rank` behind each product with a weight that adapters change.
 
-Models know nothing of it. Whatever holds the product inside is taken apart as far as it must be: what no adapter
-touches stays as fused as it was.
+Models are written without it. Fused operators that contain such a product are decomposed as far as necessary; all
+others remain fused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aethermind.errors import ConfigError
-from aethermind.graph.builder import Names
-from aethermind.graph.decomposition import decompose
+from aethermind.graph.builder import UniqueNames, decompose
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import SymDim
@@ -21,11 +20,11 @@ from aethermind.ops.schema import TensorType
 __all__ = ["ADAPTERS", "ROW_ADAPTERS", "adaptable_weights", "part_names", "with_adapters"]
 
 ADAPTERS = "adapters"
-"""The input that says which adapter each token has: i32[T], negative for none."""
+"""The input with the adapter of each token: i32[T], negative for none."""
 
 ROW_ADAPTERS = "row_adapters"
-"""The same for the rows that need logits, i32[R]: what comes behind the last layer's attention is computed for these
-alone."""
+"""The same for the rows that need logits, i32[R]: what follows the last layer's attention is computed for these only.
+"""
 
 _INPUTS = {SymDim("T"): ADAPTERS, SymDim("R"): ROW_ADAPTERS}
 
@@ -33,17 +32,17 @@ _PRODUCT = "linear"
 
 
 def part_names(weight: str) -> tuple[str, str, str]:
-    """The parameters that adapters of a weight [N, K] have in common: F[L, K] and F[L, N], in which the ranks of all
-    lie one after the other, and i32[A + 1], where those of each begin (see `ops.catalog.add_low_rank`).
+    """Return the names of the parameters of all adapters of a weight [N, K] (see `ops.catalog.lora`).
+
+    They are `down` F[L, K] and `up` F[L, N], with the ranks of all adapters concatenated, and `cu_ranks` i32[A + 1],
+    the offsets of each adapter.
     """
     return f"{weight}/down", f"{weight}/up", f"{weight}/cu_ranks"
 
 
 def adaptable_weights(graph: Graph, operators: OperatorRegistry) -> dict[str, TensorType]:
-    """The weights of a graph that may have adapters, by name: those that a linear reads, alone or in something larger
-    that can be taken apart.
-    """
-    names = Names({value.name for value in graph.values()})
+    """Return the weights of a graph that may have adapters: those of `linear`, alone or inside a fused operator."""
+    names = UniqueNames({value.name for value in graph.values()})
     nodes = list(graph.nodes)
     found: dict[str, TensorType] = {}
     while nodes:
@@ -58,12 +57,11 @@ def adaptable_weights(graph: Graph, operators: OperatorRegistry) -> dict[str, Te
 
 
 def with_adapters(graph: Graph, operators: OperatorRegistry, ranks: Mapping[str, int], num_adapters: int) -> Graph:
-    """The graph with an `add_low_rank` behind each product with one of the weights in `ranks`, which says how many
-    ranks all adapters of a weight have together, and with those of the inputs `ADAPTERS` and `ROW_ADAPTERS` that these
-    read.
+    """Return the graph with an `add_low_rank` behind each product with one of the weights in `ranks`.
 
-    Values keep their names: that of a product is now the name of the sum, and the bare product is `<name>/linear`.
-    ConfigError where a product has other rows, or an operator that reads such a weight cannot be taken apart.
+    `ranks` are, by weight, the total ranks of all adapters. The inputs `ADAPTERS` and `ROW_ADAPTERS` are added where
+    they are read. Values keep their names: the sum has that of the product, which is now `<name>/linear`. ConfigError
+    where the rows of a product are not tokens, or an operator that reads such a weight has no decomposition.
     """
     return _Adapter(graph, operators, ranks, num_adapters).run()
 
@@ -74,7 +72,7 @@ class _Adapter:
         self._operators = operators
         self._ranks = ranks
         self._num_adapters = num_adapters
-        self._names = Names({value.name for value in graph.values()})
+        self._names = UniqueNames({value.name for value in graph.values()})
         self._inputs: dict[str, Value] = {}
         self._parameters: dict[str, Value] = {}
 
@@ -88,7 +86,7 @@ class _Adapter:
         )
 
     def _adapted(self, node: Node) -> list[Node]:
-        """The nodes that compute what `node` does, with what adapters add."""
+        """Return the nodes that compute what `node` does, with the contribution of adapters."""
         operator = self._operators[node.operator]
         read = [
             value
@@ -115,7 +113,7 @@ class _Adapter:
         return [replace(node, outputs=(bare,)), Node("add_low_rank", inputs, (result,), {})]
 
     def _adapters_of(self, result: Value) -> Value:
-        """The input that says which adapter each row of a product has."""
+        """Return the input with the adapter of each row of a product."""
         rows = result.type.shape[0]
         name = _INPUTS.get(rows) if isinstance(rows, SymDim) else None
         if name is None:
@@ -143,6 +141,6 @@ class _Adapter:
 
 
 def _weight(node: Node) -> Value | None:
-    """The parameter that a product reads as its weight."""
+    """Return the parameter that a product reads as its weight, if it does."""
     weight = node.inputs[1]
     return weight if weight is not None and weight.kind is ValueKind.PARAMETER else None

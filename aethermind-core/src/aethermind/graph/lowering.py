@@ -1,8 +1,7 @@
-"""Lowering: replace every operator without a kernel by its decomposition.
+"""Lowering: replaces every operator without a kernel by its decomposition.
 
-So the largest operator that a backend computes is used. This takes the place of pattern matching: a young backend
-implements a dozen simple operators and runs every model, a mature one adds fused kernels and gets faster with no model
-changed.
+So the largest operators that a backend has kernels for are used. This replaces pattern matching for fusion: a backend
+with a dozen simple kernels runs every model, and fused kernels make it faster without changes to models.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from itertools import chain
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
 from aethermind.errors import KernelNotFoundError
-from aethermind.graph.builder import Names
-from aethermind.graph.decomposition import decompose
+from aethermind.graph.builder import UniqueNames, decompose
 from aethermind.graph.ir import Graph, Node, ValueKind
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.weight_format import DENSE, WeightFormat
@@ -25,14 +23,14 @@ __all__ = ["Lowered", "lower"]
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A graph of which every node has a kernel or is a view; `resolutions` runs parallel to them (None for a view)."""
+    """A graph whose nodes have kernels or are views, with one resolution per node (None for a view)."""
 
     graph: Graph
     resolutions: tuple[Resolution | None, ...]
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Operators that the NumPy reference computes because the device cannot, each once."""
+        """The operators that NumPy references compute because the device has no kernel, each once."""
         found = (
             resolution.signature.operator for resolution in self.resolutions if resolution and resolution.is_fallback
         )
@@ -51,19 +49,19 @@ def lower(
     row_formats: Mapping[str, WeightFormat] | None = None,
     packed: Mapping[str, str] | None = None,
 ) -> Lowered:
-    """Choose kernels, decomposing where there is none; KernelNotFoundError names every operator for which nothing does.
+    """Choose kernels, and decompose operators without one; KernelNotFoundError names all operators that remain.
 
-    `weight_formats` are those of parameters by name; a fused operator whose weights differ in it is taken apart,
-    because no kernel reads several formats.
+    `weight_formats` are those of parameters by name; a fused operator whose weights have different formats is
+    decomposed, because no kernel reads several.
 
-    An operator that picks rows of a parameter gets a kernel that picks them out of another operator's layout of it, if
-    there is one: so a table of embeddings that is the head as well is in memory once. `row_formats` are the formats, by
-    parameter, that it may read them in, `packed` the layouts that parameters have beside those of this graph.
+    An operator that gathers rows of a parameter gets, if possible, a kernel that reads them in the layout into which
+    the parameter is packed for another operator: a tied embedding is in memory once. `row_formats` are the formats, by
+    parameter, in which rows may be read, `packed` the layouts of parameters besides those of this graph.
 
-    With `fuse=False` every operator that has a decomposition is taken apart where its parts can be computed, so that
-    each intermediate value exists and can be looked at.
+    With `fuse=False` every operator that has a decomposition is decomposed if its parts can be computed, so that all
+    intermediate values exist.
     """
-    names = Names({value.name for value in graph.values()})
+    names = UniqueNames({value.name for value in graph.values()})
     lowering = _Lowering(
         operators,
         dispatcher,
@@ -90,7 +88,7 @@ def lower(
 
 
 def _gathered(node: Node, operator: Operator) -> dict[str, str]:
-    """By input, the parameters of which a node only picks rows."""
+    """Return, by input, the parameters of which a node gathers rows."""
     return {
         spec.name: value.name
         for spec, value in zip(operator.schema.inputs, node.inputs, strict=True)
@@ -99,7 +97,7 @@ def _gathered(node: Node, operator: Operator) -> dict[str, str]:
 
 
 def _layouts(lowered: Iterable[tuple[Node, Resolution | None]], operators: OperatorRegistry) -> dict[str, str]:
-    """By parameter, the layout that it is packed into."""
+    """Return, by parameter, the layout into which it is packed."""
     return {
         value.name: resolution.chosen.packs[spec.name].name
         for node, resolution in lowered
@@ -116,15 +114,15 @@ class _Lowering:
     device_type: str
     fallback: Fallback
     fuse: bool
-    names: Names
+    names: UniqueNames
     weight_formats: Mapping[str, WeightFormat]
     row_formats: Mapping[str, WeightFormat]
     packed: Mapping[str, str]
     resolved: dict[Hashable, Resolution] = field(default_factory=dict)
-    """What the dispatcher said of signatures: those of one layer are those of the next."""
+    """Resolutions by signature: most layers have the same signatures."""
 
     def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
-        """The nodes that compute what `node` does, each with its kernel, or with a resolution that chose none."""
+        """Return the nodes that compute what `node` does, each with a resolution, which may have no kernel."""
         operator = self.operators[node.operator]
         if operator.schema.is_view:
             return [(node, None)]
@@ -159,7 +157,7 @@ class _Lowering:
         return "+".join(sorted({DENSE if one is None else one.name for one in formats})) or DENSE
 
     def _sharing(self, node: Node, operator: Operator, signature: Signature) -> Resolution | None:
-        """For an operator that picks rows, a kernel that reads them where others have them, if the device has one."""
+        """Return a kernel that gathers rows from an existing layout of the parameter, if the device has one."""
         gathered = _gathered(node, operator)
         formats = {self.row_formats[name].name for name in gathered.values() if name in self.row_formats}
         layouts = {input: self.packed[name] for input, name in gathered.items() if name in self.packed}
@@ -178,7 +176,7 @@ class _Lowering:
 
 
 def _without_kernels(missing: Iterable[Resolution]) -> str:
-    """The sentences of an error about all operators that a device cannot compute, each once."""
+    """Return the message of an error about all operators that a device cannot compute, each once."""
     found: dict[tuple[str, str], Resolution] = {}
     for resolution in missing:
         signature = resolution.signature

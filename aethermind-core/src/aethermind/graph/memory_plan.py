@@ -1,9 +1,9 @@
-"""Placing a graph's intermediate values in one arena, so that a step allocates nothing.
+"""Memory planning: places a graph's intermediate values in one arena, so that a step allocates nothing.
 
-Values that are alive at the same time get different bytes; others share. Views and in-place results join the storage
-they alias. Placement is greedy, one storage after another at its lowest free offset (Pisarchyk & Lee 2020, "Efficient
-Memory Management for Deep Neural Net Inference"); of several orders the best is kept, and the first that reaches the
-lower bound ends the search (Joslin & Clements 1999, "Squeaky Wheel Optimization").
+Values that are alive at the same time get different bytes; others share. Views and in-place results share the storage
+that they alias. Placement is greedy, one storage after another at its lowest free offset (Pisarchyk & Lee 2020,
+"Efficient Memory Management for Deep Neural Net Inference"). The best of several orders is used; the search ends at the
+first that reaches the lower bound (Joslin & Clements 1999, "Squeaky Wheel Optimization").
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from aethermind.graph.ir import Graph, Node, Value
-from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import ALIGNMENT, align_up
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import OperatorSchema
 
@@ -40,7 +39,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where every value lives.
+    """The memory of every value.
 
     `roots` maps each value to the value that owns its memory, and `storages[root]` is that memory if it is in the
     arena. `lower_bound_bytes` is the most that is alive at one node: no placement can be smaller.
@@ -52,7 +51,7 @@ class MemoryPlan:
     lower_bound_bytes: int
 
     def offset(self, name: str) -> int | None:
-        """Byte offset of a value in the arena, or None when it lives in memory given from outside."""
+        """Return the byte offset of a value in the arena; None where its memory is an input, parameter or state."""
         storage = self.storages.get(self.roots[name])
         return storage.offset if storage else None
 
@@ -69,7 +68,7 @@ def plan_memory(graph: Graph, operators: OperatorRegistry, symbols: Mapping[str,
 
 
 class _Sharing:
-    """Which values share a storage, found node by node in the order of computation."""
+    """Finds the values that share a storage, node by node in the order of computation."""
 
     def __init__(self, graph: Graph, symbols: Mapping[str, int]) -> None:
         self.roots = {value.name: value.name for value in (*graph.inputs, *graph.parameters, *graph.states)}
@@ -78,7 +77,7 @@ class _Sharing:
         self._last_use = _last_uses(graph)
 
     def add(self, position: int, node: Node, schema: OperatorSchema) -> None:
-        """Give each output of a node a storage: an input's where it aliases it or may take it over, or a new one."""
+        """Assign a storage to each output of a node: an input's where it aliases it or may reuse it, or a new one."""
         taken: set[str] = set()
         for index, value in enumerate(node.outputs):
             spec = schema.outputs[index]
@@ -107,9 +106,9 @@ class _Sharing:
     def _dying_root(
         self, position: int, node: Node, schema: OperatorSchema, name: str | None, value: Value
     ) -> str | None:
-        """The storage of the input called `name` if `value` may take it over.
+        """Return the storage of the input called `name` if `value` may reuse it, else None.
 
-        It may if everything in that storage dies here, the kernel reads it as this one input only, and it is as large.
+        It may if nothing in that storage is used later, the kernel reads it as this input only, and types are equal.
         """
         root = None if name is None else self._root_of_input(node, schema, name)
         storage = None if root is None else self.storages.get(root)
@@ -136,7 +135,7 @@ _ORDERS: tuple[Callable[[Storage], tuple[int, ...]], ...] = (
 
 
 def _place(storages: Sequence[Storage], lower_bound_bytes: int) -> int:
-    """Give every storage an offset; returns the bytes of the arena."""
+    """Assign an offset to every storage; return the bytes of the arena."""
     best = min(_placements(storages, lower_bound_bytes), key=lambda placement: placement.arena_bytes)
     for storage, offset in zip(best.order, best.offsets, strict=True):
         storage.offset = offset
@@ -144,7 +143,7 @@ def _place(storages: Sequence[Storage], lower_bound_bytes: int) -> int:
 
 
 def _placements(storages: Sequence[Storage], lower_bound_bytes: int) -> Iterator[_Placement]:
-    """Placements in a few orders, then with what stuck out at the top of the last one moved to its front, and again."""
+    """Yield placements in a few orders, then in the last order with its highest storage moved to the front, again."""
     placement = _Placement([], [], 0)
     for attempt in range(len(_ORDERS) + _NUM_REORDERINGS):
         order = sorted(storages, key=_ORDERS[attempt]) if attempt < len(_ORDERS) else placement.highest_first()
@@ -161,14 +160,14 @@ class _Placement:
     arena_bytes: int
 
     def highest_first(self) -> list[Storage]:
-        """The order with the storage that reaches highest moved to the front."""
+        """Return the order with the storage that reaches highest moved to the front."""
         ends = [offset + storage.nbytes for storage, offset in zip(self.order, self.offsets, strict=True)]
         highest = ends.index(self.arena_bytes)
         return [self.order[highest], *self.order[:highest], *self.order[highest + 1 :]]
 
 
 def _first_fit(order: Sequence[Storage]) -> _Placement:
-    """Give one storage after another the lowest offset that no overlapping one has."""
+    """Place one storage after another at the lowest offset that no overlapping one uses."""
     placed: list[tuple[int, Storage]] = []
     for storage in order:
         offset = 0
@@ -183,7 +182,7 @@ def _first_fit(order: Sequence[Storage]) -> _Placement:
 
 
 def _lower_bound(storages: Sequence[Storage], num_nodes: int) -> int:
-    """The most bytes alive at any one node."""
+    """Return the most bytes that are alive at one node."""
     changes = [0] * (num_nodes + 2)
     for storage in storages:
         changes[storage.first] += storage.nbytes

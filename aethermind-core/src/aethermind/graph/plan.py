@@ -1,4 +1,4 @@
-"""A plan: a graph with kernels chosen and memory placed, as a flat list of steps."""
+"""Plans: graphs with kernels chosen and memory placed, as flat lists of steps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,23 @@ from aethermind.ops.dims import Shape, resolve
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import WeightFormat
 
-__all__ = ["Constant", "LAYER_PREFIX", "Operand", "Place", "Plan", "Step"]
+__all__ = [
+    "BATCH_SIZES",
+    "Constant",
+    "LAYER_PREFIX",
+    "Operand",
+    "Place",
+    "Plan",
+    "Step",
+    "is_decode_size",
+]
 
 LAYER_PREFIX = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
-"""The beginning of the name of a value that belongs to a layer, and the layer's number."""
+"""Matches the names of values that belong to a layer; the group is the layer's number."""
 
 
 class Place(Enum):
-    """Which memory an operand is in."""
+    """The memory that an operand is in."""
 
     ARENA = "arena"
     INPUT = "input"
@@ -34,9 +43,8 @@ class Place(Enum):
 class Operand:
     """One tensor of a step: `offset_bytes` into the arena, or into the input, state or constant called `name`.
 
-    Dims may be symbols, `ops.SymDim`; they get their numbers when the plan runs, as `shape_for` says. Everything is
-    row-major contiguous, but for a weight in a kernel's own layout: that is `packed_bytes` bytes, whatever its type
-    says.
+    Dims may be symbols, `ops.SymDim`, which get their values when the plan runs (see `shape_for`). Everything is
+    row-major contiguous, except a weight in a kernel's layout, which is `packed_bytes` bytes whatever its type says.
     """
 
     place: Place
@@ -52,23 +60,23 @@ class Operand:
 
     @property
     def shape(self) -> Shape:
-        """The dims, symbols among them."""
+        """The dims, which may be symbols."""
         return self.type.shape
 
     def shape_for(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The dims in a run, with these numbers for the symbols: `dict(zip(plan.symbols, symbols))`."""
+        """Return the dims in a run, given the values of symbols: `dict(zip(plan.symbols, symbols))`."""
         return resolve(self.shape, sizes)
 
     def nbytes(self, sizes: Mapping[str, int]) -> int:
-        """The bytes that it takes, with these numbers for its symbols."""
+        """Return the size in bytes, given the values of symbols."""
         return self.type.nbytes(sizes) if self.packed_bytes is None else self.packed_bytes
 
 
 class Constant(NamedTuple):
     """A parameter in the form in which steps read it.
 
-    `pack` is the name of a kernel's layout; without one it lies row-major, in the operand's dtype. `weight_format`
-    is None for a dense weight.
+    `pack` is the name of a kernel's layout; without one it is row-major, in the operand's dtype. `weight_format` is
+    None for a dense weight.
     """
 
     parameter: str
@@ -78,7 +86,7 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel call with its arguments bound. `names` are those of the values it computes, one an output."""
+    """One kernel call with its arguments bound. `names` are those of the values it computes, one per output."""
 
     kernel: Kernel
     inputs: tuple[Operand | None, ...]
@@ -88,20 +96,20 @@ class Step:
 
     @property
     def source(self) -> str:
-        """Where the step comes from in the model: the name of its first value."""
+        """The origin of the step in the model: the name of its first value."""
         return self.names[0]
 
     def attribute_values(self) -> tuple[Attribute, ...]:
-        """Attributes in schema order, as the native ABI takes them."""
+        """Return the attributes in schema order, as the native ABI takes them."""
         return tuple(self.attributes.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything a backend needs to run a step without deciding anything.
+    """A compiled graph: everything that a backend needs to run it.
 
-    `symbols` gives every symbol its greatest value, in the order in which a run passes them. `constants` are by the
-    keys that operands name.
+    `symbols` are the largest values of symbols, in the order in which a run passes them. `constants` are by the keys
+    that operands name.
     """
 
     name: str
@@ -114,18 +122,18 @@ class Plan:
     outputs: Mapping[str, Operand]
 
     def packs(self) -> dict[str, Pack]:
-        """The layouts that the steps' kernels want weights in, by name."""
+        """Return the layouts in which the steps' kernels read weights, by name."""
         return {pack.name: pack for step in self.steps for pack in step.kernel.packs.values()}
 
     def constant_bytes(self, operand: Operand) -> int:
-        """Bytes of values, scales and zero points that a kernel reads of a constant, padding left out."""
+        """Return the bytes of values, scales and zero points that a kernel reads of a constant, without padding."""
         constant = self.constants[operand.name]
         if constant.pack is None or constant.weight_format is None:
             return operand.type.nbytes({})
         return constant.weight_format.nbytes(resolve(operand.shape, {}))
 
     def layers(self) -> list[int | None]:
-        """The layer of each step by its name; a step without a layer's name between two of layer i belongs to i."""
+        """Return the layer of each step by its name; an unnamed step between two steps of layer i belongs to i."""
         matches = [LAYER_PREFIX.match(step.source) for step in self.steps]
         layers = [int(match[1]) if match else None for match in matches]
         named = [position for position, layer in enumerate(layers) if layer is not None]
@@ -135,7 +143,29 @@ class Plan:
         return layers
 
     def operands(self) -> Iterator[Operand]:
-        """Every operand of every step, inputs before outputs."""
+        """Yield every operand of every step, inputs before outputs."""
         for step in self.steps:
             yield from (operand for operand in step.inputs if operand is not None)
             yield from step.outputs
+
+
+BATCH_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, *range(80, 257, 16), *range(288, 513, 32))
+"""Batch sizes to which decode steps are padded, so that a backend can capture graphs of them.
+
+At most half of a small batch is padding, and at most an eighth of a large one.
+"""
+
+
+def is_decode_size(sizes: Mapping[str, int], most: Mapping[str, int]) -> bool:
+    """Whether a run has the sizes of a padded decode step, so that it will be repeated.
+
+    Such a step has one token and one row of logits for each sequence, their number being in `BATCH_SIZES` or the plan's
+    maximum, and nothing else.
+    """
+    if not {"T", "S", "R", "B"} <= sizes.keys():
+        return False
+    count, width = sizes["T"], sizes["B"]
+    is_padded = count in BATCH_SIZES or count == min(most[name] for name in ("T", "S", "R"))
+    is_wide = width > 0 and (width & (width - 1) == 0 or width == most["B"])
+    is_plain = not any(size for name, size in sizes.items() if name not in ("T", "S", "R", "B"))
+    return is_padded and is_wide and is_plain and count == sizes["S"] == sizes["R"]

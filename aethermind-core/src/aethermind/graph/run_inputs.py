@@ -1,4 +1,4 @@
-"""The inputs of a plan's runs: what the host writes, and how it comes to a device that has memory of its own."""
+"""The inputs of a plan's runs: host arrays, and their upload to devices with memory of their own."""
 
 from __future__ import annotations
 
@@ -10,36 +10,34 @@ from typing import Any, NamedTuple, Protocol
 
 from aethermind.errors import DeviceError
 from aethermind.graph.plan import Plan
-from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.backend import Backend
-from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import align_up, num_elements
+from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
 from aethermind.hal.stream import Stream
-from aethermind.hal.tensor import Tensor
+from aethermind.hal.tensor import Tensor, num_elements
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 
-__all__ = ["CopiedInputs", "Inputs", "SharedInputs", "Stretch", "place_inputs"]
+__all__ = ["ByteRange", "CopiedInputs", "Inputs", "SharedInputs", "place_inputs"]
 
 _FIRST_STAGING_BYTES = 1 << 16
-_MOST_REMEMBERED = 64
+_MAX_CACHED_SIZES = 64
 
 Array = Any
 
 
-class Stretch(NamedTuple):
-    """Neighbouring bytes of a span."""
+class ByteRange(NamedTuple):
+    """A range of bytes in a buffer."""
 
     begin: int
     nbytes: int
 
 
-def place_inputs(types: Mapping[str, TensorType], sizes: Mapping[str, int]) -> dict[str, Stretch]:
-    """Where inputs of these sizes lie in one span: one behind the other, each at a multiple of ALIGNMENT."""
+def place_inputs(types: Mapping[str, TensorType], sizes: Mapping[str, int]) -> dict[str, ByteRange]:
+    """Place inputs of these sizes in one buffer: one behind the other, each at a multiple of ALIGNMENT."""
     places, end = {}, 0
     for name, type in types.items():
-        places[name] = Stretch(align_up(end, ALIGNMENT), type.nbytes(sizes))
+        places[name] = ByteRange(align_up(end, ALIGNMENT), type.nbytes(sizes))
         end = sum(places[name])
     return places
 
@@ -49,27 +47,27 @@ class Inputs(Protocol):
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """Flat arrays of the host's, as long as the largest run needs: a run reads their beginnings."""
+        """Flat host arrays of the largest sizes; a run reads their beginnings."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes set aside on the device and where it copies from."""
+        """The bytes of all buffers, on the device and on the host."""
 
     def addresses(self) -> dict[str, int]:
-        """Fixed device addresses by name, or that of the span they lie in by the name ""."""
+        """Return the device addresses by name, the same in all runs, or that of a shared buffer under the name ""."""
 
     def tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
-        """An input on the device, as a run with these symbols reads it."""
+        """Return an input on the device, as a run with these symbols reads it."""
 
     def upload(self, symbols: tuple[int, ...], stream: Stream, late: str | None = None) -> None:
-        """Bring everything but the input `late` to the device, in the order of `stream`."""
+        """Enqueue the upload of all inputs but `late` on `stream`."""
 
     def upload_late(self, late: str, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Bring what the last `upload` left out."""
+        """Enqueue the upload of the input that the last `upload` left out."""
 
 
 class SharedInputs:
-    """Of a device that shares the host's memory: what the host writes is what it reads."""
+    """The inputs of a device in host memory, which reads the arrays that the host writes."""
 
     def __init__(self, plan: Plan, backend: Backend) -> None:
         self._tensors = _flat_tensors(plan, backend, MemoryKind.DEVICE)
@@ -94,11 +92,11 @@ class SharedInputs:
 
 
 class CopiedInputs:
-    """Of a device with memory of its own: inputs lie in one span there, and go up from page-locked memory.
+    """The inputs of a device with memory of its own: one device buffer, uploaded from page-locked memory.
 
-    A run's inputs are gathered in one of two page-locked buffers, in turn, so `arrays` may be written again as soon as
-    `upload` has returned, whether or not the device has got that far. Where the backend `packs_inputs` they lie close
-    together in the span and are copied at once; elsewhere each has its place for every run and is copied by itself.
+    A run's inputs are gathered in one of two page-locked staging buffers, alternately, so `arrays` may be written again
+    as soon as `upload` has returned. Where the backend `packs_inputs` they are packed in the device buffer and uploaded
+    in one copy; otherwise each has a fixed place and is copied separately.
     """
 
     def __init__(self, plan: Plan, backend: Backend) -> None:
@@ -110,7 +108,7 @@ class CopiedInputs:
         self._fixed = None if backend.capabilities.packs_inputs else greatest
         self._span = backend.allocator.alloc(max((sum(place) for place in greatest.values()), default=0))
         self._staging, self._other_staging = _Staging(backend), _Staging(backend)
-        self._places: OrderedDict[tuple[int, ...], dict[str, Stretch]] = OrderedDict()
+        self._places: OrderedDict[tuple[int, ...], dict[str, ByteRange]] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -136,8 +134,8 @@ class CopiedInputs:
     def upload_late(self, late: str, symbols: tuple[int, ...], stream: Stream) -> None:
         self._copy({late: self._places_of(symbols)[late]}, stream)
 
-    def _copy(self, places: Mapping[str, Stretch], stream: Stream) -> None:
-        """Gather inputs and copy them, those that are neighbours at once."""
+    def _copy(self, places: Mapping[str, ByteRange], stream: Stream) -> None:
+        """Gather inputs in the staging buffer and copy them, adjacent ones in one copy."""
         staging = self._staging
         base = staging.buffer.address
         for name, (begin, nbytes) in places.items():
@@ -149,16 +147,16 @@ class CopiedInputs:
             self._transfer.copy_async(destination, source, stream)
         staging.copied.record(stream)
 
-    def _places_of(self, symbols: tuple[int, ...]) -> dict[str, Stretch]:
-        """Remembered, because decode steps of one size follow each other."""
+    def _places_of(self, symbols: tuple[int, ...]) -> dict[str, ByteRange]:
+        """Return the places of inputs, cached, because decode steps of one size follow each other."""
         places = self._places.get(symbols)
         if places is None:
             sizes = self._sizes(symbols)
             places = place_inputs(self._plan.inputs, sizes)
             if self._fixed is not None:
-                places = {name: Stretch(self._fixed[name].begin, place.nbytes) for name, place in places.items()}
+                places = {name: ByteRange(self._fixed[name].begin, place.nbytes) for name, place in places.items()}
             self._places[symbols] = places
-            if len(self._places) > _MOST_REMEMBERED:
+            if len(self._places) > _MAX_CACHED_SIZES:
                 self._places.popitem(last=False)
         return places
 
@@ -167,7 +165,7 @@ class CopiedInputs:
 
 
 class _Staging:
-    """Page-locked memory for the inputs of one run, as large as the largest so far."""
+    """A page-locked staging buffer for the inputs of one run, as large as the largest so far."""
 
     def __init__(self, backend: Backend) -> None:
         self._allocator = backend.allocator
@@ -175,28 +173,28 @@ class _Staging:
         self.copied = backend.events.create()
 
     def prepare(self, nbytes: int) -> None:
-        """Wait until what it holds was copied, and make room. If a copy failed, whoever waited for its run knows."""
+        """Wait until the contents were copied, and grow to `nbytes`. Failed copies are reported by their runs."""
         with suppress(DeviceError):
             self.copied.synchronize()
         if nbytes > self.buffer.nbytes:
             self.buffer = self._allocator.alloc(1 << (nbytes - 1).bit_length(), MemoryKind.PINNED)
 
 
-def _joined(places: Iterable[Stretch]) -> list[Stretch]:
-    """What has bytes, in stretches between which there is no more than alignment."""
-    joined: list[Stretch] = []
+def _joined(places: Iterable[ByteRange]) -> list[ByteRange]:
+    """Merge ranges with no more than alignment between them; empty ones are dropped."""
+    joined: list[ByteRange] = []
     for place in places:
         if not place.nbytes:
             continue
         if joined and align_up(sum(joined[-1]), ALIGNMENT) == place.begin:
             begin = joined.pop().begin
-            place = Stretch(begin, sum(place) - begin)
+            place = ByteRange(begin, sum(place) - begin)
         joined.append(place)
     return joined
 
 
 def _flat_tensors(plan: Plan, backend: Backend, kind: MemoryKind) -> dict[str, Tensor]:
-    """Room for each input of the largest run."""
+    """Allocate a flat tensor for each input, of its largest size."""
     tensors = {}
     for name, type in plan.inputs.items():
         count = num_elements(resolve(type.shape, plan.symbols))

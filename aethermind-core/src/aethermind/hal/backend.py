@@ -1,4 +1,4 @@
-"""A backend: the parts of the hardware abstraction for one kind of device, and nothing about models."""
+"""A backend: the implementation of the hardware abstraction layer for one kind of device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.hal.allocator import Allocator
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.device import DeviceManager
 from aethermind.hal.dtype import DType
-from aethermind.hal.event import EventManager
-from aethermind.hal.stream import StreamManager
+from aethermind.hal.memory import Allocator
+from aethermind.hal.stream import EventManager, StreamManager
 from aethermind.hal.transfer import DataTransfer
 
 __all__ = ["Backend", "Capabilities", "MeasuredLimits"]
@@ -23,13 +22,13 @@ class Capabilities:
     """What a backend can do.
 
     `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and
-    write device memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback
-    policy allows it; without it, a backend has to implement `compile`. `batch_sizes`, ascending, are the numbers of
-    sequences for which it prepares a decode step once and then repeats it (a captured graph): steps of others are
-    padded to the next of them. `packs_inputs` means that its executables find the inputs of a run by
-    `graph.executor.addresses_in_run`: then they go up in one copy. `is_asynchronous` means that enqueued work runs
-    while the host does something else: then the engine enqueues a step before it reads the tokens of the one before
-    (see `engine.steps.step_pipeline`).
+    write device memory in place, so that a NumPy reference can replace a missing kernel where the fallback policy
+    allows it; without it, a backend has to implement `compile`. `batch_sizes`, ascending, are the numbers of sequences
+    for which it captures the graph of a decode step once and replays it: steps of other sizes are padded to the next
+    one. `packs_inputs` means that its executables look up the inputs of a run by `graph.executor.addresses_in_run`;
+    inputs are then uploaded in one copy. `is_asynchronous` means that enqueued work runs concurrently with the host;
+    the engine then enqueues a step before it reads the tokens of the one before (asynchronous scheduling, see
+    `engine.steps.step_pipeline`).
     """
 
     dtypes: tuple[DType, ...]
@@ -44,14 +43,14 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimits:
-    """What the hardware reached just now: bytes read per second, and operations per second by the name of a dtype."""
+    """Measured peak rates of a device: bytes read per second, and operations per second by the name of a dtype."""
 
     memory_bytes_per_s: float
     flops_per_s: Mapping[str, float]
 
 
 class Backend(ABC):
-    """One kind of device, opened. Its parts are plain attributes: a backend composes, it inherits no behaviour."""
+    """One kind of device, opened. Its parts are attributes: a backend composes, it inherits no behaviour."""
 
     name: str
     devices: DeviceManager
@@ -63,43 +62,40 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish all work and give everything back."""
+        """Finish all work and release all resources."""
 
     def compile(self, plan: Any, memory: Any) -> Any | None:
-        """An executable for a plan, of which every kernel is one for this device (see `aethermind.graph.Executable`).
+        """Return an executable for a plan whose kernels are all for this device (see `aethermind.graph.Executable`).
 
-        Optional where the host may reach the device's memory: None stands for `aethermind.graph.StepLoop`, which calls
-        Python kernels with NumPy views of it. Elsewhere an executable makes of an operand's address whatever its
-        kernels take: `memory` has the addresses, `Operand.shape_for` the shapes.
+        Optional where the host can access the device's memory: None selects `aethermind.graph.StepLoop`, which calls
+        Python kernels with NumPy views. Otherwise the executable makes the arguments of its kernels: `memory` has the
+        addresses, `Operand.shape_for` the shapes.
         """
         return None
 
     def free_memory(self) -> int | None:
-        """Optional: bytes of the current device's memory that neither this process nor another one uses.
-
-        None where it does not tell.
-        """
+        """Optional: return the bytes of the current device's memory that no process uses; None where unknown."""
         return None
 
     def workspace_bytes(self, plan: Any) -> int:
-        """Optional: bytes of device memory that the executable of a plan takes beside the plan's own memory."""
+        """Optional: return the bytes of device memory that the executable of a plan needs besides the plan's own."""
         return 0
 
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
-        """Optional: collectives between `size` processes, each on a device of its own, or None where it has none.
+        """Optional: connect `size` processes, each with a device of its own, for collectives; None where unsupported.
 
-        They meet at `address`, `HOST:PORT`, which rank 0 listens at; None leaves it to the backend where. Returns when
-        all are there. The backend's kernels of `all_reduce` and `all_gather_last` work with it from then on.
+        Rank 0 listens at `address`, `HOST:PORT`; None lets the backend choose. Returns when all ranks are connected.
+        The backend's kernels of `all_reduce` and `all_gather_last` use the communicator from then on.
         """
         return None
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits | None:
-        """Optional: measure memory bandwidth and peak rates, in about a second; None where it cannot."""
+        """Optional: measure memory bandwidth and peak rates, in about a second; None where unsupported."""
         return None
 
     def set_num_threads(self, num_threads: int | None) -> int:
-        """Use this many worker threads (None: the backend's choice) and return how many; 1 where there are none.
+        """Use this many worker threads (None: the backend's choice) and return their number; 1 where there are none.
 
-        Results are the same for any number, to the bit.
+        Results have the same bits for any number.
         """
         return 1

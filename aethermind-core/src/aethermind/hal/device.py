@@ -1,4 +1,4 @@
-"""What a device is called, what it can tell about itself, and why it may be absent."""
+"""Devices: their names and properties, and probing whether they are available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeviceId:
 
     @classmethod
     def parse(cls, text: str) -> DeviceId:
-        """Read `NAME` or `NAME:INDEX`; anything else is an InvalidArgumentError."""
+        """Parse `NAME` or `NAME:INDEX`; InvalidArgumentError for anything else."""
         name, colon, index = text.partition(":")
         if not name or (colon and not index.isdecimal()):
             raise InvalidArgumentError(f"Device {text!r} is not of the form NAME or NAME:INDEX, such as cpu or cuda:1.")
@@ -32,9 +32,9 @@ class DeviceId:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of a backend to "are you there?": how many devices, and in a sentence why so many, or why none.
+    """The result of probing a backend: the number of devices, and a sentence about the reason.
 
-    `is_broken` says that the asking went wrong, so that nobody knows.
+    `is_broken` means that the probe itself failed, so that the number is unknown.
     """
 
     count: int
@@ -48,9 +48,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """Facts of one device; 0 where a number is not known.
+    """The properties of one device; 0 where a number is not known.
 
-    `isa` names instruction sets or an architecture; `details` holds what has no field of its own.
+    `isa` names instruction sets or an architecture; `details` holds properties that have no field.
     """
 
     name: str
@@ -66,15 +66,15 @@ class DeviceManager(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """The number of devices; 0 where the hardware is absent."""
+        """Return the number of devices; 0 where the hardware is absent."""
 
     @abstractmethod
     def properties(self, index: int) -> DeviceProperties:
-        """Facts of device `index`; DeviceError when there is no such device."""
+        """Return the properties of device `index`; DeviceError when there is no such device."""
 
     @abstractmethod
     def current(self) -> int:
-        """The index of the device that work goes to when none is named."""
+        """Return the index of the device that is used where none is named."""
 
     @abstractmethod
     def set_current(self, index: int) -> None:
@@ -86,10 +86,10 @@ class DeviceManager(ABC):
 
 
 class CountedDevices(DeviceManager):
-    """Devices of which one is current for all threads; facts and waiting are the subclass's."""
+    """Devices one of which is current for all threads; subclasses add `properties` and `synchronize`."""
 
     def __init__(self, count: int, kind: str) -> None:
-        """How many there are, and what messages call one: `GPU`."""
+        """Set the number of devices and what messages call one, such as `GPU`."""
         self._count = count
         self._kind = kind
         self._current = 0
@@ -105,6 +105,6 @@ class CountedDevices(DeviceManager):
         self._current = index
 
     def check(self, index: int) -> None:
-        """DeviceError when there is no such device."""
+        """Raise DeviceError when there is no such device."""
         if not 0 <= index < self._count:
             raise DeviceError(f"{self._kind} {index} does not exist: there are {self._count}, counted from 0.")

@@ -1,4 +1,4 @@
-"""Element types, named as NumPy and torch name them."""
+"""Element types, with the names of NumPy and torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DType"]
 
 
 class DType(Enum):
-    """An element type: its name, its number in the native kernel ABI (`am_dtype`), and its bytes."""
+    """An element type: its name, its number in the native kernel ABI (`am_dtype`), and its size in bytes."""
 
     FLOAT32 = ("float32", 0, 4)
     FLOAT16 = ("float16", 1, 2)
@@ -37,12 +37,12 @@ class DType(Enum):
 
     @property
     def is_floating(self) -> bool:
-        """Whether operators compute in this type; float8 is one of codes, which count with their scale."""
+        """Whether operators compute in this type. float8 is a type of codes, which are multiplied by scales."""
         return self.code <= DType.FLOAT64.code
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of the same layout (bfloat16 and float8 are those of `ml_dtypes`)."""
+        """The NumPy dtype of the same layout (of `ml_dtypes` for bfloat16 and float8)."""
         import numpy as np
 
         if self in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):
@@ -54,7 +54,7 @@ class DType(Enum):
 
     @classmethod
     def parse(cls, name: str) -> DType:
-        """Read `float32`, `bfloat16`, … or a short form such as `bf16` or `half`; else an InvalidArgumentError."""
+        """Parse `float32`, `bfloat16`, … or a short form such as `bf16` or `half`; else InvalidArgumentError."""
         wanted = _SHORT_FORMS.get(name, name)
         for dtype in cls:
             if dtype.label == wanted:
@@ -64,7 +64,7 @@ class DType(Enum):
 
     @classmethod
     def of_numpy(cls, dtype: np.dtype[Any]) -> DType:
-        """The element type of a NumPy array's dtype; InvalidArgumentError where there is none in native byte order."""
+        """Return the element type of a NumPy dtype; InvalidArgumentError where there is none in native byte order."""
         if not dtype.isnative:
             raise InvalidArgumentError(f"Arrays of dtype {dtype.str} have a foreign byte order; convert them first.")
         return cls.parse(dtype.name)

@@ -1,6 +1,6 @@
-"""Host memory as a device: the allocator, streams, events and copies that every device in plain host memory can share.
+"""Host memory as a device: the allocator, streams, events and transfers of backends in plain host memory.
 
-Work runs at once, in the caller's thread, so a stream is always finished and an event is a time stamp.
+Work runs synchronously, in the caller's thread, so a stream is always idle and an event is a time stamp.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import time
 from contextlib import suppress
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryCounter, MemoryStats
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId, DeviceManager, DeviceProperties
-from aethermind.hal.event import Event, EventManager
-from aethermind.hal.layout import align_up
-from aethermind.hal.stream import Stream, StreamManager
+from aethermind.hal.memory import ALIGNMENT, Allocator, Buffer, MemoryCounter, MemoryKind, MemoryStats, align_up
+from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
 
@@ -34,7 +31,7 @@ __all__ = [
 
 
 def host_memory_bytes() -> int:
-    """Physical memory of this host in bytes; 0 where the system does not say."""
+    """Return the physical memory of this host in bytes; 0 where unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -42,7 +39,7 @@ def host_memory_bytes() -> int:
 
 
 def resident_bytes() -> int | None:
-    """Physical memory that this process holds now, in bytes; None where the system does not say."""
+    """Return the resident memory of this process in bytes; None where unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -51,10 +48,10 @@ def resident_bytes() -> int | None:
 
 
 def trim_heap() -> None:
-    """Give the system what the C library keeps of freed memory, where it is glibc: the next allocations take longer.
+    """Return memory that glibc's heap holds free to the system; the next allocations take longer.
 
-    glibc maps a large array, and after one was freed it takes others of that size from its heap, which shrinks at the
-    end only.
+    glibc maps large arrays at first, but takes them from its heap once one of their size was freed; the heap shrinks at
+    its end only. Does nothing with other C libraries.
     """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
@@ -84,7 +81,7 @@ class HostDevices(DeviceManager):
 
 
 class HostAllocator(Allocator):
-    """Zeroed host memory whose pages the system provides when they are first touched."""
+    """Allocates zeroed host memory, whose pages the system provides when they are first touched."""
 
     def __init__(self, device: DeviceId) -> None:
         self._device = device
@@ -120,7 +117,7 @@ class HostAllocator(Allocator):
 
 
 class HostStream(Stream):
-    """Work ran when it was submitted, so there is never anything to wait for."""
+    """A stream that is always idle: work runs when it is submitted."""
 
     def __init__(self) -> None:
         self._is_destroyed = False
@@ -146,7 +143,7 @@ class HostStream(Stream):
 
 
 class HostStreams(StreamManager):
-    """Streams that run everything at once."""
+    """Creates streams that run work when it is submitted."""
 
     def __init__(self) -> None:
         self._default = HostStream()
@@ -161,7 +158,7 @@ class HostStreams(StreamManager):
 
 
 class HostEvent(Event):
-    """The time at which it was recorded."""
+    """An event: the time at which it was recorded."""
 
     def __init__(self, *, timing: bool) -> None:
         self._has_timing = timing
@@ -185,14 +182,14 @@ class HostEvent(Event):
 
 
 class HostEvents(EventManager):
-    """Makes time stamps."""
+    """Creates events that are time stamps."""
 
     def create(self, *, timing: bool = False) -> Event:
         return HostEvent(timing=timing)
 
 
 class HostTransfer(DataTransfer):
-    """Copies within host memory. Nothing crosses a bus, so nothing is counted."""
+    """Copies within host memory; statistics are always 0, as nothing crosses between host and device."""
 
     def copy(self, destination: Tensor, source: Tensor) -> None:
         check_copy(destination, source)

@@ -1,4 +1,4 @@
-"""Arrays that lie in mapped files."""
+"""Pages of memory-mapped files: dropping and prefetching them, and huge pages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["bring_mapped_pages", "drop_mapped_pages", "maps_huge_pages"]
+__all__ = ["drop_mapped_pages", "maps_huge_pages", "prefetch_mapped_pages"]
 
 _SMAPS = Path("/proc/self/smaps")
 _MADV_POPULATE_READ = 22
-"""Of Linux 5.14; Python has no name for it. Older kernels refuse it, and pages come when they are touched."""
-_BYTES_AT_A_TIME = 32 << 20
-"""Between two such stretches others may map memory, for which they wait meanwhile."""
+"""A flag of Linux 5.14 for which Python has no name. Older kernels refuse it; pages are then read when touched."""
+_BYTES_PER_CALL = 32 << 20
+"""The kernel blocks other mappings of the process during a call, so a file is populated in several."""
 
 
 def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
-    """Let this process forget the whole pages that an array in a read-only mapped file spans; reading them again works.
+    """Release the pages that an array in a read-only mapped file spans; they are read again when accessed.
 
-    Without it a checkpoint that has been copied to a device would count as this process's memory until it ends. Does
+    Without it, a checkpoint that was copied to a device would count as this process's memory until it ends. Does
     nothing for other arrays, and where the system has no `madvise`.
     """
     import numpy as np
@@ -33,7 +33,7 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     if owner is None or not hasattr(owner, "madvise"):
         return
     mapped = np.frombuffer(owner, np.uint8)
-    if mapped.flags.writeable or not array.size:  # a private copy of a page would be lost
+    if mapped.flags.writeable or not array.size:  # private copies of pages would be lost
         return
     first = array.ctypes.data - mapped.ctypes.data
     begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -46,9 +46,10 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
 
 
 def maps_huge_pages(path: Path) -> bool:
-    """Whether the system maps a file by huge pages, told from how some in its middle come.
+    """Whether the system maps a file by huge pages, found by touching one in its middle.
 
-    That needs a file of 4 MiB, and a file system and a kernel that keep files in such pages. OSError as by `open`.
+    This needs a file of at least 4 MiB, and a file system and kernel with huge pages in the page cache. OSError as of
+    `open`.
     """
     import numpy as np
 
@@ -65,10 +66,10 @@ def maps_huge_pages(path: Path) -> bool:
     return int(count.split()[1]) > 0
 
 
-def bring_mapped_pages(array: np.ndarray[Any, Any]) -> None:
-    """Have a thread bring in the whole mapped file that an array lies in, on huge pages where the system has them.
+def prefetch_mapped_pages(array: np.ndarray[Any, Any]) -> None:
+    """Prefetch the whole mapped file that an array is in, on huge pages where the system has them.
 
-    Returns at once. Does nothing for other arrays, and where the system cannot be asked to.
+    A thread does so; this returns at once. Does nothing for other arrays, and where the system does not support it.
     """
     import numpy as np
 
@@ -78,17 +79,17 @@ def bring_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     mapped = np.frombuffer(owner, np.uint8)
     begin, nbytes = mapped.ctypes.data, mapped.nbytes
 
-    def bring() -> None:
-        for offset in range(0, mapped.nbytes, _BYTES_AT_A_TIME):  # `mapped` keeps the file mapped until it is done
-            if not _advise(begin + offset, min(_BYTES_AT_A_TIME, nbytes - offset), _MADV_POPULATE_READ):
+    def prefetch() -> None:
+        for offset in range(0, mapped.nbytes, _BYTES_PER_CALL):  # `mapped` keeps the file mapped until it is done
+            if not _advise(begin + offset, min(_BYTES_PER_CALL, nbytes - offset), _MADV_POPULATE_READ):
                 return
 
     owner.madvise(mmap.MADV_HUGEPAGE)
-    threading.Thread(target=bring, name="aethermind-bring", daemon=True).start()
+    threading.Thread(target=prefetch, name="aethermind-prefetch", daemon=True).start()
 
 
 def _advise(address: int, nbytes: int, what: int) -> bool:
-    """What `mmap.madvise` does, but for keeping the interpreter to itself while it waits for a disk."""
+    """Call madvise as `mmap.madvise` does, but release the interpreter's lock while waiting for the disk."""
     return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), what)) == 0
 
 

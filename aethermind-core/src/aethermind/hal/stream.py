@@ -1,17 +1,13 @@
-"""Queues of work: what is put on one stream runs in order, streams run beside each other.
+"""Streams and events: queues of device work, which run in order each and concurrently with each other.
 
-Several threads may use the streams of a backend at the same time, each its own.
+Several threads may use the streams of a backend at the same time, each thread its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from aethermind.hal.event import Event
-
-__all__ = ["Stream", "StreamManager"]
+__all__ = ["Event", "EventManager", "Stream", "StreamManager"]
 
 
 class Stream(ABC):
@@ -25,36 +21,62 @@ class Stream(ABC):
     def synchronize(self) -> None:
         """Return when everything submitted so far has finished; raises DeviceError if some of it failed.
 
-        Work that fails raises nothing where it is submitted, which returned before. An error is told once; whether work
-        behind it ran, and whether the stream is of any use afterwards, is the device's affair: the engine gives up.
+        Work that fails raises nothing where it was submitted. An error is raised once; whether work behind it ran, and
+        whether the stream can be used afterwards, depends on the device: the engine stops.
         """
 
     @abstractmethod
     def wait_event(self, event: Event) -> None:
-        """Let work submitted from now on start only after `event`, without holding up the host.
+        """Make work that is submitted from now on wait for `event`, without blocking the host.
 
-        It is the mark as it is at this call that counts: recording the event again later changes nothing.
+        The event counts as recorded at this call: recording it again later changes nothing.
         """
 
     @abstractmethod
     def destroy(self) -> None:
-        """Finish what was submitted and give the stream back, as `synchronize` does; using it afterwards is a
-        DeviceError.
-        """
+        """Synchronise and release the stream; using it afterwards is a DeviceError."""
 
 
 class StreamManager(ABC):
-    """Makes the streams of one backend. Nothing orders two of them but an event, the default stream included.
+    """Creates the streams of one backend. Only events order two streams, the default stream included.
 
-    The engine puts steps, what they read and what it reads of them on the default stream of its device. Where the host
-    cannot reach the device's memory, a second stream swaps blocks of the KV cache beside the steps; a KV store adds one
-    for blocks on their way to it, which a thread of its own uses.
+    The engine submits steps, their inputs and the read-back of their outputs to the default stream of its device. Where
+    the host cannot access the device's memory, a second stream swaps blocks of the KV cache concurrently with the
+    steps; a KV store adds a third for blocks that are copied to it, which is used by a thread of its own.
     """
 
     @abstractmethod
     def create(self, index: int = 0, *, priority: int = 0) -> Stream:
-        """A new stream on device `index`; a lower number is a higher priority."""
+        """Create a stream on device `index`; a lower number is a higher priority."""
 
     @abstractmethod
     def default(self, index: int = 0) -> Stream:
-        """The stream that work goes to when none is named; it lives as long as the backend."""
+        """Return the stream that is used where none is named; it exists as long as the backend."""
+
+
+class Event(ABC):
+    """A position in a stream. An event that was never recorded counts as reached."""
+
+    @abstractmethod
+    def record(self, stream: Stream) -> None:
+        """Record the event behind everything submitted to `stream` so far; recording again moves it."""
+
+    @abstractmethod
+    def query(self) -> bool:
+        """Whether the event has been reached; never waits."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when the event was reached; DeviceError, where the device reports it, if work before it failed."""
+
+    @abstractmethod
+    def elapsed_ms(self, end: Event) -> float:
+        """Return the milliseconds from this event to `end`; DeviceError unless both have timing and were reached."""
+
+
+class EventManager(ABC):
+    """Creates the events of one backend."""
+
+    @abstractmethod
+    def create(self, *, timing: bool = False) -> Event:
+        """Create an event; `elapsed_ms` needs events with `timing`."""

@@ -1,22 +1,54 @@
-"""A typed, strided view of a buffer. It holds no arithmetic."""
+"""Tensors: typed, strided views of buffers. They have no arithmetic; strides are in elements."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import DeviceError, InvalidArgumentError
-from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import contiguous_strides, is_contiguous, num_elements, num_spanned
+from aethermind.hal.memory import Buffer, MemoryKind
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Tensor"]
+__all__ = ["Tensor", "contiguous_strides", "is_contiguous", "num_elements", "num_spanned"]
+
+
+def num_elements(shape: Sequence[int]) -> int:
+    """Return the number of elements of a shape (1 for a scalar)."""
+    return math.prod(shape)
+
+
+def num_spanned(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of elements from the first to the last one, gaps included; strides are not negative."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a row-major contiguous tensor."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements are in row-major order without gaps; axes of length one may have any stride."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +63,7 @@ class Tensor:
 
     @classmethod
     def of(cls, buffer: Buffer, dtype: DType, shape: Sequence[int], offset_bytes: int = 0) -> Tensor:
-        """A row-major contiguous view; InvalidArgumentError when it would reach beyond the buffer."""
+        """Return a row-major contiguous view; InvalidArgumentError when it would reach beyond the buffer."""
         needed = offset_bytes + num_elements(shape) * dtype.itemsize
         if min(shape, default=0) < 0 or offset_bytes < 0 or needed > buffer.nbytes:
             raise InvalidArgumentError(
@@ -41,9 +73,9 @@ class Tensor:
 
     @classmethod
     def of_numpy(cls, array: np.ndarray[Any, Any], device: DeviceId) -> Tensor:
-        """A view of an array's memory, without a copy; the tensor keeps the array alive.
+        """Return a view of an array's memory, without a copy; the tensor keeps the array alive.
 
-        InvalidArgumentError for an array that runs backwards or whose strides are not multiples of its items.
+        InvalidArgumentError for negative strides, and for strides that are not multiples of the item size.
         """
         dtype = DType.of_numpy(array.dtype)
         if any(stride < 0 or stride % array.itemsize for stride in array.strides):
@@ -64,18 +96,18 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements, gaps not counted."""
+        """The bytes of the elements, without gaps."""
         return num_elements(self.shape) * self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps."""
+        """Whether the elements are in row-major order without gaps."""
         return is_contiguous(self.shape, self.strides)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array on the same memory, which it keeps alive.
+        """Return the elements as a NumPy array on the same memory, which it keeps alive.
 
-        DeviceError where the host may not look, or when the buffer was freed.
+        DeviceError where the memory is not host accessible, or when the buffer was freed.
         """
         import numpy as np
 
@@ -92,7 +124,7 @@ class Tensor:
         )
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Export through DLPack (host memory; other devices export by their own backend)."""
+        """Export through DLPack; for host memory only, other devices export by their backend."""
         return self.numpy().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Moving bytes between host and device memory, and counting them."""
+"""Copies between host and device memory, and their statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DataTransfer", "TransferStats", "check_copy", "check_fill"]
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Bytes that crossed between host and device memory in each direction since the backend was opened, and copies.
+    """Bytes and copies between host and device memory, by direction, since the backend was opened.
 
     A backend that does not count copies leaves their numbers at 0.
     """
@@ -25,7 +25,7 @@ class TransferStats:
     device_to_host_copies: int = 0
 
     def counting(self, nbytes: int, *, from_device: bool, to_device: bool) -> TransferStats:
-        """These with one more copy, where it crosses."""
+        """Return the statistics with one more copy, which counts if it crosses between host and device."""
         if from_device == to_device:
             return self
         up, down = (nbytes, 0) if to_device else (0, nbytes)
@@ -38,36 +38,35 @@ class TransferStats:
 
 
 class DataTransfer(ABC):
-    """Copies between contiguous tensors of the same dtype and shape; the direction follows from their buffers.
+    """Copies contiguous tensors of the same dtype and shape; the direction follows from their buffers.
 
-    What does not fit is an InvalidArgumentError (see `check_copy` and `check_fill`).
+    Tensors that do not match are an InvalidArgumentError (see `check_copy` and `check_fill`).
 
-    A call without a stream is in step with no stream, the default one included: it may run while they work. Its caller
-    waits for those that use the same memory first, and finds the bytes there on return.
+    A call without a stream is not ordered with any stream, the default one included. Its caller synchronises the
+    streams that use the same memory first; the bytes are in place on return.
     """
 
     @abstractmethod
     def copy(self, destination: Tensor, source: Tensor) -> None:
-        """Copy and return when it is done; waits for no stream."""
+        """Copy, and return when it is done; waits for no stream."""
 
     @abstractmethod
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
-        """Copy in the order of `stream`; both tensors must stay alive, and the source unchanged, until it has run.
-
-        That is the caller's duty: a copy keeps neither of them.
+        """Enqueue a copy on `stream`. It holds no references: the caller keeps both tensors alive, and the source
+        unchanged, until it has run.
         """
 
     @abstractmethod
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
-        """Set every byte to 0 … 255; in the order of `stream`, or done on return when none is given."""
+        """Set every byte to `byte`, 0 … 255: enqueued on `stream`, or done on return where none is given."""
 
     @abstractmethod
     def stats(self) -> TransferStats:
-        """Bytes moved so far."""
+        """Return the statistics so far."""
 
 
 def check_copy(destination: Tensor, source: Tensor) -> None:
-    """Raise InvalidArgumentError unless one tensor can be copied onto the other byte by byte."""
+    """Raise InvalidArgumentError unless one tensor can be copied to the other byte by byte."""
     if destination.dtype is not source.dtype or destination.shape != source.shape:
         raise InvalidArgumentError(
             f"Cannot copy a {source.dtype} tensor of shape {source.shape} to a {destination.dtype} one "

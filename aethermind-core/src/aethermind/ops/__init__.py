@@ -1,4 +1,4 @@
-"""What an operator means: its schema, and a catalog of pages with reference, samples and decomposition."""
+"""Operators: schema, reference, samples, tolerances and decomposition; `ops.catalog` has those of the core."""
 
 from aethermind.ops.dims import SymDim, resolve
 from aethermind.ops.operator import Operator, OperatorRegistry, Sample, Tolerance

@@ -1,4 +1,4 @@
-"""Dimensions: numbers, symbols known only at run time, and the small expressions that schemas are written in."""
+"""Dims: integers, symbols that have a value only at run time, and the expressions in operator schemas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Dim", "Shape", "SymDim", "evaluate", "match", "parse_shape", "resolv
 
 @dataclass(frozen=True, slots=True)
 class SymDim:
-    """A length known only when a plan runs: a symbol plus a constant, written `T` or `S+1`."""
+    """A length that is known when a plan runs: a symbol plus a constant, written `T` or `S+1`."""
 
     symbol: str
     offset: int = 0
@@ -34,7 +34,7 @@ _TERM = re.compile(r"^(?:(\d+)\*)?([A-Za-z_]\w*|\d+)(?:([*/+-])([A-Za-z_]\w*|\d+
 
 
 def parse_shape(text: str) -> Shape:
-    """Read a graph shape such as `T,896` or `S+1`."""
+    """Parse a graph shape such as `T,896` or `S+1`."""
     return tuple(_parse_dim(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -46,12 +46,12 @@ def _parse_dim(text: str) -> Dim:
 
 
 def resolve(shape: Shape, symbols: Mapping[str, int]) -> tuple[int, ...]:
-    """Replace every symbol by its number."""
+    """Replace every symbol by its value."""
     return tuple([dim if isinstance(dim, int) else symbols[dim.symbol] + dim.offset for dim in shape])
 
 
 def match(pattern: Sequence[str], shape: Shape, binding: Binding) -> str | None:
-    """Bind the names in a schema's shape to an actual shape; returns what is wrong, or None.
+    """Bind the names in a schema's shape to an actual shape; return what does not fit, or None.
 
     A pattern is a list of names, numbers and `NAME+1`; a leading `...` stands for any number of dims.
     """
@@ -82,7 +82,7 @@ def _match_dim(name: str, dim: Dim, binding: Binding) -> str | None:
 
 
 def evaluate(pattern: Sequence[str], binding: Mapping[str, Dim | Shape | float]) -> Shape:
-    """The actual shape of an output from bound names; terms are `A`, `2*A`, `A*B`, `A/B`, `A+1`."""
+    """Return the actual shape of an output from bound names; terms are `A`, `2*A`, `A*B`, `A/B`, `A+1`."""
     shape: list[Dim] = []
     for term in pattern:
         if term == REST:

@@ -1,27 +1,27 @@
-"""An operator: one page of the catalog, with everything that anybody needs to know about it."""
+"""An operator: its schema, reference, samples and tolerances, and what one call costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 from aethermind.errors import OperatorError, PluginError
 from aethermind.hal.dtype import DType
-from aethermind.ops.schema import Attribute, OperatorSchema
+from aethermind.ops.dims import resolve
+from aethermind.ops.schema import Attribute, OperatorSchema, TensorType
 
-if TYPE_CHECKING:
-    from aethermind.ops.cost import Call, Cost
+__all__ = ["Array", "Call", "Cost", "Operator", "OperatorRegistry", "Sample", "Tolerance", "cost_of", "visible_pairs"]
 
-__all__ = ["Array", "Operator", "OperatorRegistry", "Sample", "Tolerance"]
 
 Array = Any
-"""A NumPy array; a plain alias so that importing a page does not import NumPy."""
+"""A NumPy array. The alias is `Any`, so that this module does not import NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a kernel may be from the float64 reference.
+    """The error of a kernel that is allowed, relative to the float64 reference.
 
     An element passes when |out − ref| ≤ `relative_to_terms` · (sum of magnitudes of its terms) + `relative` · |ref| +
     `absolute`.
@@ -46,26 +46,26 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """A page.
+    """An operator: a page of the catalog.
 
     `reference(*arrays, **attributes)` computes in the float type of its inputs and returns one array or a tuple; it
-    never writes to them. `by_row`, where given, is a slower reference of which each row's result has the same bits
-    whatever the other rows are; elsewhere the reference itself is like that.
+    never writes to them. `by_row`, where given, is a slower reference that is batch invariant: each row's result has
+    the same bits whatever the other rows are. Without it, the reference is batch invariant.
 
-    `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given, returns for each output the
-    sum of the magnitudes of the terms that were added up, which scales the tolerance; elsewhere |reference| does. An
-    infinite magnitude marks an element that may hold anything, and a magnitude of 0 one that is copied to the bit.
-    `decompose(builder, *values, **attributes)` says the same with smaller operators.
+    `samples(rng)` yields inputs of odd sizes, of one row and of none. `term_magnitudes`, where given, returns for each
+    output the sum of the magnitudes of its terms, which scales the tolerance; otherwise |reference| does. An infinite
+    magnitude marks an element that is undefined, a magnitude of 0 one that is copied bit for bit.
+    `decompose(builder, *values, **attributes)` computes the same by smaller operators.
 
     `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold
-    the inputs' values already, and it writes only what changes. `gathered` names the inputs of which only a few
-    elements are picked: `reference` and `update` get them as they are stored, whatever the float type of the others,
-    because converting all of them would cost too much.
+    the inputs' values already, and it writes only what changes. `gathered` names the inputs of which only some elements
+    are read: `reference` and `update` get them as they are stored, whatever the float type of the others, because
+    converting all of them would cost too much.
 
-    `check(integers, shapes)`, both by input, raises OperatorError where integers point outside of what they point into:
-    kernels trust them. `eager` calls it; a plan's are written by the engine.
+    `check(integers, shapes)`, both by input, raises OperatorError where indices are out of range; kernels do not check
+    them. `eager` calls it; the indices in a plan are written by the engine.
 
-    `cost(call)` counts what a call must read, write and compute where the general rule of `ops.cost` does not fit.
+    `cost(call)` counts what a call must read, write and compute where the general rule of `cost_of` does not fit.
     """
 
     schema: OperatorSchema
@@ -83,12 +83,12 @@ class Operator:
 
     @property
     def name(self) -> str:
-        """The operator's name, unique in a registry."""
+        """The name of the operator, unique in a registry."""
         return self.schema.name
 
     @property
     def weight_inputs(self) -> tuple[str, ...]:
-        """The inputs that may come in a weight format: weights that are read whole, not gathered from."""
+        """The inputs that may be quantised: weights that are read whole, not gathered from."""
         return tuple(spec.name for spec in self.schema.inputs if spec.kind == "W" and spec.name not in self.gathered)
 
 
@@ -100,7 +100,7 @@ class OperatorRegistry:
         self._is_frozen = False
 
     def register(self, operator: Operator, provider: str = "aethermind-core") -> None:
-        """Add a page; a name that is taken is a PluginError."""
+        """Add an operator; PluginError where its name is taken."""
         assert not self._is_frozen, "registries are frozen after boot"
         if operator.name in self._operators:
             raise PluginError(f"Operator {operator.name!r} of {provider} exists already; give it another name.")
@@ -121,3 +121,74 @@ class OperatorRegistry:
             return self._operators[name]
         except KeyError:
             raise OperatorError(f"Unknown operator {name!r}. Known: {', '.join(sorted(self._operators))}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes moved and floating-point operations; a multiply-add counts as two."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written, self.flops + other.flops
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator: types without symbols by the schema's names, without absent inputs.
+
+    `sequences` are (query tokens, key tokens) of the sequences of the step. `stored_bytes` are the sizes of inputs that
+    are not stored as their types say, such as quantised weights.
+    """
+
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    attributes: Mapping[str, Attribute]
+    sequences: tuple[tuple[int, int], ...] = ()
+    stored_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the dims of an input or output."""
+        return resolve((self.inputs if name in self.inputs else self.outputs)[name].shape, {})
+
+    def bytes_in(self, *names: str) -> int:
+        """Return the total bytes of these inputs; absent ones have none."""
+        return sum(self.stored_bytes.get(name, self.inputs[name].nbytes({})) for name in names if name in self.inputs)
+
+    def bytes_out(self, *names: str) -> int:
+        """Return the total bytes of these outputs."""
+        return sum(self.outputs[name].nbytes({}) for name in names)
+
+
+def cost_of(operator: Operator, call: Call) -> Cost:
+    """Return the least that a call reads, writes and computes.
+
+    Without `Operator.cost`, inputs are read and outputs written once, with two operations per weight and row, or one
+    per output element where there are no weights. Of gathered inputs, as much is read as is written. An output that is
+    an input's memory costs nothing. Weights are not read where there are no rows.
+    """
+    if operator.cost is not None:
+        return operator.cost(call)
+    given = [spec for spec in operator.schema.inputs if spec.name in call.inputs]
+    written = call.bytes_out(*(spec.name for spec in operator.schema.outputs if spec.alias is None))
+    read = call.bytes_in(*(spec.name for spec in given if spec.name not in operator.gathered))
+    if any(spec.name in operator.gathered for spec in given):
+        return Cost(read + written, written)
+    num_weights = sum(prod(call.shape(spec.name)) for spec in given if spec.kind == "W")
+    sizes = [call.shape(name) for name in call.outputs]
+    if not num_weights:
+        return Cost(read, written, sum(map(prod, sizes)))
+    num_rows = sizes[0][0]
+    return Cost(read, written, 2 * num_rows * num_weights) if num_rows else Cost()
+
+
+def visible_pairs(num_queries: int, num_keys: int, window: int = 0) -> int:
+    """Return the number of pairs of a query and a key visible to it; the last query has the last key's position."""
+    first = num_keys - num_queries + 1
+    if window <= 0 or num_keys <= window:
+        return num_queries * (first + num_keys) // 2
+    return sum(min(position, window) for position in range(first, num_keys + 1))

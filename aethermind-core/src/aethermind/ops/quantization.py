@@ -1,112 +1,122 @@
-"""The definition of the core's weight formats, in NumPy: which codes, scales and zero points stand for an array.
+"""The definition of the core's weight formats, in NumPy: which codes, scales and zero points represent an array.
 
 Kernels pack the same numbers, bit for bit, so every operation and its rounding counts: values are float32; scales are
-rounded to float16 and from then on used as rounded; codes are `rint(x · (1/scale))`, half to even, the reciprocal
+rounded to float16 and used as rounded from then on; codes are `rint(x · (1/scale))`, half to even, the reciprocal
 rounded to float32; sums run in float64 from the first value of a block to its last.
 
-Of several candidate scales the one with the least sum of squared errors is taken, the first of equals. Candidates are
-a block's extent divided by numbers of steps: more steps than codes clip the largest values and store the others finer.
-Where there is an offset, scale and offset are also the line of least squares through the codes of the candidate before.
+Of several candidate scales the one with the least sum of squared errors is taken, the first of equals. Candidates
+divide a block's range by several numbers of quantisation steps: more steps than codes clip the largest values and
+represent the others more finely. In formats with offsets, each candidate is followed by affine maps (scale and offset)
+fitted by least squares to the codes of the candidate before.
 
-Symmetric codes of 4 bits are the coarsest for their range. Their errors count by the block's root mean square plus the
-value's magnitude, the weights of llama.cpp's K-quants, and their scale is also that of least squares. On trained models
-(SmolLM2-135M, all-MiniLM-L6-v2) this diverges less than equal weights do, and than Q4_0.
+In symmetric 4-bit formats, squared errors are weighted by the block's root mean square plus the value's magnitude, the
+weights of llama.cpp's K-quants, and candidates are followed by scales fitted by least squares as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+
+if TYPE_CHECKING:
+    from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
 __all__ = [
+    "Codes",
+    "affine_codes",
     "check_magnitude",
     "check_values",
-    "codes_on",
     "dequantize",
+    "encode",
+    "encode_affine",
+    "fake_quantize",
+    "float16_scales",
+    "float32_scales",
     "inverses",
-    "portions",
-    "quantize",
-    "rounded",
+    "row_chunks",
     "sum_in_order",
     "units_of_blocks",
-    "wide_sides",
-    "with_offsets",
 ]
 
 Array = NDArray[Any]
 
-_VALUES_AT_ONCE = 1 << 18
+_VALUES_PER_CHUNK = 1 << 18
 _LARGEST = float(np.finfo(np.float16).max)
-_STEPS = {4: (8.0, 7.25, 8.75, 10.0)}
-"""By bits, of formats without zero points: into how many steps the block's largest magnitude is divided; each is
-followed by scales fitted to the codes that it leads to."""
-_STEPS_WITH_ZERO = {
+_CANDIDATE_RANGES = {4: (8.0, 7.25, 8.75, 10.0)}
+"""By bits, for symmetric formats: numbers of steps that the block's largest magnitude is divided into. Each is followed
+by scales fitted to the codes that it leads to."""
+_CANDIDATE_RANGES_WITH_ZERO = {
     8: (255.0, 254.0),
     4: (15.0, 14.0, 15.75, 16.5, 17.5, 18.75),
     2: (3.0, 2.0, 3.25, 3.5, 4.0, 4.5, 5.0, 6.0),
 }
-"""By bits, of formats with zero points: into how many steps the block's range is divided."""
-_STEPS_WITH_OFFSET = {8: (255.0,), 4: (15.0, 15.75, 16.5, 17.5)}
-"""By bits, of formats with offsets: the same; each is followed by lines fitted through the codes that it leads to."""
+"""By bits, for formats with zero points: numbers of steps that the block's range is divided into."""
+_CANDIDATE_RANGES_WITH_OFFSET = {8: (255.0,), 4: (15.0, 15.75, 16.5, 17.5)}
+"""By bits, for formats with offsets: the same. Each is followed by affine maps fitted to the codes that it leads to."""
 _NUM_FITS = 2
 
 
-def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
-    """Convert a floating-point array [N, K], some rows at a time.
+class Codes(NamedTuple):
+    """The arrays of a `QuantizedWeight`, in the order of its fields behind the format."""
 
-    InvalidArgumentError for values that are not finite, or beyond float16's largest, which scales could not reach.
+    codes: Array
+    scales: Array
+    zeros: Array | None = None
+    offsets: Array | None = None
+    units: Array | None = None
+
+
+def encode(format: WeightFormat, array: Array) -> Codes:
+    """Quantise a floating-point array [N, K] to a format without super-blocks, in chunks of rows.
+
+    InvalidArgumentError for values that are not finite, or too large for float16 scales.
     """
     rows, columns = array.shape
     blocks = (rows, format.num_blocks(columns))
-    if format.super_block:
-        from aethermind.ops.two_levels import quantize_in_two_levels
-
-        return quantize_in_two_levels(format, array)
     if format.has_offset:
-        return with_offsets(format, array)
+        return encode_affine(format, array)
     codes = np.empty(array.shape, np.uint8 if format.has_zero_point else np.int8)
     scales = np.empty(blocks, np.float16)
     zeros = np.empty(blocks, np.uint8) if format.has_zero_point else None
-    for part in portions(array.shape):
-        values = array[part].astype(np.float32)
+    for chunk in row_chunks(array.shape):
+        values = array[chunk].astype(np.float32)
         check_values(values, format)
         blocked = _in_blocks(values, format)
         if zeros is not None:
-            found, scales[part], zeros[part] = _with_zero_points(blocked, format.bits)
+            found, scales[chunk], zeros[chunk] = _with_zero_points(blocked, format.bits)
         elif format.bits == 1:
-            found, scales[part] = _signs(blocked, _lengths(columns, format))
+            found, scales[chunk] = _signs(blocked, _lengths(columns, format))
         elif format.bits == 8:
-            found, scales[part] = _fine(blocked)
+            found, scales[chunk] = _int8_symmetric(blocked)
         else:
-            found, scales[part] = _coarse(blocked, _lengths(columns, format), format.bits)
-        codes[part] = found.reshape(len(values), -1)[:, :columns]
-    return QuantizedWeight(format, codes, scales, zeros)
+            found, scales[chunk] = _int4_symmetric(blocked, _lengths(columns, format), format.bits)
+        codes[chunk] = found.reshape(len(values), -1)[:, :columns]
+    return Codes(codes, scales, zeros)
 
 
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
-    """The values [N, K] that a weight stands for: exact in float32, rounded to a narrower `dtype`."""
+    """Return the values [N, K] of a weight: exact in float32, rounded to a narrower `dtype`."""
     values = np.empty(weight.shape, dtype)
-    for part in portions(weight.shape):
-        portion = weight.rows(part.start, part.stop)
-        blocked = _in_blocks(portion.codes.astype(np.float32), weight.format)
-        if portion.zeros is not None:
-            blocked -= portion.zeros[..., None].astype(np.float32)
-        scales, offsets = wide_sides(portion)
+    for chunk in row_chunks(weight.shape):
+        part = weight.rows(chunk.start, chunk.stop)
+        blocked = _in_blocks(part.codes.astype(np.float32), weight.format)
+        if part.zeros is not None:
+            blocked -= part.zeros[..., None].astype(np.float32)
+        scales, offsets = float32_scales(part)
         blocked *= scales[..., None]
         if offsets is not None:
             blocked += offsets[..., None]
-        values[part] = blocked.reshape(len(portion.codes), -1)[:, : weight.shape[1]]
+        values[chunk] = blocked.reshape(len(part.codes), -1)[:, : weight.shape[1]]
     return values
 
 
-def wide_sides(weight: QuantizedWeight) -> tuple[Array, Array | None]:
-    """Scales and offsets in float32; those in two levels are products of 17 bits, and so exact as well."""
+def float32_scales(weight: QuantizedWeight) -> tuple[Array, Array | None]:
+    """Return scales and offsets in float32, exactly: with super-blocks they are products of at most 17 bits."""
     sides = [None if side is None else side.astype(np.float32) for side in (weight.scales, weight.offsets)]
     if weight.units is not None:
         units = units_of_blocks(weight.format, weight.units, weight.scales.shape[1])
@@ -116,29 +126,37 @@ def wide_sides(weight: QuantizedWeight) -> tuple[Array, Array | None]:
     return scales, offsets
 
 
+def float16_scales(weight: QuantizedWeight) -> tuple[Array, None, Array]:
+    """Return scales, zero points (None) and offsets of a weight with super-blocks, rounded to float16."""
+    scales, offsets = float32_scales(weight)
+    assert offsets is not None
+    scales, offsets = np.clip((scales, offsets), np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
+    return scales, None, offsets
+
+
 def units_of_blocks(format: WeightFormat, units: Array, num_blocks: int) -> Array:
-    """The units [N, super-blocks, 2] of each block, in float32 [N, blocks, 2]."""
+    """Return the units [N, super-blocks, 2] of every block, in float32 [N, blocks, 2]."""
     each: Array = np.repeat(units.astype(np.float32), format.super_block // format.block, axis=1)[:, :num_blocks]
     return each
 
 
-def rounded(format: WeightFormat, array: Array) -> Array:
-    """The float32 values that an array [N, K] has after a way through a format, without its codes held as a whole."""
+def fake_quantize(format: WeightFormat, array: Array) -> Array:
+    """Return the float32 values of an array [N, K] quantised and dequantised, in chunks, to save memory."""
     values = np.empty(array.shape, np.float32)
-    for part in portions(array.shape):
-        values[part] = format.dequantize(format.quantize(array[part]))
+    for chunk in row_chunks(array.shape):
+        values[chunk] = format.dequantize(format.quantize(array[chunk]))
     return values
 
 
-def portions(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Rows that are converted together; none where rows are empty."""
+def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Return the slices of rows that are converted together; none where rows are empty."""
     rows, columns = shape
-    count = max(1, _VALUES_AT_ONCE // max(columns, 1))
+    count = max(1, _VALUES_PER_CHUNK // max(columns, 1))
     return (slice(begin, min(begin + count, rows)) for begin in range(0, rows if columns else 0, count))
 
 
 def _in_blocks(values: Array, format: WeightFormat) -> Array:
-    """[n, K] as [n, blocks, block], zeros behind the end of a row."""
+    """Return [n, K] as [n, blocks, block], padded by zeros at the end of a row."""
     rows, columns = values.shape
     blocks = format.num_blocks(columns)
     length = format.block or columns
@@ -149,18 +167,18 @@ def _in_blocks(values: Array, format: WeightFormat) -> Array:
 
 
 def _lengths(columns: int, format: WeightFormat) -> Array:
-    """Values in each block of a row."""
+    """Return the number of values in each block of a row."""
     length = format.block or columns
     return np.minimum(length, columns - length * np.arange(format.num_blocks(columns)))
 
 
 def check_values(values: Array, format: WeightFormat) -> None:
-    """InvalidArgumentError where a format cannot store one of the values."""
+    """Raise InvalidArgumentError where a format cannot represent one of the values."""
     check_magnitude(np.abs(values).max(), format)
 
 
 def check_magnitude(largest: float, format: WeightFormat) -> None:
-    """InvalidArgumentError where a format cannot store a value of this magnitude."""
+    """Raise InvalidArgumentError where a format cannot represent a value of this magnitude."""
     if not np.isfinite(largest):
         raise InvalidArgumentError(f"Values that are not finite cannot be stored as {format.name}.")
     if largest > _LARGEST:
@@ -170,39 +188,39 @@ def check_magnitude(largest: float, format: WeightFormat) -> None:
         )
 
 
-def _fine(x: Array) -> tuple[Array, Array]:
-    """8 bits: the largest magnitude in 127 steps, at an error of half a step.
+def _int8_symmetric(x: Array) -> tuple[Array, Array]:
+    """Quantise to 8 bits: the largest magnitude is 127 steps, and errors are at most half a step.
 
-    A tiny scale, of few digits, is rounded up where half a step more than 127 would not reach the largest magnitude.
+    A denormal scale, of few bits, is rounded up where 127.5 steps would not reach the largest magnitude.
     """
     largest = np.abs(x).max(-1)
     scales = (largest / np.float32(127)).astype(np.float16)
     is_short = np.float32(127.5) * scales.astype(np.float32) < largest
     scales[is_short] = np.nextafter(scales[is_short], np.float16(np.inf))
-    return np.clip(_steps_of(x, scales), -127, 127), scales
+    return np.clip(_rounded_codes(x, scales), -127, 127), scales
 
 
-def _coarse(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
-    """Codes from −2^(bits−1): the largest magnitude, whichever its sign, gets a negative code."""
+def _int4_symmetric(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
+    """Quantise to codes from −2^(bits−1): the value of largest magnitude, of either sign, has a negative code."""
     most = 1 << (bits - 1)
     position = np.abs(x).argmax(-1)[..., None]
     peak = np.take_along_axis(x, position, -1)[..., 0]
     wide = x.astype(np.float64)
     typical = np.sqrt(sum_in_order(wide * wide) / lengths).astype(np.float32)
     weights = (typical[..., None] + np.abs(x)).astype(np.float64)
-    choice = _Choice(x, weights)
-    for steps in _STEPS[bits]:
+    best = _BestCandidate(x, weights)
+    for steps in _CANDIDATE_RANGES[bits]:
         scales = (peak / np.float32(-steps)).astype(np.float16)
-        for turn in range(_NUM_FITS + 1):
-            codes = np.clip(_steps_of(x, scales), -most, most - 1)
-            choice.offer(codes, scales, np.float32(0))
-            if turn < _NUM_FITS:
+        for fit in range(_NUM_FITS + 1):
+            codes = np.clip(_rounded_codes(x, scales), -most, most - 1)
+            best.offer(codes, scales, np.float32(0))
+            if fit < _NUM_FITS:
                 scales = _fitted_scale(wide, codes.astype(np.float64), weights)
-    return choice.codes, choice.scales
+    return best.codes, best.scales
 
 
 def _fitted_scale(x: Array, codes: Array, weights: Array) -> Array:
-    """The scale of least weighted squares for given codes; 0 where all codes are. All are float64."""
+    """Return the scale of least weighted squared error for given codes; 0 where all codes are 0. All are float64."""
     weighted = weights * codes
     squares = sum_in_order(weighted * codes)
     slope = np.divide(sum_in_order(weighted * x), squares, out=np.zeros_like(squares), where=squares != 0)
@@ -210,69 +228,69 @@ def _fitted_scale(x: Array, codes: Array, weights: Array) -> Array:
 
 
 def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Codes from 0; the zero point is among them, so that zero stays zero."""
+    """Quantise to codes from 0; the zero point is a code, so that zero is exact."""
     most = np.float32((1 << bits) - 1)
     low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
     extent = high - low
-    choice = _Choice(x)
-    for steps in _STEPS_WITH_ZERO[bits]:
+    best = _BestCandidate(x)
+    for steps in _CANDIDATE_RANGES_WITH_ZERO[bits]:
         scales = (extent / np.float32(steps)).astype(np.float16)
-        share = -low * min(np.float32(steps), most)
-        zeros = np.rint(np.divide(share, extent, out=np.zeros_like(share), where=scales != 0))
-        codes = np.clip(_steps_of(x, scales) + zeros[..., None], 0, most)
-        choice.offer(codes, scales, zeros)
-    return choice.codes, choice.scales, choice.zeros
+        below_zero = -low * min(np.float32(steps), most)
+        zeros = np.rint(np.divide(below_zero, extent, out=np.zeros_like(below_zero), where=scales != 0))
+        codes = np.clip(_rounded_codes(x, scales) + zeros[..., None], 0, most)
+        best.offer(codes, scales, zeros)
+    return best.codes, best.scales, best.zeros
 
 
-def with_offsets(format: WeightFormat, array: Array) -> QuantizedWeight:
-    """Convert to a format with float16 offsets; InvalidArgumentError as by `quantize`.
+def encode_affine(format: WeightFormat, array: Array) -> Codes:
+    """Quantise to codes with a float16 scale and offset for each block; InvalidArgumentError as of `encode`.
 
-    Codes are from 0. A shorter last block is one by itself, since padding would bear on its offset.
+    Codes are from 0. A shorter last block is quantised without padding, which would affect its offset.
     """
     rows, columns = array.shape
     codes = np.empty(array.shape, np.uint8)
     scales, offsets = np.empty((2, rows, format.num_blocks(columns)), np.float16)
     length = format.block or max(columns, 1)
     whole = columns // length
-    for part in portions(array.shape):
-        values = array[part].astype(np.float32)
+    for chunk in row_chunks(array.shape):
+        values = array[chunk].astype(np.float32)
         check_values(values, format)
         for first, last, begin, end in ((0, whole, 0, whole * length), (whole, whole + 1, whole * length, columns)):
             if begin == end:
                 continue
             blocked = values[:, begin:end].reshape(len(values), last - first, -1)
-            found, scales[part, first:last], offsets[part, first:last] = _lines(blocked, format.bits)
-            codes[part, begin:end] = found.reshape(len(values), -1)
-    return QuantizedWeight(format, codes, scales, None, offsets)
+            found, scales[chunk, first:last], offsets[chunk, first:last] = _affine(blocked, format.bits)
+            codes[chunk, begin:end] = found.reshape(len(values), -1)
+    return Codes(codes, scales, None, offsets)
 
 
-def _lines(x: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Codes, scales and offsets of blocks."""
+def _affine(x: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Return codes, scales and offsets of blocks."""
     most = np.float32((1 << bits) - 1)
     low, high = x.min(-1), x.max(-1)
     extent, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
-    choice = _Choice(x)
-    for steps in _STEPS_WITH_OFFSET[bits]:
-        scales = _half(extent / np.float32(steps))
-        offsets = _half(middle - np.float32(0.5) * most * scales.astype(np.float32))
-        codes = codes_on(x, scales, offsets, most)
-        choice.offer(codes, scales, np.float32(0), offsets)
+    best = _BestCandidate(x)
+    for steps in _CANDIDATE_RANGES_WITH_OFFSET[bits]:
+        scales = _to_float16(extent / np.float32(steps))
+        offsets = _to_float16(middle - np.float32(0.5) * most * scales.astype(np.float32))
+        codes = affine_codes(x, scales, offsets, most)
+        best.offer(codes, scales, np.float32(0), offsets)
         for _ in range(_NUM_FITS):
-            scales, offsets = _fitted(x, codes)
-            codes = codes_on(x, scales, offsets, most)
-            choice.offer(codes, scales, np.float32(0), offsets)
-    return choice.codes, choice.scales, choice.offsets
+            scales, offsets = _fitted_affine(x, codes)
+            codes = affine_codes(x, scales, offsets, most)
+            best.offer(codes, scales, np.float32(0), offsets)
+    return best.codes, best.scales, best.offsets
 
 
-def codes_on(x: Array, scales: Array, offsets: Array, most: np.float32) -> Array:
-    """Codes from 0 to `most` of blocks [..., values] on lines of a scale and an offset each."""
+def affine_codes(x: Array, scales: Array, offsets: Array, most: np.float32) -> Array:
+    """Return the codes, from 0 to `most`, of blocks [..., values] with a scale and an offset each."""
     shifted = x - offsets.astype(np.float32)[..., None]
-    codes: Array = np.clip(_steps_of(shifted, scales), 0, most)
+    codes: Array = np.clip(_rounded_codes(shifted, scales), 0, most)
     return codes
 
 
-def _fitted(x: Array, codes: Array) -> tuple[Array, Array]:
-    """Scale and offset of least squares for given codes; a scale of 0 where all codes are the same."""
+def _fitted_affine(x: Array, codes: Array) -> tuple[Array, Array]:
+    """Return scale and offset of least squared error for given codes; a scale of 0 where all codes are equal."""
     count = float(x.shape[-1])
     wide = codes.astype(np.float64)
     sum_c, sum_cc, sum_x, sum_xc = (
@@ -285,22 +303,22 @@ def _fitted(x: Array, codes: Array) -> tuple[Array, Array]:
     slope = np.divide(
         count * sum_xc - sum_c * sum_x, determinant, out=np.zeros_like(determinant), where=determinant != 0
     )
-    return _half(slope.astype(np.float32)), _half(((sum_x - slope * sum_c) / count).astype(np.float32))
+    return _to_float16(slope.astype(np.float32)), _to_float16(((sum_x - slope * sum_c) / count).astype(np.float32))
 
 
-def _half(values: Array) -> Array:
-    """Rounded to float16, what is beyond its largest to that, and a negative zero to a positive one."""
+def _to_float16(values: Array) -> Array:
+    """Round to float16, clipped to its largest finite value; a negative zero becomes a positive one."""
     return np.clip(values + np.float32(0), np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
 
 
 def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
-    """1 bit: the sign, of the block's mean magnitude. Zero counts as positive."""
+    """Quantise to 1 bit: the sign, times the block's mean magnitude. Zero counts as positive."""
     scales = (sum_in_order(np.abs(x)) / lengths).astype(np.float32).astype(np.float16)
     return np.where((x < 0) & (scales != 0)[..., None], -1, 1), scales
 
 
-def _steps_of(x: Array, scales: Array) -> Array:
-    """x in steps of the scales, rounded; 0 where a scale is 0."""
+def _rounded_codes(x: Array, scales: Array) -> Array:
+    """Return x / scale, rounded; 0 where a scale is 0."""
     wide = scales.astype(np.float32)
     inverse = inverses(wide)
     steps: Array = np.rint(x * inverse[..., None])
@@ -308,19 +326,19 @@ def _steps_of(x: Array, scales: Array) -> Array:
 
 
 def inverses(values: Array) -> Array:
-    """1 / value in float32, and 0 of 0."""
+    """Return 1 / value in float32, and 0 for 0."""
     inverse: Array = np.divide(np.float32(1), values, out=np.zeros_like(values), where=values != 0)
     return inverse
 
 
 def sum_in_order(values: Array) -> Array:
-    """Sums of blocks, in order, in float64."""
+    """Return the sums of blocks, added up in order, in float64."""
     total: Array = np.add.accumulate(values, axis=-1, dtype=np.float64)[..., -1]
     return total
 
 
-class _Choice:
-    """The best of the candidates offered so far, block by block. Mutable."""
+class _BestCandidate:
+    """The candidate of least error so far, for each block. Mutable."""
 
     def __init__(self, x: Array, weights: Array | None = None) -> None:
         self.codes = np.zeros(x.shape, np.float32)
@@ -331,7 +349,7 @@ class _Choice:
         self._errors = np.full(x.shape[:-1], np.inf)
 
     def offer(self, codes: Array, scales: Array, zeros: Array | np.float32, offsets: Array | None = None) -> None:
-        """Take a candidate where its (weighted) sum of squared errors is less than that of those before it."""
+        """Take a candidate for the blocks in which its (weighted) squared error is less than that of all before."""
         values = scales.astype(np.float32)[..., None] * (codes - np.asarray(zeros)[..., None])
         if offsets is not None:
             values += offsets.astype(np.float32)[..., None]

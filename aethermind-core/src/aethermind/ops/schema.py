@@ -1,10 +1,10 @@
-"""What an operator promises, written as one line.
+"""Operator schemas: signatures in one line, parsed and checked.
 
     rms_norm(x: F[..., D], weight: F[D]; eps: float = 1e-06) -> (out: F[..., D])
 
 Left of `;` are tensors, right of it attributes. `F` is the operator's floating-point type, `W` a weight in any weight
-format whose values count as `F`, `q8` codes in one of `CODE_DTYPES`, the same for all of the operator's, and `f32`,
-`i32`, `i64` are what they say. Names in brackets are dims: the first use binds, later ones must agree. `?` marks an
+format whose values have the type `F`, `q8` codes in one of `CODE_DTYPES`, the same for all tensors of the operator, and
+`f32`, `i32`, `i64` are dtypes. Names in brackets are dims: the first use binds, later ones must agree. `?` marks an
 optional tensor. An output written `k_out: F[N, K, P, C] = k_cache` is the same memory as that input, changed in place;
 `out: F[T] ~ x` may share it.
 """
@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import num_elements
+from aethermind.hal.tensor import num_elements
 from aethermind.ops import dims
 from aethermind.ops.dims import Shape
 
@@ -28,7 +28,7 @@ __all__ = ["Attribute", "AttributeSpec", "CODE_DTYPES", "OpBuilder", "OperatorSc
 Attribute = int | float | bool
 
 CODE_DTYPES = (DType.INT8, DType.FLOAT8_E4M3FN)
-"""What rows of floats are stored in where each has a scale beside it."""
+"""The dtypes of quantised rows, each of which has a scale."""
 
 _CONCRETE = {
     "f32": DType.FLOAT32,
@@ -55,7 +55,7 @@ class TensorType:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     def nbytes(self, symbols: Mapping[str, int]) -> int:
-        """Bytes of the elements when the symbols have these values."""
+        """Return the bytes of the elements when the symbols have these values."""
         return num_elements(dims.resolve(self.shape, symbols)) * self.dtype.itemsize
 
 
@@ -63,7 +63,7 @@ class TensorType:
 class TensorSpec:
     """One tensor of a schema.
 
-    `alias` names the input whose memory an output is; `inplace` the one whose memory it may take.
+    `alias` names the input whose memory an output is; `inplace` the one whose memory an output may reuse.
     """
 
     name: str
@@ -74,13 +74,13 @@ class TensorSpec:
     inplace: str | None = None
 
     def dtype(self, float_type: DType, code_type: DType = CODE_DTYPES[0]) -> DType:
-        """The element type where F is `float_type` and codes are of `code_type`."""
+        """Return the element type where F is `float_type` and codes are of `code_type`."""
         return code_type if self.kind == "q8" else _CONCRETE.get(self.kind, float_type)
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
-    """One attribute: its type and its default, or None when it must be given."""
+    """One attribute: its type, and its default or None where it is required."""
 
     name: str
     type: type[Attribute]
@@ -89,7 +89,7 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSchema:
-    """The parsed form of the line; `parse` makes it."""
+    """A parsed signature."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -99,7 +99,7 @@ class OperatorSchema:
 
     @classmethod
     def parse(cls, text: str) -> OperatorSchema:
-        """Read a signature. A malformed one is a programmer's mistake (AssertionError)."""
+        """Parse a signature; AssertionError where it is malformed, which is a programming error."""
         text = " ".join(text.split())
         found = _SIGNATURE.match(text)
         assert found, f"malformed operator signature: {text}"
@@ -114,7 +114,7 @@ class OperatorSchema:
 
     @property
     def is_view(self) -> bool:
-        """Whether the operator only gives its input another shape, so that nothing runs."""
+        """Whether the operator only changes the shape of its input, so that nothing runs."""
         if len(self.outputs) != 1:
             return False
         output = self.outputs[0]
@@ -122,7 +122,7 @@ class OperatorSchema:
         return any(spec.kind == output.kind and spec.pattern != output.pattern for spec in aliased)
 
     def complete(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-        """Attributes in schema order, defaults filled in; OperatorError for an unknown, missing or mistyped one."""
+        """Return attributes in schema order with defaults; OperatorError for an unknown, missing or mistyped one."""
         unknown = set(attributes) - {spec.name for spec in self.attributes}
         if unknown:
             raise OperatorError(f"Operator {self.name} has no attribute {sorted(unknown)[0]!r}. Signature: {self.text}")
@@ -135,7 +135,7 @@ class OperatorSchema:
         return completed
 
     def _checked(self, spec: AttributeSpec, value: Attribute) -> Attribute:
-        """A value in its attribute's own type; an integer passes for a float, and nothing else for another."""
+        """Return a value in its attribute's type; the only conversion is from integer to float."""
         is_boolean = isinstance(value, bool)
         fits = is_boolean if spec.type is bool else not is_boolean and isinstance(value, _ACCEPTED[spec.type])
         if not fits:
@@ -148,9 +148,9 @@ class OperatorSchema:
     def infer(
         self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Attribute], float_type: DType | None = None
     ) -> tuple[TensorType, ...]:
-        """The types of the outputs; OperatorError when the inputs do not fit the signature.
+        """Return the types of the outputs; OperatorError when the inputs do not fit the signature.
 
-        `attributes` are complete. `float_type` is needed only where no input says what F is.
+        `attributes` are complete. `float_type` is needed only where no input determines F.
         """
         if len(inputs) != len(self.inputs):
             raise OperatorError(
@@ -187,13 +187,13 @@ class OperatorSchema:
 
     @staticmethod
     def _wanted(spec: TensorSpec, float_type: DType | None, code_type: DType | None) -> DType | str:
-        """What an input's dtype should be, by those that bound F and the type of codes."""
+        """Return what an input's dtype should be, given F and the code dtype where earlier inputs bound them."""
         if spec.kind == "q8":
             return code_type or " or ".join(map(str, CODE_DTYPES))
         return spec.dtype(float_type) if float_type else _CONCRETE.get(spec.kind, "a floating-point type")
 
     def float_type(self, inputs: Sequence[TensorType | None]) -> DType:
-        """The dtype that F stands for with these inputs (float32 where the operator has no F)."""
+        """Return the dtype of F for these inputs (float32 where the operator has no F)."""
         for spec, given in zip(self.inputs, inputs, strict=True):
             if given is not None and spec.kind in "FW":
                 return given.dtype
@@ -204,10 +204,10 @@ V_contra = TypeVar("V_contra", contravariant=True)
 
 
 class OpBuilder(Protocol[V_contra]):
-    """What a decomposition is written against: the graph builder and the reference runner both are one."""
+    """The interface that decompositions use; the graph builder and the reference runner implement it."""
 
     def op(self, name: str, *inputs: V_contra | None, **attributes: Attribute) -> Any:
-        """Apply an operator; a single output comes bare, several as a tuple."""
+        """Apply an operator; return its output, or a tuple where it has several."""
 
 
 def _split(text: str) -> list[str]:

@@ -1,16 +1,16 @@
-"""How the values of a weight [N, K] are stored: bits of a code, values that share a scale, zero points, and a name.
+"""Weight formats: how the values of a quantised weight [N, K] are stored.
 
-A value is `scale · code`, `scale · (code − zero)` or `scale · code + offset`. Scales are float16, or in two levels:
-small whole numbers, times a float16 that a super-block of several blocks shares. The name is a format's identity
-wherever one is chosen; the formats of the core have names of one grammar:
+A value is `scale · code`, `scale · (code − zero)` or `scale · code + offset`. Scales are float16, or integers times a
+float16 that the blocks of a super-block share. The name is a format's identity wherever one is chosen; the names of the
+core's formats have a grammar:
 
-    int8 int4 int2 int1     codes of so many bits; 32 values of a row share a scale
+    int8 int4 int2 int1     bits of a code; 32 values of a row share a scale
     int4_zp                 with a zero point as well (int2 always has one, int1 never)
     int4_offset             with a float16 offset, which need not be a multiple of the scale
-    int4_k                  with an offset, too, and both in two levels: 6 bits, times a float16 of 256 values. What
-                            llama.cpp calls Q4_K holds the same numbers
-    int8_g64, int4_zp_g128  so many values share a scale, a multiple of 32
-    int8_channel            a whole row does
+    int4_k                  with an offset, and both of 6 bits, in float16 units of a super-block of 256 values: the
+                            numbers of llama.cpp's Q4_K
+    int8_g64, int4_zp_g128  the number of values that share a scale (group size), a multiple of 32
+    int8_channel            one scale per row (per-channel)
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = [
     "WeightFormatRegistry",
     "one_level_format",
     "parse_format",
+    "without_super_blocks",
 ]
 
 Array = Any
@@ -41,11 +42,11 @@ DENSE = "dense"
 
 FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64", "int4_zp_g128",
                 "int4_offset", "int4_offset_g64", "int4_k", "int2", "int1")  # fmt: skip
-"""Names of the core's formats that are proposed to people; the grammar has more."""
+"""Names of the core's formats that help texts list; the grammar has more."""
 
 CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "int8_zp_g64", "int8_zp_g128",
                            "int8_zp_channel", "int4_channel", "int4_zp_channel")  # fmt: skip
-"""Of the others those in which quantised checkpoints come: a device should have kernels for them."""
+"""Further formats, in which quantised checkpoints are stored: a device should have kernels for them."""
 
 _SCALE_BYTES = 2
 _ZERO_BYTES = 1
@@ -61,14 +62,13 @@ _SUPER_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """A format. `block` values along K share a float16 scale, 0: all of a row; the last block may be shorter.
+    """A weight format: `block` values along K share a float16 scale (0: all of a row); the last block may be shorter.
 
-    Codes are shifted by a zero point of each block, by an offset, or by neither; by both is no format. Where
-    `super_block` is not 0, scales and offsets are whole numbers of 6 bits; those of so many values along K share two
-    float16 units that they count. The last super-block may be shorter.
+    A block has a zero point, an offset or neither, never both. Where `super_block` is not 0, scales and offsets are
+    6-bit integers, in two float16 units that so many values along K share. The last super-block may be shorter.
 
-    A plugin's own format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Both keep rows independent:
-    rows may be handed over in any portions.
+    A plugin's format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Rows are independent: they may
+    be passed in any chunks.
     """
 
     name: str
@@ -80,20 +80,23 @@ class WeightFormat:
 
     @property
     def stride(self) -> int:
-        """Values along K between two places where a row may be cut: of a block or a super-block; 0: nowhere."""
+        """The number of values along K at whose multiples a row may be split: a block or super-block; 0: nowhere."""
         return self.super_block or self.block
 
     def num_blocks(self, num_columns: int) -> int:
-        """Scales of a row."""
+        """Return the number of scales of a row."""
         return -(-num_columns // self.block) if self.block else min(1, num_columns)
 
     def num_super_blocks(self, num_columns: int) -> int:
-        """Super-blocks of a row, of a format that has them."""
+        """Return the number of super-blocks of a row, for a format that has them."""
         return -(-num_columns // self.super_block)
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a weight [N, K]: codes without gaps in a row, two for a scale or an offset, one for a zero point; in
-        two levels 12 bits for both, and four for a super-block's units."""
+        """Return the bytes of a weight [N, K].
+
+        Codes of a row are packed without gaps; a scale and an offset take two bytes each, a zero point one. With
+        super-blocks, scale and offset take 12 bits, and the units of a super-block four bytes.
+        """
         rows, columns = shape
         if self.super_block:
             sides = -(-self.num_blocks(columns) * _LEVEL_BITS // 8)
@@ -102,17 +105,18 @@ class WeightFormat:
         return rows * (-(-columns * self.bits // 8) + self.num_blocks(columns) * per_block)
 
     def bits_per_weight(self, shape: tuple[int, ...]) -> float:
-        """Bits that a value takes, its share of scale and zero point included."""
+        """Return the bits per value, scales and zero points included."""
         return 8 * self.nbytes(shape) / max(prod(shape), 1)
 
     def quantize(self, array: Array) -> QuantizedWeight:
-        """Convert a floating-point array [N, K]; InvalidArgumentError for values that are not finite or too large."""
-        from aethermind.ops.quantization import quantize
+        """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite or too large."""
+        from aethermind.ops.quantization import encode
+        from aethermind.ops.super_blocks import encode_super_blocks
 
-        return quantize(self, array)
+        return QuantizedWeight(self, *(encode_super_blocks if self.super_block else encode)(self, array))
 
     def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
-        """The values that a weight of this format stands for, exact in float32, in an array of `dtype`."""
+        """Return the values of a weight of this format, exact in float32, as an array of `dtype`."""
         from aethermind.ops.quantization import dequantize
 
         return dequantize(weight, dtype)
@@ -120,15 +124,15 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A weight [N, K] in a format, unpacked.
+    """A quantised weight [N, K], its codes not packed.
 
-    `codes` [N, K] are int8, or uint8 where there are zero points or offsets; `scales` [N, blocks] are float16, of
+    `codes` [N, K] are int8, or uint8 in formats with zero points or offsets; `scales` [N, blocks] are float16, of
     either sign; `zeros` [N, blocks] are uint8 or None, `offsets` float16 or None.
 
-    Where the format has super-blocks, scales and offsets are uint8, up to 63, and `units` [N, super-blocks, 2] float16,
-    of either sign: what a scale and what an offset counts. Elsewhere there are none.
+    Where the format has super-blocks, scales and offsets are uint8, up to 63, and `units` [N, super-blocks, 2] are the
+    float16 units of scales and of offsets, of either sign; elsewhere `units` is None.
 
-    InvalidArgumentError where they do not fit together.
+    InvalidArgumentError where dtypes or shapes do not fit the format.
     """
 
     format: WeightFormat
@@ -170,17 +174,17 @@ class QuantizedWeight:
         return rows, columns
 
     def rows(self, begin: int, end: int) -> QuantizedWeight:
-        """Some of the rows, as views."""
+        """Return the rows from `begin` to `end`, as views."""
         return self.take_rows(slice(begin, end))
 
     def take_rows(self, index: Any) -> QuantizedWeight:
-        """Those rows that NumPy's indexing by `index` takes, in its order."""
+        """Return the rows that NumPy's indexing by `index` selects, in its order."""
         sides = (None if side is None else side[index] for side in (self.zeros, self.offsets, self.units))
         return QuantizedWeight(self.format, self.codes[index], self.scales[index], *sides)
 
 
 def parse_format(name: str) -> WeightFormat | None:
-    """The core's format of this name, or None where the grammar has no such name; `_g32` may be left out."""
+    """Return the core's format of this name, or None where the grammar has no such name; `_g32` may be left out."""
     if name == _TWO_LEVELS:
         return WeightFormat(name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block=_SUPER_BLOCK)
     found = _NAME.fullmatch(name)
@@ -197,27 +201,34 @@ def parse_format(name: str) -> WeightFormat | None:
 
 
 def one_level_format(format: WeightFormat) -> WeightFormat:
-    """Of a format in two levels, the one with the same codes whose scales and offsets are float16."""
+    """Return the format with the same codes as one with super-blocks, whose scales and offsets are float16."""
     found = parse_format(f"int{format.bits}_offset_g{format.block}")
-    assert found is not None, "there are offsets for blocks of any size"
+    assert found is not None, "the grammar has offsets for blocks of any size"
     return found
 
 
+def without_super_blocks(weight: QuantizedWeight) -> QuantizedWeight:
+    """Return the same codes with scales and offsets in float16: products rounded by at most 2⁻¹², relatively."""
+    from aethermind.ops.quantization import float16_scales
+
+    return QuantizedWeight(one_level_format(weight.format), weight.codes, *float16_scales(weight))
+
+
 class WeightFormatRegistry:
-    """Which formats there are; filled at boot, then frozen."""
+    """The weight formats by name; filled at boot, then frozen."""
 
     def __init__(self) -> None:
         self._families: list[tuple[Callable[[str], WeightFormat | None], tuple[str, ...], str]] = []
         self._is_frozen = False
 
     def register(self, parse: Callable[[str], WeightFormat | None], *, names: Sequence[str], provider: str) -> None:
-        """Add formats: `parse(name)` returns one or None, `names` are those to propose to people.
+        """Add formats: `parse(name)` returns one or None, `names` are those that help texts list.
 
         PluginError where one of the names exists already.
         """
         assert not self._is_frozen, "registries are frozen after boot"
         for name in names:
-            taken = DENSE if name == DENSE else next((who for other, _, who in self._families if other(name)), None)
+            taken = DENSE if name == DENSE else next((owner for other, _, owner in self._families if other(name)), None)
             if taken is not None:
                 raise PluginError(
                     f"Weight format {name!r} of {provider} exists already ({taken}); give it another name."
@@ -229,11 +240,11 @@ class WeightFormatRegistry:
         self._is_frozen = True
 
     def names(self) -> list[str]:
-        """The names to propose, in the order of registration."""
+        """Return the names that help texts list, in the order of registration."""
         return [name for _, names, _ in self._families for name in names]
 
     def get(self, name: str) -> WeightFormat | None:
-        """The format of this name, None for `dense`; InvalidArgumentError with the nearest names for any other."""
+        """Return the format of this name, None for `dense`; InvalidArgumentError suggests the nearest names."""
         if name == DENSE:
             return None
         for parse, _, _ in self._families:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind import env
+from aethermind.cache_folder import atomic_write
 from aethermind.log import get_logger
 
 __all__ = ["ChildError", "ChildProcess", "ProbeCache", "answer_pipe", "import_path", "stamp_of", "start_child"]
@@ -171,14 +172,10 @@ class ProbeCache:
         return entries if isinstance(entries, dict) else {}
 
     def _write(self, answers: dict[str, Any]) -> None:
-        import tempfile
-
         path = self.file
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.stem}-", delete=False) as file:
-                json.dump(answers, file, indent=1)
-            os.replace(file.name, path)
+            atomic_write(path, [json.dumps(answers, indent=1).encode()], is_durable=False)
         except OSError as error:
             logger.info("answers of plugins cannot be cached in %s: %s", path, error)
 

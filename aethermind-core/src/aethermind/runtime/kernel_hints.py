@@ -65,9 +65,8 @@ def _ask(record: PluginRecord) -> list[str]:
 
 
 def _hints(runtime: Runtime, plugin: str) -> Iterator[str]:
-    from aethermind.dispatch.registry import KernelRegistry
-    from aethermind.dispatch.useless_kernels import useless_kernels
-    from aethermind.graph.tensor_parallel.operators import with_collectives
+    from aethermind.dispatch.registry import KernelRegistry, unusable_kernels
+    from aethermind.graph.tensor_parallel.collectives import with_collectives
 
     registry = KernelRegistry()
     records = [record for record in runtime.plugins if record.name == plugin]
@@ -85,7 +84,7 @@ def _hints(runtime: Runtime, plugin: str) -> Iterator[str]:
             except AetherMindError as error:
                 yield str(error)
                 continue
-            for kernel, problem, _ in useless_kernels(kernels, with_collectives(runtime.operators)):
+            for kernel, problem, _ in unusable_kernels(kernels, with_collectives(runtime.operators)):
                 yield f"its kernel {kernel.name!r} for {device} is never used: {problem}"
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
-from aethermind.dispatch.useless_kernels import useless_kernels
+from aethermind.dispatch.registry import unusable_kernels
 from aethermind.errors import InvalidArgumentError
-from aethermind.graph.tensor_parallel.operators import with_collectives
+from aethermind.graph.tensor_parallel.collectives import with_collectives
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
 from aethermind.hal.registry import DeviceRegistry, Selection
@@ -195,7 +195,7 @@ class Runtime:
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
         kernels = self.kernels.kernels(backend.name)
-        for kernel, problem, is_mistake in useless_kernels(kernels, with_collectives(self.operators)):
+        for kernel, problem, is_mistake in unusable_kernels(kernels, with_collectives(self.operators)):
             level = logging.WARNING if is_mistake else logging.INFO
             logger.log(level, "Kernel %s, for %s, is never used: %s", kernel.title, backend.name, problem)
         dispatcher = Dispatcher(kernels, fallbacks, is_deterministic=is_deterministic)
@@ -207,19 +207,15 @@ class Runtime:
         return all(_call(self.plugins, self.manager, hook, registry) for hook, registry in self._registries())
 
     def _register_core(self) -> None:
-        from aethermind.hal import null_backend, numpy_backend
+        from aethermind.hal.builtin_backends import NullBackend, NumpyBackend, probe_null, probe_numpy
 
         provider = "aethermind-core"
         built_in = {
             kind: _Registration(registry, self.built_in, kind)
             for kind, registry in ((hook.removeprefix("register_"), registry) for hook, registry in self._registries())
         }
-        built_in["devices"].register(
-            "numpy", probe=numpy_backend.probe, open=numpy_backend.NumpyBackend, priority=0, provider=provider
-        )
-        built_in["devices"].register(
-            "null", probe=null_backend.probe, open=null_backend.NullBackend, priority=-1, provider=provider
-        )
+        built_in["devices"].register("numpy", probe=probe_numpy, open=NumpyBackend, priority=0, provider=provider)
+        built_in["devices"].register("null", probe=probe_null, open=NullBackend, priority=-1, provider=provider)
         for name in ("numpy", "null"):
             built_in["kernels"].register(name, self._reference_kernels(name), provider=provider)
         built_in["weight_formats"].register(parse_format, names=FORMAT_NAMES, provider=provider)

@@ -1,4 +1,4 @@
-"""`python -m aethermind.testing --backend NAME …`: the suites, quietly, in a process that may die."""
+"""`python -m aethermind.testing --backend NAME …` runs the suites in this process, which a backend may crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUITES = Path(__file__).parent / "suites"
 
 
 def main() -> int:
-    """Run pytest on the suites with these arguments, as little of the surroundings as possible in its way."""
+    """Run pytest on the suites with these arguments, isolated from configuration of the working directory."""
     own = [
         "-c",
         str(SUITES / "pytest.ini"),

@@ -1,4 +1,4 @@
-"""Arrays in device memory and back, and work that takes a device a while."""
+"""Copies of arrays to device memory and back, and long-running work, for tests of asynchrony."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NUM_BYTES, _NUM_FILLS, _DONE = 128 << 20, 4, 0xAB
 
 
 def on_device(backend: Backend, device: DeviceId, array: np.ndarray[Any, Any]) -> Tensor:
-    """A copy of an array in device memory."""
+    """Return a copy of an array in device memory."""
     tensor = Tensor.of(backend.allocator.alloc(array.nbytes), DType.of_numpy(array.dtype), array.shape)
     backend.transfer.copy(tensor, Tensor.of_numpy(array, device))
     return tensor
 
 
 def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A copy of a device tensor as an array."""
+    """Return a copy of a device tensor as an array."""
     array = np.empty(tensor.shape, tensor.dtype.numpy)
     backend.transfer.copy(Tensor.of_numpy(array, tensor.buffer.device), tensor)
     return array
@@ -30,9 +30,9 @@ def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class LongWork:
-    """Half a gigabyte of fills on a stream; where the last one ends is the flag that says that they have run.
+    """Half a gigabyte of fills on a stream; the last bytes of the last one are a flag that all have run.
 
-    On a device that works beside the host they are under way when `on` returns.
+    On an asynchronous device they are running when `on` returns.
     """
 
     backend: Backend
@@ -41,7 +41,7 @@ class LongWork:
 
     @classmethod
     def on(cls, backend: Backend, stream: Stream) -> LongWork:
-        """Submit it."""
+        """Submit the work."""
         scratch = Tensor.of(backend.allocator.alloc(_NUM_BYTES), DType.UINT8, (_NUM_BYTES,))
         work = cls(backend, Tensor.of(scratch.buffer, DType.UINT8, (64,), _NUM_BYTES - 64), scratch)
         backend.transfer.fill(scratch, 0)
@@ -51,12 +51,12 @@ class LongWork:
 
     @property
     def has_run(self) -> bool:
-        """Whether all of it has run, as the memory of the device says now: nothing waits for its stream."""
+        """Whether all of it has run, read from device memory without waiting for its stream."""
         return bool(np.all(seen_now(self.backend, self.flag) == _DONE))
 
 
 def seen_now(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
-    """What is in device memory now, whatever other streams have still to do."""
+    """Return the contents of device memory now, without waiting for other streams."""
     if tensor.buffer.is_host_accessible:
         return tensor.numpy().copy()
     stream = backend.streams.create(tensor.buffer.device.index)

@@ -1,4 +1,4 @@
-"""What is tried of a device's kernels: every sample in every dtype, and every weight format on some of them."""
+"""The test cases of a device's kernels: every sample in every dtype, and every weight format on some samples."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ _SEED = 11
 def kernel_cases(
     operators: OperatorRegistry, kernels: Sequence[Kernel], formats: WeightFormatRegistry
 ) -> Iterator[KernelCase]:
-    """Dense weights on all samples of the operator, in every dtype that the kernel takes.
+    """Yield the cases of kernels: dense weights on all samples, in every dtype of the kernel, and weight formats.
 
-    What a kernel does not support and another one of the same operator does is no case of the first.
-    Of the formats that it takes (all that are proposed, where it takes any) each has up to three samples in one dtype:
-    the one with the widest weight, the one with the most rows, and another; and one of them in every other dtype.
-    Kernels take turns in the rest, so that those of one operator, which share their packing and their loops, cover all
-    of them.
+    A sample that a kernel does not support is not a case of it if another kernel of the operator does. Each weight
+    format of a kernel (every listed format, where it supports any) has up to three samples in one dtype: the one with
+    the widest weight, the one with the most rows, and another; and one of them in every other dtype. The other sample
+    rotates over the kernels of an operator, which share packing and loops, so that together they cover all.
     """
     turns = count()
     drawn: dict[str, list[Sample]] = {}
     for kernel in kernels:
-        if kernel.operator not in operators:  # in which several ranks meet: one device has no case of it
+        if kernel.operator not in operators:  # a collective operator, which one device cannot run
             continue
         operator = operators[kernel.operator]
         dtypes = sorted(kernel.dtypes & operator.tolerances.keys(), key=str)
@@ -54,7 +53,7 @@ def kernel_cases(
 
 @dataclass(frozen=True, slots=True)
 class KernelGroup:
-    """A kernel in one dtype, with a few samples of different shapes that it takes."""
+    """A kernel in one dtype, with a few samples of different shapes that it supports."""
 
     cases: tuple[KernelCase, ...]
 
@@ -65,10 +64,10 @@ class KernelGroup:
 
 
 def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False) -> Iterator[KernelGroup]:
-    """The cases of every kernel in each dtype that have the most rows, largest inputs, longest sums, and others.
+    """Yield, for every kernel and dtype, the cases with the most rows, largest inputs, longest sums, and others.
 
-    They are of dense weights, or of the first format of kernels that take no dense ones and share a name; with
-    `of_every_format`, of each of them.
+    They have dense weights, or the first format of kernels that do not support dense ones and share a name; with
+    `of_every_format`, each format has a group.
     """
     groups: dict[tuple[str, str, DType, str], list[KernelCase]] = {}
     for case in cases:
@@ -115,25 +114,25 @@ def _samples_of_format(
 
 
 def is_supported(case: KernelCase) -> bool:
-    """Whether a kernel takes the sample of a case with dense weights, by its own word."""
+    """Whether the kernel of a case supports its sample with dense weights."""
     signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
     return case.float_type in case.kernel.dtypes and case.kernel.supports(signature) is None
 
 
 def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:
-    """The weights that may come in a format: those read whole, and those whose rows the kernel picks out of a pack."""
+    """Return the weights that may be quantised: those read whole, and those whose rows are gathered from a pack."""
     return (*operator.weight_inputs, *(name for name in kernel.packs if name in operator.gathered))
 
 
 def _num_columns(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
-    """Of the widest weight that may come in a format: only a wide one has several blocks in a row."""
+    """Return the number of columns of the widest quantised weight: only a wide one has several blocks in a row."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     widths = [array.shape[1] for spec, array in named if spec.name in inputs and array is not None]
     return int(max(widths))
 
 
 def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
-    """Of the first input that is no such weight: kernels for many tokens are others than those for few."""
+    """Return the number of rows of the first input that is not such a weight: kernels differ by it."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     return next((int(array.shape[0]) for spec, array in named if spec.name not in inputs and array is not None), 0)
 

@@ -1,6 +1,6 @@
-"""One operator run by one kernel on any device, and the one place that says whether its outputs are right.
+"""Runs one operator by one kernel on any device, and compares its outputs with the reference.
 
-Inputs are brought to the device, outputs brought back.
+Inputs are copied to the device, outputs copied back.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from aethermind.errors import OperatorError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import compile_graph
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.ir import Value, ValueKind
 from aethermind.graph.plan import Plan
 from aethermind.hal import DType, Stream, Tensor
-from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import ALIGNMENT, align_up
 from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample, Tolerance
-from aethermind.ops.quantization import rounded
+from aethermind.ops.quantization import fake_quantize
 from aethermind.ops.schema import OperatorSchema, TensorSpec
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice
@@ -41,23 +40,23 @@ __all__ = [
 ]
 
 _POISON_OF_FLOATS, _POISON_OF_INTEGERS = 0xFF, 0x7F
-"""Bytes of an output that nobody wrote: not a number, and an index into nothing."""
+"""Fill bytes of outputs before a run: NaN as floats, and an invalid index as integers."""
 
 _ROUNDED_ACTIVATIONS = Tolerance(relative_to_terms=0.02)
-"""Of kernels that quantise activations to 8 bits on the way: half a step is 1/254 of the largest of a block, and the
-largest of a block of normal numbers is about four times their mean.
+"""For kernels that quantise activations to 8 bits: half a step is 1/254 of the largest value of a block, which is about
+four times the mean magnitude for normal distributions.
 """
 _ROUNDED_VALUES = {DType.BFLOAT16: Tolerance(relative=2.0**-8), DType.FLOAT16: Tolerance(relative=2.0**-11)}
-"""Of kernels that hand values of a format on: these are float32, and rounded once."""
+"""For kernels that return dequantised values: these are float32, and rounded once."""
 _ROUNDED_WEIGHTS = {
     dtype: Tolerance(relative_to_terms=tolerance.relative) for dtype, tolerance in _ROUNDED_VALUES.items()
 }
-"""Of kernels that round the values of a format to F before they multiply them: each term is off by as much."""
+"""For kernels that round dequantised weights to F before the multiplication: each term has this error."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """A kernel, a float type and a weight format (None: dense) that it takes, and one sample of its operator."""
+    """A kernel, a float type and a weight format (None: dense) that it supports, and one sample of its operator."""
 
     operator: Operator
     kernel: Kernel
@@ -71,23 +70,23 @@ class KernelCase:
 
     @property
     def formatted(self) -> dict[str, WeightFormat]:
-        """The formats of weights, by input; none where they are dense."""
+        """The weight formats by input; empty where weights are dense."""
         if self.weight_format is None:
             return {}
         return dict.fromkeys((*self.operator.weight_inputs, *self.gathered_layouts), self.weight_format)
 
     @property
     def gathered_layouts(self) -> dict[str, str]:
-        """The layouts, by input, of weights of which the kernel picks rows where another operator has packed them."""
+        """The layouts, by input, of weights whose rows the kernel gathers from another operator's packed copy."""
         packs = self.kernel.packs.items()
         return {name: pack.name for name, pack in packs if name in self.operator.gathered}
 
 
 class KernelCall:
-    """A plan of one step on a device: the kernel of a case, run as often as wanted with inputs of the same shapes.
+    """A plan of one step on a device: runs the kernel of a case repeatedly with inputs of the same shapes.
 
-    Inputs that the operator changes are states in device memory, weights come in the kernel's own packing. With
-    `in_place` outputs take the memory of the inputs whose memory they may take, which are states then, too.
+    Inputs that the operator changes are states in device memory; weights are in the kernel's pack. With `in_place`,
+    outputs reuse the memory of inputs where the schema allows it; these inputs are states, too.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class KernelCall:
         in_place: bool = False,
         stream: Stream | None = None,
     ) -> None:
-        """`inputs` have the values of weights, and the shapes of everything."""
+        """Compile the plan; `inputs` have the values of weights and the shapes of all inputs."""
         schema = case.operator.schema
         self._opened = opened
         self._names = [spec.name for spec in schema.inputs]
@@ -134,17 +133,17 @@ class KernelCall:
         constants.load(plan)
         self._plan = plan
         self._states = {name: on_device(opened.backend, opened.device, given[name]) for name in plan.states}
-        self._executor = Executor(plan, opened.backend, opened.device, constants, self._states, stream)
+        self._executor = PlanExecutor(plan, opened.backend, opened.device, constants, self._states, stream)
         self._written = [position for position, spec in enumerate(schema.outputs) if spec.alias is None]
         self._num_outputs = len(results)
         self._in_place = in_place
 
     def start(self, inputs: Sequence[Array | None]) -> None:
-        """Enqueue a run with these inputs, over outputs that hold what no kernel would write."""
+        """Fill the outputs with bytes that no kernel would write, and enqueue a run with these inputs."""
         given = self._by_name(inputs)
-        for output, room in self._poisoned():
+        for output, padded in self._poisoned():
             poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
-            self._opened.backend.transfer.fill(room, poison)
+            self._opened.backend.transfer.fill(padded, poison)
         for name, state in self._states.items():
             self._opened.backend.transfer.copy(state, Tensor.of_numpy(given[name], self._opened.device))
         for name in self._plan.inputs:
@@ -152,25 +151,25 @@ class KernelCall:
         self._executor.run(())
 
     def finish(self, inputs: Sequence[Array | None]) -> list[Array]:
-        """Wait for the run with these inputs, and return its outputs on the host; asserts that inputs are as before."""
+        """Wait for the run with these inputs, and return its outputs on the host; assert that inputs are unchanged."""
         given = self._by_name(inputs)
         self._executor.synchronize()
         for name in self._plan.inputs:
             after = self._executor.output(f"{name} afterwards", ())
             assert_same_bits([after], [given[name]], f"the kernel wrote to its input {name}")
-        for output, room in self._poisoned():
+        for output, padded in self._poisoned():
             poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
-            behind = on_host(self._opened.backend, room)[output.nbytes :]
+            behind = on_host(self._opened.backend, padded)[output.nbytes :]
             assert np.all(behind == poison), "the kernel wrote behind the end of its output"
         return [np.array(self._executor.output(f"out{position}", ())) for position in range(self._num_outputs)]
 
     def run(self, inputs: Sequence[Array | None]) -> list[Array]:
-        """Both."""
+        """Call `start` and `finish`."""
         self.start(inputs)
         return self.finish(inputs)
 
     def _poisoned(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Outputs that are memory of their own, and the bytes that each of them takes with its padding."""
+        """Yield the outputs that have memory of their own, and the bytes of each including its padding."""
         for position in () if self._in_place else self._written:
             output = self._executor.output_tensor(f"out{position}", ())
             if output.nbytes:
@@ -185,12 +184,12 @@ class KernelCall:
 def run_kernel(
     case: KernelCase, operators: OperatorRegistry, opened: OpenDevice, inputs: Sequence[Array | None]
 ) -> list[Array]:
-    """The outputs of one run, on the host; asserts that it changed nothing but what the operator changes."""
+    """Return the outputs of one run, on the host; assert that inputs are unchanged."""
     return KernelCall(case, operators, opened, inputs).run(inputs)
 
 
 def _in_place(plan: Plan, schema: OperatorSchema) -> Plan:
-    """The same plan with outputs where the inputs are whose memory they may take."""
+    """Return the plan with outputs in the memory of the inputs that they may reuse."""
     (step,) = plan.steps
     names = [spec.name for spec in schema.inputs]
     outputs = [
@@ -202,11 +201,11 @@ def _in_place(plan: Plan, schema: OperatorSchema) -> Plan:
 
 
 def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
-    """Assert that a kernel says what its operator's page says in float64, within the page's tolerance for the dtype.
+    """Assert that a kernel's outputs are those of the float64 reference, within the operator's tolerance for the dtype.
 
-    It has seen other values of the same shapes before, of which nothing may be left. Where outputs may take the memory
-    of inputs it is run once more like that, and has to say the same to the bit. Weights in a format count as the
-    values that the format's definition gives them.
+    It first runs with other values of the same shapes, which must leave no trace. Where outputs may reuse the memory of
+    inputs, it runs in place as well, which must give the same bits. Quantised weights have the values that the format
+    defines.
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
     call = KernelCall(case, operators, opened, inputs)
@@ -215,13 +214,13 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
     _assert_close(case.operator, case.float_type, _expected_of(case, operators, inputs), outputs, _allowed_beside(case))
     if any(spec.inplace is not None for spec in case.operator.schema.outputs):
         in_place = KernelCall(case, operators, opened, inputs, in_place=True).run(inputs)
-        assert_same_bits(in_place, outputs, "where its output is its input it computes something else")
+        assert_same_bits(in_place, outputs, "in place it has other results")
 
 
 def other_values(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
-    """Inputs of the same shapes and mostly other values: all of them backwards, but for integers that mean nothing so.
+    """Return inputs of the same shapes and mostly other values: each one reversed where that is valid.
 
-    Those are what `Operator.check` refuses, and boundaries.
+    Offsets, and indices that `Operator.check` would refuse, are unchanged.
     """
     names = [spec.name for spec in operator.schema.inputs]
     shapes = {name: array.shape for name, array in zip(names, inputs, strict=True) if array is not None}
@@ -261,38 +260,40 @@ def assert_within_tolerance(
     outputs: Sequence[Array],
     more: Tolerance = Tolerance(),  # noqa: B008 - a constant
 ) -> None:
-    """Assert that outputs are those of the reference in float64 for these inputs, within the operator's tolerance for
-    `float_type` and what `more` is allowed.
+    """Assert that outputs are those of the float64 reference, within the operator's tolerance for `float_type` plus
+    `more`.
     """
     _assert_close(operator, float_type, _expected(operators, operator, inputs, attributes), outputs, more)
 
 
 class _Expected(NamedTuple):
-    """What the reference says in float64, and the sums of its terms' magnitudes."""
+    """The outputs of the float64 reference, and the sums of the magnitudes of their terms."""
 
     outputs: tuple[Array, ...]
     terms: tuple[Array, ...]
 
 
-_KEPT_BYTES = 256 << 20
-_kept: dict[tuple[str, int, DType, str], tuple[Sample, _Expected]] = {}
-"""Of samples, which live as long as an entry: kernels of one operator are all compared with the same."""
+_MAX_CACHED_BYTES = 256 << 20
+_cache: dict[tuple[str, int, DType, str], tuple[Sample, _Expected]] = {}
+"""Expected outputs by sample, for all kernels of an operator. Entries hold the sample, so that its id is not reused."""
 
 
 def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence[Array | None]) -> _Expected:
-    """For the sample of a case, weights with the values that a format gives them."""
+    """Return the expected outputs of a case, its weights quantised and dequantised."""
     format = "" if case.weight_format is None else case.weight_format.name
     key = (case.operator.name, id(case.sample), case.float_type, format)
-    if key not in _kept:
+    if key not in _cache:
         meant = [
-            array if array is None or spec.name not in case.formatted else rounded(case.formatted[spec.name], array)
+            array
+            if array is None or spec.name not in case.formatted
+            else fake_quantize(case.formatted[spec.name], array)
             for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
         ]
         made = _expected(operators, case.operator, meant, case.sample.attributes)
-        while _kept and sum(_num_bytes(one) for _, one in _kept.values()) + _num_bytes(made) > _KEPT_BYTES:
-            del _kept[next(iter(_kept))]
-        _kept[key] = (case.sample, made)
-    return _kept[key][1]
+        while _cache and sum(_num_bytes(one) for _, one in _cache.values()) + _num_bytes(made) > _MAX_CACHED_BYTES:
+            del _cache[next(iter(_cache))]
+        _cache[key] = (case.sample, made)
+    return _cache[key][1]
 
 
 def _num_bytes(expected: _Expected) -> int:
@@ -307,7 +308,7 @@ def _expected(
         for array in inputs
     ]
     completed = operator.schema.complete(attributes)
-    with np.errstate(all="ignore"):  # samples have infinities and what is not a number where none may be looked at
+    with np.errstate(all="ignore"):  # samples have infinities and NaN in elements that must not be read
         outputs = evaluate(operators, operator, exact, completed)
         return _Expected(outputs, _magnitudes(operator, exact, completed, outputs))
 
@@ -331,7 +332,7 @@ def _assert_close(
 
 
 def _allowed_beside(case: KernelCase) -> Tolerance:
-    """What a kernel may be off by beside its operator's tolerance, where weights are in a format."""
+    """Return the error that a kernel with quantised weights is allowed besides its operator's tolerance."""
     if case.weight_format is None:
         return Tolerance()
     if case.operator.gathered:
@@ -349,7 +350,7 @@ def _declare(builder: GraphBuilder, spec: TensorSpec, array: Array | None, *, is
     dtype = DType.of_numpy(array.dtype)
     if is_changed:
         return builder.state(spec.name, dtype, array.shape)
-    if spec.kind == "W":  # only a parameter can be had in a kernel's own packing
+    if spec.kind == "W":  # only parameters can be packed
         return builder.parameter(spec.name, array.shape, dtype)
     return builder.input(spec.name, dtype, array.shape)
 

@@ -1,4 +1,4 @@
-"""The kit as a pytest plugin: which backend the suites run on, what is expected of it, and a line for each result.
+"""The pytest plugin of the kit: options, fixtures and parameters of the suites, and the report of results.
 
 pytest --pyargs aethermind.testing.suites -p aethermind.testing.pytest_plugin --backend NAME
 """
@@ -16,18 +16,17 @@ from typing import Any
 import pytest
 
 from aethermind.dispatch import Fallback, Kernel
-from aethermind.dispatch.useless_kernels import useless_kernels
+from aethermind.dispatch.registry import unusable_kernels
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.graph.tensor_parallel.operators import with_collectives
+from aethermind.graph.tensor_parallel.collectives import with_collectives
 from aethermind.hal import Backend, DeviceId
 from aethermind.runtime import OpenDevice, Runtime
-from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
-from aethermind.testing.families.find import architectures_of
+from aethermind.testing.families.case import architectures_of
 from aethermind.testing.kernel_cases import KernelGroup, kernel_cases, kernel_groups
-from aethermind.testing.kernel_claims import has_parts
+from aethermind.testing.kernel_properties import has_separable_rows
 from aethermind.testing.operator_calls import KernelCase
-from aethermind.testing.report import CaseResult, Outcome
+from aethermind.testing.report import CaseResult, Expectations, Outcome, read_expectations
 
 __all__ = ["EXPECTATIONS_FILE"]
 
@@ -38,12 +37,12 @@ _PLUGIN = "aethermind-conformance"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("aethermind")
     group.addoption("--backend", help="the device to test, such as cpu or mychip:1")
-    group.addoption("--model-package", help="instead of a device, the model family to test: of this plugin or name")
+    group.addoption("--model-package", help="test a model family instead of a device: the plugin or architecture")
     group.addoption("--conformance-model", default="demo", help="the model of the models suite")
     group.addoption(
-        "--expectations", help=f"what is not expected of it; by default the {EXPECTATIONS_FILE} of its package"
+        "--expectations", help=f"the file of expected failures; by default the {EXPECTATIONS_FILE} of its package"
     )
-    group.addoption("--conformance-report", help="a file that gets a line of JSON for each case")
+    group.addoption("--conformance-report", help="a file to which a line of JSON is written for each case")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,7 +90,7 @@ class _Conformance:
             metafunc.parametrize(("general_architecture", "model_case"), list(self._gguf_cases()), ids=str)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # there is nothing of that kind
+        items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # there are no parameters
         names = list(map(_name, items))
         for item, name in zip(items, names, strict=True):
             expected = self._expectations.find(name)
@@ -100,7 +99,7 @@ class _Conformance:
             elif expected is not None:
                 item.add_marker(pytest.mark.xfail(reason=expected.reason))
         for unused in self._expectations.unused(names):
-            self._write("problem", f"The expectation for {unused.cases!r} matches no case. Take it out, or mend it.")
+            self._write("problem", f"The expectation for {unused.cases!r} matches no case. Remove or correct it.")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -118,12 +117,12 @@ class _Conformance:
         self.opened.backend.close()
 
     def _is_foreign(self, item: pytest.Item) -> bool:
-        """Whether a case is about an operator of a package that is neither the core nor the one of the device."""
+        """Whether a case is about an operator of a package that is neither the core nor that of the device."""
         name = _operator_of(item)
         if name is None:
             return False
-        ours = {"aethermind-core", *self.runtime.providers("devices", self.opened.backend.name)}
-        return not ours & set(self.runtime.providers("operators", name))
+        own = {"aethermind-core", *self.runtime.providers("devices", self.opened.backend.name)}
+        return not own & set(self.runtime.providers("operators", name))
 
     def _kernels(self) -> Sequence[Kernel]:
         return self.runtime.kernels.kernels(self.opened.backend.name)
@@ -133,15 +132,15 @@ class _Conformance:
         return list(kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats))
 
     def _invariant_groups(self) -> Iterator[KernelGroup]:
-        """Kernels that say they are batch invariant, of operators whose rows can be computed alone."""
+        """Yield kernels that claim to be batch invariant, of operators whose rows can be computed alone."""
         claiming = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
         for group in kernel_groups(claiming, of_every_format=True):
-            if any(has_parts(case, self.runtime.operators) for case in group.cases):
+            if any(has_separable_rows(case, self.runtime.operators) for case in group.cases):
                 yield group
 
     def _unknown_kernels(self) -> Iterator[str]:
         known = with_collectives(self.runtime.operators)
-        for kernel, problem, _ in useless_kernels(self._kernels(), known):
+        for kernel, problem, _ in unusable_kernels(self._kernels(), known):
             if kernel.operator not in known:
                 yield f"Kernel {kernel.operator}-{kernel.name} is never used: {problem}"
 
@@ -165,13 +164,13 @@ class _Conformance:
 
 @pytest.fixture(scope="session")
 def conformance(request: pytest.FixtureRequest) -> Any:
-    """The run."""
+    """The conformance run."""
     return request.config.pluginmanager.get_plugin(_PLUGIN)
 
 
 @pytest.fixture(scope="session")
 def runtime(conformance: Any) -> Runtime:
-    """Everything that is installed."""
+    """The runtime with all installed packages."""
     found: Runtime = conformance.runtime
     return found
 
@@ -185,25 +184,25 @@ def opened(conformance: Any) -> OpenDevice:
 
 @pytest.fixture(scope="session")
 def backend(opened: OpenDevice) -> Backend:
-    """Its backend."""
+    """The backend of the device under test."""
     return opened.backend
 
 
 @pytest.fixture(scope="session")
 def device(opened: OpenDevice) -> DeviceId:
-    """Its name and number."""
+    """The device under test."""
     return opened.device
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """Those of the families suite."""
+    """The checkpoints of the families suite."""
     return Checkpoints(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")
 def model(conformance: Any) -> str:
-    """The model to run."""
+    """The name of the model of the models suite."""
     return str(conformance.model)
 
 
@@ -211,7 +210,7 @@ def _architectures(runtime: Runtime, family: str) -> Sequence[str]:
     found = architectures_of(runtime, family)
     if not found:
         known = ", ".join(runtime.architectures.names()) or "none"
-        raise InvalidArgumentError(f"No package of models is called {family!r}. Installed architectures: {known}.")
+        raise InvalidArgumentError(f"No model package is called {family!r}. Installed architectures: {known}.")
     return found
 
 
@@ -227,7 +226,7 @@ def _expectations(given: str | None, subject: object) -> Expectations:
 
 
 def _operator_of(item: pytest.Item) -> str | None:
-    """The operator that a case is about, if it is about one."""
+    """Return the operator that a case is about, if any."""
     parameters = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009
     for value in parameters.values():
         if isinstance(value, KernelGroup):
@@ -239,7 +238,7 @@ def _operator_of(item: pytest.Item) -> str | None:
 
 
 def _name(item: pytest.Item) -> str:
-    """`suite.what[parameters]`: the suite that begins the file's name, and the function's without `test_`."""
+    """Return the name of a case, `suite.test[parameters]`: the suite is the first word of the file's name."""
     suite = item.path.stem.removeprefix("test_").partition("_")[0]
     return f"{suite}.{item.name.removeprefix('test_')}"
 
@@ -253,7 +252,7 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> CaseResult:
         where = report.longrepr
         outcome, reason = Outcome.UNSUPPORTED, str(where[2] if isinstance(where, tuple) else where)
     elif report.passed and is_expected_to_fail:
-        outcome, reason = Outcome.UNEXPECTED_PASS, "It passes now; take it out of the expectations."
+        outcome, reason = Outcome.UNEXPECTED_PASS, "It passes now; remove it from the expectations."
     elif report.passed:
         outcome, reason = Outcome.PASSED, ""
     else:
@@ -266,4 +265,4 @@ def _last_line(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = report.longreprtext if crash is None else str(crash.message)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "It failed and did not say why."
+    return lines[0][:300] if lines else "It failed without a message."

@@ -1,17 +1,92 @@
-"""What a run of the kit found: one result a case, their counts, and the level that a backend reaches."""
+"""The report of a conformance run: its results, and the failures that a backend's author expects.
+
+The latter are in `conformance.toml`, beside the module that implements the backend:
+
+    [[unsupported]]                       # permanent: the case is not run
+    cases = "operators.*-float16-*"
+    reason = "the chip has no float16"
+
+    [[expected_failure]]                  # temporary: the case is run, and passing is a failure of this list
+    cases = "hal.test_elapsed_time*"
+    reason = "events have no clock before firmware 2"
+
+`cases` is a shell pattern over names of cases, as the report prints them.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
 
-__all__ = ["CaseResult", "Outcome", "Report"]
+from aethermind.errors import ConfigError
+
+__all__ = ["CaseResult", "Expectation", "Expectations", "Outcome", "Report", "read_expectations"]
+
+Kind = Literal["unsupported", "expected_failure"]
+_KINDS: tuple[Kind, ...] = ("unsupported", "expected_failure")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Cases that are not expected to pass, and the reason."""
+
+    kind: Kind
+    cases: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """The expectations for a backend; the first one that matches a case counts."""
+
+    entries: tuple[Expectation, ...] = ()
+
+    def find(self, case: str) -> Expectation | None:
+        """Return the expectation for a case, if any."""
+        return next((entry for entry in self.entries if fnmatchcase(case, entry.cases)), None)
+
+    def unused(self, cases: list[str]) -> list[Expectation]:
+        """Return the expectations that match none of these cases, which should be removed."""
+        return [entry for entry in self.entries if not any(fnmatchcase(case, entry.cases) for case in cases)]
+
+
+def read_expectations(path: Path) -> Expectations:
+    """Read a file of expectations; ConfigError where it is malformed."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Pass another file as --expectations.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
+    if unknown := sorted(content.keys() - set(_KINDS)):
+        raise ConfigError(f"{path} has {unknown[0]!r}; it may hold {' and '.join(f'[[{kind}]]' for kind in _KINDS)}.")
+    return Expectations(
+        tuple(_read_entry(path, kind, entry) for kind in _KINDS for entry in _entries(path, content, kind))
+    )
+
+
+def _entries(path: Path, content: Mapping[str, Any], kind: Kind) -> list[Any]:
+    entries = content.get(kind, [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: write [[{kind}]], with two brackets, for each entry.")
+    return entries
+
+
+def _read_entry(path: Path, kind: Kind, entry: Any) -> Expectation:
+    if not isinstance(entry, Mapping) or entry.keys() != {"cases", "reason"}:
+        raise ConfigError(f"{path}: every [[{kind}]] has exactly `cases` and `reason`.")
+    if not all(isinstance(value, str) and value.strip() for value in entry.values()):
+        raise ConfigError(f"{path}: `cases` and `reason` of [[{kind}]] are texts, and neither may be empty.")
+    return Expectation(kind, entry["cases"], entry["reason"])
 
 
 class Outcome(StrEnum):
-    """What became of a case. `UNEXPECTED_PASS` is a failure: the list of expectations is out of date."""
+    """The outcome of a case. `UNEXPECTED_PASS` is a failure: the list of expectations is out of date."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -25,11 +100,11 @@ _BAD = (Outcome.FAILED, Outcome.UNEXPECTED_PASS)
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case, called `suite.what[parameters]`; whether every backend must pass it, and what was found.
+    """The result of one case, called `suite.test[parameters]`.
 
-    `is_foreign` says that it is about an operator that neither the core nor the backend's package has: what another
-    package lets this one do says nothing of the backend. `reason` is a sentence for whatever did not pass, `details`
-    the whole of what a failing test said.
+    `is_required` says that every backend must pass it, `is_foreign` that it is about an operator of a package other
+    than the core and the backend's, which does not count for the backend. `reason` is a sentence for every outcome but
+    PASSED, `details` the whole output of a failed test.
     """
 
     name: str
@@ -42,49 +117,47 @@ class CaseResult:
 
     @property
     def suite(self) -> str:
-        """The part of the kit that the case belongs to."""
+        """The suite of the case."""
         return self.name.partition(".")[0]
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> CaseResult:
-        """The case whose fields, as JSON has them, are these."""
+        """Return a result from its fields as JSON."""
         return cls(**{**record, "outcome": Outcome(record["outcome"])})
 
 
 @dataclass(slots=True)
 class Report:
-    """All results of one backend, in the order in which they came. Mutable: cases are added as they end.
+    """The results of one backend, in order. Mutable: cases are added as they end.
 
-    `is_selection` says that only some of the kit was asked for: that has no level, and all that ran counts.
+    `is_selection` says that only a part of the kit was run: there is no level, and all cases count.
     """
 
     backend: str
     version: str
     cases: list[CaseResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What is wrong with the run itself: a process that died, expectations that match no case."""
+    """Problems of the run itself: a process that crashed, expectations that match no case."""
     is_selection: bool = False
 
     @property
     def executed(self) -> int:
-        """Cases that ran."""
+        """The number of cases that ran."""
         return sum(case.outcome is not Outcome.UNSUPPORTED for case in self.cases)
 
     @property
     def failures(self) -> list[CaseResult]:
-        """Cases that failed, or passed although they are said not to."""
+        """The cases that failed, or passed although they were expected to fail."""
         return [case for case in self.cases if case.outcome in _BAD]
 
     @property
     def is_ok(self) -> bool:
-        """Something ran, and all of it that counts went as the backend's author says."""
+        """Whether some case ran, and all cases that count have the expected outcome."""
         return self.executed > 0 and not any(map(self._counts, self.failures)) and not self.problems
 
     @property
     def level(self) -> str | None:
-        """`full` where everything passed, `required` where what every backend must pass did, else `none`; None, not
-        the word, for a selection.
-        """
+        """`full` where all cases passed, `required` where the required ones did, else `none`; None for a selection."""
         if self.is_selection:
             return None
         short = [case for case in self.cases if case.outcome is not Outcome.PASSED and self._counts(case)]
@@ -94,7 +167,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 where a level was reached, or all of a selection went as it should; else 1."""
+        """0 where a level was reached, or all cases of a selection have the expected outcome; else 1."""
         return 0 if self.is_ok and self.level != "none" else 1
 
     def _counts(self, case: CaseResult) -> bool:
@@ -102,19 +175,19 @@ class Report:
 
     @property
     def suites(self) -> list[str]:
-        """The suites that have cases, in order."""
+        """The suites of the cases, in order."""
         return list(dict.fromkeys(case.suite for case in self.cases))
 
     def count(self, outcome: Outcome, suite: str | None = None) -> int:
-        """Cases with an outcome, of one suite or of all."""
+        """Return the number of cases with an outcome, of one suite or of all."""
         return sum(case.outcome is outcome for case in self.of_suite(suite))
 
     def of_suite(self, suite: str | None) -> Iterable[CaseResult]:
-        """The cases of one suite, or all."""
+        """Return the cases of one suite, or all."""
         return (case for case in self.cases if suite in (None, case.suite))
 
     def record(self) -> dict[str, Any]:
-        """The report for machines."""
+        """Return the report as JSON types."""
         return {
             "backend": self.backend,
             "version": self.version,
@@ -130,7 +203,7 @@ class Report:
         }
 
     def badge(self) -> str:
-        """A badge for a README, as SVG: the level, and how many of the cases that ran passed; grey for a selection."""
+        """Return a badge for a README, as SVG: the level, and how many of the cases passed; grey for a selection."""
         color = {"none": "#cf222e", None: "#6e7781"}.get(self.level, "#2da44e")
         label, state = (
             f"conforms to aethermind {self.version}",

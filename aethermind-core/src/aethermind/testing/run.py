@@ -1,4 +1,4 @@
-"""Running the suites in a process of their own: a backend that brings it down has failed a case, not this program."""
+"""Runs the suites in a child process: where a backend crashes it, a case has failed, and this process continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SUITES", "TIMEOUT_S", "run_family", "run_suites"]
 
 SUITES = ("hal", "operators", "models")
 TIMEOUT_S = 600.0
-"""Seconds after which a case is given up: one that hangs must not keep the others, nor who waits for the report."""
+"""The time limit of a case, in seconds."""
 _USAGE_ERROR = 4  # of pytest
 _POLL_S = 0.1
 
@@ -37,11 +37,12 @@ def run_suites(
     timeout_s: float = TIMEOUT_S,
     on_case: Callable[[CaseResult], None] = lambda _: None,
 ) -> Report:
-    """Run the kit on a device; `on_case` sees each result as it comes, `keyword` chooses cases as pytest's -k does, and
-    `stop_at_failure` leaves out what comes after the first one that fails. A case that takes longer than `timeout_s`
-    has failed, and ends the run.
+    """Run the kit on a device and return the report.
 
-    InvalidArgumentError for a device, model or file that is not there, and where pytest is not installed.
+    `on_case` is called with each result, `keyword` selects cases as pytest's -k does, and `stop_at_failure` ends the
+    run at the first failure. A case that takes longer than `timeout_s` has failed, and ends the run.
+
+    InvalidArgumentError for an unknown device, model or file, and where pytest is not installed.
     """
     options = ["--backend", backend, "--conformance-model", model]
     return _run(backend, suites, options, expectations, keyword, stop_at_failure, timeout_s, on_case)
@@ -57,7 +58,7 @@ def run_family(
     timeout_s: float = TIMEOUT_S,
     on_case: Callable[[CaseResult], None] = lambda _: None,
 ) -> Report:
-    """Run the kit on the models of a plugin, package or architecture, as `run_suites` does on a device."""
+    """Run the kit on the models of a plugin, package or architecture; see `run_suites`."""
     options = ["--model-package", name, "--backend", device]
     return _run(name, ["families"], options, expectations, keyword, stop_at_failure, timeout_s, on_case)
 
@@ -86,7 +87,7 @@ def _run(
         command += [] if expectations is None else ["--expectations", expectations]
         command += [] if keyword is None else ["-k", keyword]
         command += ["--exitfirst"] if stop_at_failure else []
-        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the kit needs none of what is installed
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the kit needs no other pytest plugins
         with (
             output.open("w") as stream,
             subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment) as process,

@@ -1,13 +1,13 @@
-"""Text in, text out: prompts to token ids, and token ids back to text as they arrive.
+"""Text processing: chat templates, tokenisation, incremental detokenisation, stop strings and answer parsing.
 
     Tokenizer      one model's vocabulary: encode, decode, special tokens
     chat_prompt    messages → prompt, by the model's own template or another
     render_chat    messages → prompt, by one Jinja template in a sandbox
-    Detokenizer    token ids → text deltas, one token at a time, never half a character
-    AnswerFormat   the tags with which a model marks what it thinks and calls
+    Detokenizer    token ids → text deltas, one token at a time, in whole characters
+    AnswerFormat   the tags with which a model marks reasoning and tool calls
     StopChecker    text deltas → text deltas up to the first stop string
 
-Names are imported when first used, so that importing this package costs neither jinja2 nor tokenizers.
+Names are imported on first use: importing this package imports neither jinja2 nor tokenizers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A model's text told apart while it is written: what it thinks, what it says, and which tools it calls.
+"""Incremental parsing of a model's text into content, reasoning and tool calls.
 
-Models mark these with tags of their own (`<think>…</think>`, `<tool_call>{"name": …, "arguments": …}</tool_call>`), or
-write a call and nothing else. An `AnswerFormat` declares which, and one parser serves all that have such. Text that may
-be the beginning of a tag is held back until it is decided, so pieces come out the same however the text was cut.
+Models mark reasoning and calls with tags (`<think>…</think>`, `<tool_call>{"name": …, "arguments": …}</tool_call>`), or
+write a bare call. An `AnswerFormat` declares which; the parser is the same for all. Text that may be the beginning of a
+tag is held back until more text decides, so the pieces do not depend on how the text is split into deltas.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from aethermind.text.tagged_call import TaggedCall, overlap
-from aethermind.text.written_call import read_calls
+from aethermind.text.tool_call_json import TaggedCall, overlap, read_calls
 
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
@@ -29,10 +28,10 @@ _BARE_CALL_SO_FAR = re.compile(r"(?:\[\s*)?(?:\{\s*)?")
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a family of models marks what is not for the user; None and False where it does not.
+    """How a family of models marks reasoning and tool calls; None and False where it does not.
 
-    Thoughts and calls stand between the two tags of a pair. The body of a call is a JSON object with `name` and
-    `arguments`, or several. With `has_bare_calls`, an answer that is such JSON from its first character on is calls.
+    Reasoning and calls are between the two tags of a pair. The body of a call is a JSON object with `name` and
+    `arguments`, or several. With `has_bare_calls`, an answer that consists of such JSON is calls without tags.
     """
 
     reasoning: tuple[str, str] | None = None
@@ -40,14 +39,15 @@ class AnswerFormat:
     has_bare_calls: bool = False
 
     def for_tokens(self, tokenizer: Tokenizer) -> AnswerFormat:
-        """The format of a model with these tokens: one that has the usual tags of thoughts as tokens thinks, whatever
-        its architecture. Models of Qwen2 and Llama were trained to by DeepSeek and others.
+        """Return the format of a model with this tokenizer, with reasoning tags if its vocabulary has them.
+
+        Models of any architecture can be trained to reason, such as DeepSeek's distillations to Qwen2 and Llama.
         """
         is_trained = all(tokenizer.token_to_id(tag) is not None for tag in _THOUGHTS)
         return replace(self, reasoning=_THOUGHTS) if self.reasoning is None and is_trained else self
 
     def is_thinking(self, prompt: str) -> bool:
-        """Whether an answer begins among thoughts, because the prompt ends with the tag that opens them."""
+        """Whether an answer begins with reasoning, because the prompt ends with the opening tag."""
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
 
@@ -58,13 +58,13 @@ class Content(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """Text that the model wrote for itself."""
+    """Reasoning, which is not part of the answer."""
 
     text: str
 
 
 class ToolCall(NamedTuple):
-    """A function to call: its place among the answer's calls, its name, its arguments as JSON text."""
+    """A function to call: its index among the answer's calls, its name, its arguments as JSON text."""
 
     place: int
     name: str
@@ -75,10 +75,10 @@ Piece = Content | Reasoning | ToolCall
 
 
 class _Inside(Enum):
-    """What the next character belongs to."""
+    """The part of the answer that the next character belongs to."""
 
     BEGINNING = auto()
-    """Nothing yet: white space and what may be a tag were all."""
+    """Undecided: only white space and text that may be a tag so far."""
     THOUGHTS = auto()
     TEXT = auto()
     CALL = auto()
@@ -86,35 +86,34 @@ class _Inside(Enum):
 
 
 class AnswerParser:
-    """Takes an answer's text as it grows and tells the pieces. Mutable; one for each answer.
+    """Parses the text of an answer incrementally. Mutable; one for each answer.
 
-    Tags of thoughts count where an answer begins, and are words behind its first one. What is inside tool-call tags and
-    is no call comes out as content, tags and all: nothing is lost. White space next to tags is the format's and is
-    dropped; all other is the model's.
+    Reasoning tags count at the beginning of an answer only; later they are content. Text between tool-call tags that is
+    not a call becomes content, with its tags. White space next to tags is dropped, all other is kept.
     """
 
     def __init__(self, format: AnswerFormat, *, is_thinking: bool = False, functions: Collection[str] = ()) -> None:
-        """`is_thinking` says that the prompt opened the thoughts, `functions` what bare calls can name."""
+        """Begin an answer. `is_thinking`: the prompt opened reasoning; `functions`: those that bare calls may name."""
         self._reasoning = format.reasoning
         self._tool_call = format.tool_call
         self._bare_names = frozenset(functions if format.has_bare_calls else ())
         self._was_opened = is_thinking and format.reasoning is not None
         self._inside = _Inside.BEGINNING
         self._held = ""
-        """What may be the beginning of a tag."""
+        """Text that may be the beginning of a tag."""
         self._kept: list[str] = []
-        """What is none and waits all the same: white space that a tag would drop, and bare calls."""
+        """Text that is held back for other reasons: white space that a tag would drop, and bare calls."""
         self._call: TaggedCall | None = None
         self._space_before_call = ""
         self._num_calls = 0
         self._is_behind_tag = self._was_opened
-        """Whether white space that comes next stands behind a tag."""
+        """Whether the next white space follows a tag."""
 
     def push(self, text: str) -> Iterator[Piece]:
-        """Take more of the text; yields what is decided by it."""
+        """Add text; yield the pieces that it completes."""
         self._held += text
         before = None
-        while self._held and self._inside is not before:  # a part that ended leaves another one to go on in
+        while self._held and self._inside is not before:  # the rest may belong to another part
             before = self._inside
             if before is _Inside.BEGINNING:
                 self._begin()
@@ -129,7 +128,7 @@ class AnswerParser:
                 self._held = ""
 
     def finish(self) -> Iterator[Piece]:
-        """The text has ended; yields what was held back. A tag that was never closed ends with it."""
+        """End the text; yield what was held back. Tags that were not closed end here."""
         if self._call is not None:
             yield from self._unclosed(self._call)
             return
@@ -141,10 +140,10 @@ class AnswerParser:
                 yield from self._called(calls)
                 return
             self._inside = _Inside.TEXT
-        yield from self._told(rest)
+        yield from self._pieces(rest)
 
     def _begin(self) -> None:
-        """Decide what an answer begins with, or what stands behind its thoughts."""
+        """Decide what an answer begins with, or what follows its reasoning."""
         words = self._held.lstrip()
         self._kept.append(self._held[: len(self._held) - len(words)])
         self._held = words
@@ -173,26 +172,29 @@ class AnswerParser:
     def _think(self) -> Iterator[Piece]:
         assert self._reasoning is not None
         thoughts, found = self._up_to(self._reasoning[1])
-        yield from self._told(thoughts.rstrip() if found else thoughts)
+        yield from self._pieces(thoughts.rstrip() if found else thoughts)
         if found:
             self._go_into(_Inside.BEGINNING, is_behind_tag=True)
 
     def _say(self) -> Iterator[Piece]:
         if self._tool_call is None:
             held, self._held = self._taken(self._held), ""
-            yield from self._told(held)
+            yield from self._pieces(held)
             return
         text, found = self._up_to(self._tool_call[0])
         words = text.rstrip() if found else text
         is_right_behind = self._is_behind_tag and not words
-        yield from self._told(words)
+        yield from self._pieces(words)
         if found:
             self._space_before_call = "" if is_right_behind else text[len(words) :]
             self._call = TaggedCall(self._tool_call[1])
             self._go_into(_Inside.CALL)
 
     def _up_to(self, tag: str) -> tuple[str, bool]:
-        """The text before `tag`, or what is certain of it, without white space at its end; and whether the tag came."""
+        """Return the text before `tag`, as far as it is certain, and whether the tag was found.
+
+        Without the tag, white space at the end is held back.
+        """
         before, found, behind = self._held.partition(tag)
         if found:
             self._held = behind
@@ -213,7 +215,7 @@ class AnswerParser:
             yield from self._closed(self._call.body)
 
     def _closed(self, body: str) -> Iterator[Piece]:
-        """What stood between tool-call tags: calls, or text."""
+        """Yield the pieces of a closed pair of tool-call tags: calls, or text."""
         assert self._tool_call is not None
         self._call = None
         self._go_into(_Inside.TEXT)
@@ -224,7 +226,10 @@ class AnswerParser:
             yield Content(self._space_before_call + self._tool_call[0] + body + self._tool_call[1])
 
     def _unclosed(self, call: TaggedCall) -> Iterator[Piece]:
-        """The text ended inside a call. If it was none, a tag that seemed to be in one of its strings has closed it."""
+        """Yield the pieces of a call in which the text ended.
+
+        If it is not a call, a closing tag inside of what seemed to be a string did close it.
+        """
         assert self._tool_call is not None
         opening, closing = self._tool_call
         text = call.body
@@ -246,12 +251,12 @@ class AnswerParser:
         self._is_behind_tag = True
 
     def _taken(self, text: str) -> str:
-        """What was kept, and `text` behind it."""
+        """Return the text held back, and `text` behind it."""
         whole = "".join((*self._kept, text))
         self._kept.clear()
         return whole
 
-    def _told(self, text: str) -> Iterator[Piece]:
+    def _pieces(self, text: str) -> Iterator[Piece]:
         if self._is_behind_tag:
             text = text.lstrip()
         if text:

@@ -1,7 +1,7 @@
-"""Byte-level BPE as tables in one file: it is mapped, and nothing of it is read before it is looked up.
+"""Byte-level BPE as tables in one file, which is memory-mapped: nothing is read before it is looked up.
 
-The file begins with the length of a header in JSON, as safetensors files do, and goes on with the tables: tokens by id,
-their ids in the order of their texts, and the pairs of tokens that are merged, in order, with ranks and results.
+The file begins with the length of a JSON header, as safetensors files do. The tables are: tokens by id, their ids in
+the order of their texts, and the pairs of tokens that are merged, sorted, with ranks and results.
 """
 
 from __future__ import annotations
@@ -15,24 +15,33 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.hal.layout import align_up
-from aethermind.text.byte_alphabet import BYTE_OF_CHAR
+from aethermind.hal.memory import align_up
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = ["BpeTables", "has_tables", "write_tables"]
+__all__ = ["BYTE_OF_CHAR", "BpeTables", "has_tables", "write_tables"]
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = sorted(frozenset(range(0x100)).difference(_PRINTABLE))
+
+BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+"""Bytes by their characters in byte-level vocabularies.
+
+Printable characters of Latin-1 represent themselves; the other bytes are represented by U+0100 and up, in order.
+"""
+
 
 _ALIGNMENT = 8
 _SPLITTERS = {"Split", "Digits", "ByteLevel"}
-"""They cut each stretch of text as if it were alone."""
+"""Pre-tokenizers that split each part of a text independently of the others."""
 
 
 def has_tables(fast: FastTokenizer) -> bool:
-    """Whether tables say all of a tokenizer: byte-level BPE as GPT-2, Llama 3 and Qwen have it.
+    """Whether tables can represent a tokenizer: byte-level BPE as in GPT-2, Llama 3 and Qwen.
 
-    Its vocabulary has every byte, so no text is unknown; it merges by rank alone; and added tokens are found in a text
-    as they are written, all of them and whatever is beside them.
+    Its vocabulary has every byte, so no text is unknown; it merges by rank alone; and added tokens are matched
+    literally, whatever surrounds them.
     """
     model: Any = fast.model
     if type(model).__name__ != "BPE" or fast.pre_tokenizer is None:
@@ -53,9 +62,9 @@ def has_tables(fast: FastTokenizer) -> bool:
 
 
 def write_tables(fast: FastTokenizer, key: str) -> Iterator[bytes]:
-    """The parts of the file for a tokenizer that `has_tables`, one after the other; `key` is what it is known by.
+    """Yield the parts of the file for a tokenizer that `has_tables`; `key` is stored in the header.
 
-    ValueError where ids are not those of a vocabulary: shared by tokens, or far apart.
+    ValueError where tokens share ids, or ids are sparse.
     """
     state = json.loads(fast.to_str())
     vocabulary: dict[str, int] = state["model"]["vocab"]
@@ -100,7 +109,7 @@ class BpeTables:
         """Map a file that was written for `key`.
 
         Raises:
-            ValueError: it is not what was written.
+            ValueError: it is damaged, or was written for another key.
             OSError: it cannot be read.
         """
         with path.open("rb") as file:
@@ -117,16 +126,16 @@ class BpeTables:
         if begin != len(mapped):
             raise ValueError(f"it has {len(mapped)} bytes, and {begin} were written")
         self.shell: str = header["shell"]
-        """The tokenizer in the form of tokenizer.json, without vocabulary."""
+        """The tokenizer in the format of tokenizer.json, without its vocabulary."""
         self.vocab_size: int = header["vocab_size"]
         self.keeps_whole_words: bool = header["keeps_whole_words"]
-        """Whether a piece that is a token itself is not merged."""
+        """Whether a piece that is in the vocabulary is not merged."""
         self.alphabet: dict[str, int] = header["alphabet"]
-        """Ids of the tokens that are single bytes, by their characters."""
+        """Ids of the single-byte tokens, by their characters."""
         self.added: list[tuple[int, str, bool]] = [(number, text, special) for number, text, special in header["added"]]
         """Id and text of every added token, and whether it is special."""
         self.before, self.after = header["surroundings"]
-        """Ids of special tokens that are put around a text."""
+        """Ids of special tokens that are added before and after a text."""
         self._pairs = tables["pairs"].cast("Q")
         self._ranks = tables["ranks"].cast("I")
         self._merged = tables["merged"].cast("I")
@@ -135,11 +144,11 @@ class BpeTables:
         self._names = tables["names"]
 
     def name(self, token_id: int) -> str | None:
-        """The token of the vocabulary with an id, None where there is none."""
+        """Return the token of the vocabulary with an id, or None."""
         return self._name(token_id).decode() or None if 0 <= token_id < len(self._begins) - 1 else None
 
     def find(self, token: str) -> int | None:
-        """The id of a token, None where there is none."""
+        """Return the id of a token, or None."""
         name = token.encode()
         place = bisect_left(self._sorted_ids, name, key=self._name)
         if place == len(self._sorted_ids) or self._name(self._sorted_ids[place]) != name:
@@ -148,17 +157,17 @@ class BpeTables:
 
     @property
     def num_merges(self) -> int:
-        """Ranks are below it."""
+        """The number of merges; ranks are smaller."""
         return len(self._merged)
 
     def rank(self, left: int, right: int) -> int:
-        """When a pair of tokens is merged, the least first; `num_merges` for a pair that is not."""
+        """Return the rank of the merge of two tokens, the least being merged first; `num_merges` if there is none."""
         pair = _pair(left, right)
         place = bisect_left(self._pairs, pair)
         return self._ranks[place] if place < len(self._pairs) and self._pairs[place] == pair else self.num_merges
 
     def merged(self, rank: int) -> int:
-        """The token that the pair of a rank becomes."""
+        """Return the token that results from the merge with a rank."""
         return self._merged[rank]
 
     def _name(self, token_id: int) -> bytes:
@@ -170,7 +179,7 @@ def _pair(left: int, right: int) -> int:
 
 
 def _surroundings(fast: FastTokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that a text's are put between; None where they are not put around it."""
+    """Return the ids added before and after those of a text; None where special tokens are added otherwise."""
     bare = fast.encode("a", add_special_tokens=False).ids
     full = fast.encode("a", add_special_tokens=True).ids
     for begin in range(len(full) - len(bare) + 1):
@@ -180,7 +189,7 @@ def _surroundings(fast: FastTokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def _steps(component: Any, plural: str) -> list[str]:
-    """The kinds of a component's steps in order."""
+    """Return the types of a component's steps in order."""
     state = json.loads(component.__getstate__())
     steps = state[plural] if state["type"] == "Sequence" else [state]
     return [step["type"] for step in steps]

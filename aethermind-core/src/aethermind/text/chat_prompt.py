@@ -1,4 +1,4 @@
-"""The prompt of a conversation: messages checked, and written out by the model's chat template or a given one."""
+"""The prompt of a conversation: messages rendered by a chat template, and encoded."""
 
 from __future__ import annotations
 
@@ -11,45 +11,52 @@ from aethermind.text.chat_templates import choose_template
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Message", "RESERVED_NAMES", "TemplateOptions", "WrittenChat", "chat_prompt"]
+__all__ = [
+    "ConversationTokenCache",
+    "Message",
+    "RESERVED_NAMES",
+    "TemplateOptions",
+    "WrittenChat",
+    "chat_prompt",
+]
 
 Message = Mapping[str, Any]
-"""`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business.
+"""`{"role": "user", "content": "…"}`, of JSON types; other keys are passed to the template.
 
 The content may be in parts, `[{"type": "text", "text": "…"}]`, as OpenAI's clients write it.
 """
 
 
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
-"""Names of the template that `chat_template_kwargs` cannot set."""
+"""Variables of the template that `chat_template_kwargs` cannot set."""
 
 
 class WrittenChat(str):
-    """A conversation as a template wrote it, special tokens and all: nothing is put around it when it is encoded.
+    """A conversation rendered by a template, with special tokens: none are added when it is encoded.
 
-    Templates of Llama and Mistral write the BOS token, which would otherwise come twice.
+    The templates of Llama and Mistral write the BOS token, which would otherwise be there twice.
     """
 
     __slots__ = ()
 
 
 class TemplateOptions(TypedDict, total=False):
-    """How messages become a prompt; each may be left out."""
+    """Options of rendering messages to a prompt; each may be omitted."""
 
     chat_template: str | None
-    """Jinja source to use in place of the model's, or the name of one of the model's."""
+    """Jinja source to use instead of the model's, or the name of one of the model's."""
     add_generation_prompt: bool
-    """End where the assistant's answer begins (the default)."""
+    """End the prompt where the assistant's answer begins (the default)."""
     tools: Sequence[Mapping[str, Any]] | None
     """Functions the model may call, as JSON schemas."""
     chat_template_kwargs: Mapping[str, Any] | None
-    """Further names for the template."""
+    """Further variables for the template."""
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> WrittenChat:
     """Return the prompt of `messages`.
 
-    Raises InvalidArgumentError for messages that are none, TokenizerError where there is no template or it fails.
+    Raises InvalidArgumentError for malformed messages, TokenizerError where there is no template or it fails.
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise InvalidArgumentError(
@@ -77,7 +84,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
 
 
 def _with_plain_content(message: Message) -> Message:
-    """With one text for the parts of a content that has nothing but text: few templates know parts."""
+    """Join the parts of a content that has only text: few templates support parts."""
     parts = message.get("content")
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         return message
@@ -97,4 +104,32 @@ def _check_options(options: Mapping[str, Any]) -> None:
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
         raise InvalidArgumentError(f"chat_template_kwargs should be a mapping with names as keys, got {names!r:.80}.")
     if taken := sorted(RESERVED_NAMES & set(names)):
-        raise InvalidArgumentError(f"chat_template_kwargs cannot set {taken[0]}, which is an argument of its own.")
+        raise InvalidArgumentError(f"chat_template_kwargs cannot set {taken[0]}, which is a separate argument.")
+
+
+class ConversationTokenCache:
+    """Encodes the growing prompts of one conversation, reusing the tokens that answers were generated with. Mutable.
+
+    Encoding the text of an answer need not give the tokens that were generated, and the prefix cache matches tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: list[tuple[str, list[int]]] = []
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the token ids of `prompt`: those of its longest cached prefix, and the rest encoded.
+
+        Cached texts that are not a prefix of it are dropped: the conversation has taken another course.
+        """
+        while self._known and not prompt.startswith(self._known[-1][0]):
+            self._known.pop()
+        text, token_ids = self._known[-1] if self._known else ("", [])
+        return [*token_ids, *self._tokenizer.encode(prompt[len(text) :])]
+
+    def add_answer(self, prompt: str, prompt_token_ids: Sequence[int], answer: str, token_ids: Sequence[int]) -> None:
+        """Cache an answer, if its tokens, possibly without the one that ended it, decode to exactly its text."""
+        for written in (token_ids, token_ids[:-1]):
+            if self._tokenizer.decode(written, skip_special_tokens=False) == answer:
+                self._known.append((prompt + answer, [*prompt_token_ids, *written]))
+                return

@@ -1,10 +1,9 @@
-"""A model's chat template, rendered: messages in, prompt out, in a sandbox.
+"""Rendering of chat templates in a sandbox.
 
-A template is code that came with the weights, so it runs with jinja2's immutable sandbox, sees plain data only, and
-loops, writes and computes within a budget. What it may use is what transformers gives it: `messages`, `tools`,
-`documents`, `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation`
-blocks.
-The budgets stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
+A template is code that came with the weights, so it runs in jinja2's immutable sandbox, on plain data only, and with
+limits on loops, output and time. It has the variables and functions of transformers: `messages`, `tools`, `documents`,
+`add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation` blocks. The
+limits stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
 """
 
 from __future__ import annotations
@@ -28,21 +27,20 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat", "tells_null"]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat", "tests_null_content"]
 
 MAX_OUTPUT_CHARS = 1 << 25
-"""Longest prompt a template may write: 32 Mi characters, about eight million tokens."""
+"""The longest prompt that a template may write: 32 Mi characters, about eight million tokens."""
 
 MAX_SECONDS = 10.0
-"""Most time of a processor that a template may take for one prompt; models' own need milliseconds. Of a busy machine a
-prompt takes longer, and is as good."""
+"""The most CPU time that a template may take for one prompt; wall-clock time would depend on the load."""
 
 _MAX_RANGE_STEPS = 1_000_000
 _MAX_EXPONENT = 64
 _MAX_INTEGER_BITS = 1 << 16
 _MAX_CACHED_TEMPLATES = 16
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What clients and models call what was thought before an answer."""
+"""The keys under which clients and models pass the reasoning before an answer."""
 _PADDING = ("center", "expandtabs", "format", "ljust", "rjust", "zfill")
 _NUMBER = re.compile(r"\d+")
 _TAKES_WIDTH = re.compile(r"\*|\{[^{}]*\{")
@@ -61,25 +59,24 @@ def render_chat(
     """Return the prompt that `template` makes of `messages`, as transformers' `apply_chat_template` would.
 
     Args:
-        template: Jinja source, `Tokenizer.chat_template`. Compiled once and remembered.
-        messages: `{"role": ..., "content": ...}` in order, of JSON types. What is None in one is left out, but for a
-            content that the template asks about, and what it calls `thinking` or `reasoning` goes by
-            `reasoning_content`, too.
+        template: Jinja source, `Tokenizer.chat_template`. Compiled templates are cached.
+        messages: `{"role": ..., "content": ...}` in order, of JSON types. Values of None are dropped, except a content
+            that the template tests for none; `thinking` and `reasoning` are also passed as `reasoning_content`.
         add_generation_prompt: end with the header of the assistant's turn, so that the model answers.
-        extra: further names for the template, of JSON types: special tokens (`eos_token=...`), `tools`,
+        extra: further variables for the template, of JSON types: special tokens (`eos_token=...`), `tools`,
             `documents`, `enable_thinking`.
 
     Raises:
         TokenizerError: the template does not compile, fails on these messages, refuses them, writes more than
             `MAX_OUTPUT_CHARS` or computes for longer than `MAX_SECONDS`.
-        InvalidArgumentError: a message or extra value is not made of JSON types.
+        InvalidArgumentError: a message or extra value does not consist of JSON types.
     """
     names: dict[str, Any] = {"tools": None, "documents": None}
-    keeps = {"content"} if tells_null(template) else set()
+    kept = {"content"} if tests_null_content(template) else set()
     try:
         names |= {name: _plain(value, name) for name, value in extra.items()}
         names["messages"] = [
-            _usual(_plain(message, f"messages[{i}]"), keeps=keeps) for i, message in enumerate(messages)
+            _normalized(_plain(message, f"messages[{i}]"), kept=kept) for i, message in enumerate(messages)
         ]
     except RecursionError as error:
         raise InvalidArgumentError("A chat message is nested too deeply. Flatten its content.") from error
@@ -95,7 +92,7 @@ def render_chat(
             pieces.append(piece)
     except _RefusedError as error:
         raise TokenizerError(f"The chat template refuses these messages: {_flat(error)}.") from error
-    except Exception as error:  # the template is arbitrary code: a TypeError in it is a fault of its input
+    except Exception as error:  # the template is arbitrary code: a TypeError in it is an error of its input
         raise TokenizerError(
             f"The chat template failed on {len(messages)} messages ({type(error).__name__}): {_flat(error)}. "
             "Check the messages' roles and contents, or the model's chat_template."
@@ -107,14 +104,14 @@ def render_chat(
 
 @lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
 def names_read(template: str) -> frozenset[str]:
-    """The names that a template looks at: others in `extra` change nothing. TokenizerError as of `render_chat`."""
+    """Return the variables that a template reads; others have no effect. TokenizerError as of `render_chat`."""
     _compile(template)
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
 
 
 @lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
-def tells_null(template: str) -> bool:
-    """Whether a template asks if a message's content is none, as messages that only call functions have it."""
+def tests_null_content(template: str) -> bool:
+    """Whether a template tests if a message's content is none, as it is in messages that only call functions."""
     _compile(template)
     asked = (test.node for test in _environment().parse(template).find_all(nodes.Test) if test.name == "none")
     return any(
@@ -129,10 +126,10 @@ class _RefusedError(TemplateError):
 
 
 class _PlainNamespace(Namespace):
-    """`namespace()` without underscored attributes, through which Python's internals could be replaced."""
+    """`namespace()` without attributes that begin with an underscore, which would expose Python's internals."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
-        # `self` hides in args so that namespace(self=...) stays a legal attribute.
+        # `self` is in args, so that namespace(self=...) is a legal attribute.
         values = dict(*args[1:], **attributes)
         for name in values:
             _require_plain_name(name)
@@ -144,7 +141,7 @@ class _PlainNamespace(Namespace):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is just its body."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it on the instance)
 
@@ -155,7 +152,7 @@ class _GenerationBlock(Extension):
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which repeating a string or raising a number cannot exhaust memory, nor a loop the time."""
+    """The sandbox: repeated strings and powers cannot exhaust memory, and loops have a time limit."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -179,7 +176,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(*args: Any, **names: Any) -> Any:
-        # `self`, the context and the function hide in args, as they do in jinja2, so that a template may use any name.
+        # `self`, the context and the function are in args, as in jinja2, so that a template may use any name.
         _require_time()
         method = getattr(args[2], "__wrapped__", args[2])
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
@@ -229,12 +226,12 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes HTML, which a prompt must not."""
+    """Return JSON without the HTML escapes of Jinja's `tojson`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _within_time(items: Iterable[Any]) -> Iterator[Any]:
-    """What a `for` runs over, while there is time."""
+    """Yield the items of a `for` loop; SecurityError when the time limit is exceeded."""
     for item in items:
         _require_time()
         yield item
@@ -251,7 +248,7 @@ def _require_narrow_integer(left: int, right: int) -> None:
 
 
 def _budgeted_range() -> Callable[..., range]:
-    """A `range` whose steps add up over one rendering, so that nested loops end too."""
+    """Return a `range` with a limit on the steps of all ranges of one rendering, nested ones included."""
     num_left = _MAX_RANGE_STEPS
 
     def budgeted_range(*bounds: int) -> range:
@@ -265,17 +262,15 @@ def _budgeted_range() -> Callable[..., range]:
     return budgeted_range
 
 
-def _usual(message: dict[str, Any], *, keeps: Collection[str] = ()) -> dict[str, Any]:
-    """A message as templates expect it: they ask whether a key is there, and read reasoning by one name. Of the values
-    None, `keeps` are those that they ask about.
-    """
-    given = {key: value for key, value in message.items() if value is not None or key in keeps}
+def _normalized(message: dict[str, Any], *, kept: Collection[str] = ()) -> dict[str, Any]:
+    """Drop the keys of a message whose value is None, except `kept` ones, and pass reasoning under its common key."""
+    given = {key: value for key, value in message.items() if value is not None or key in kept}
     reasoning = next((given[key] for key in _REASONING if key in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Copy a value as JSON types: objects with methods do not enter the sandbox, and callers' lists stay theirs."""
+    """Copy a value as JSON types: objects with methods do not enter the sandbox, and callers' lists are not shared."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -306,7 +301,7 @@ def _require_plain_name(name: object) -> None:
 
 
 def _narrow(filter: Callable[..., Any], require: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
-    """A filter that pads, held to what may be written."""
+    """Return a padding filter with a limit on the width."""
 
     @wraps(filter)
     def narrow(value: Any, *args: Any, **names: Any) -> Any:
@@ -317,7 +312,7 @@ def _narrow(filter: Callable[..., Any], require: Callable[[Any, Sequence[Any]], 
 
 
 def _require_narrow_format(text: Any, values: Any) -> None:
-    """Refuse a format with a width, its own or one of the values where it takes it from there, that is too much."""
+    """Raise SecurityError for a format whose width, in the format or among the values, is beyond the limit."""
     numbers = [int(digits[:20]) for digits in _NUMBER.findall(str(text))]
     if _TAKES_WIDTH.search(str(text)):
         numbers += values if isinstance(values, (list, tuple)) else [values]
@@ -325,7 +320,7 @@ def _require_narrow_format(text: Any, values: Any) -> None:
 
 
 def _require_narrow(_: Any, numbers: Sequence[Any]) -> None:
-    """Refuse to pad to a width beyond what may be written."""
+    """Raise SecurityError for a width beyond the limit of the output."""
     for number in numbers:
         if isinstance(number, int) and number > MAX_OUTPUT_CHARS:
             raise SecurityError(f"it pads a text to {number} characters, more than {MAX_OUTPUT_CHARS}")

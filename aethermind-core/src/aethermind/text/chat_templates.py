@@ -1,7 +1,7 @@
-"""A model's chat templates by name: where they are written, and which of them a conversation takes.
+"""A model's chat templates by name: reading them, and choosing one for a conversation.
 
-Most models have one, called `default`. Some have another for conversations with tools, `tool_use`, and more that are
-asked for by name.
+Most models have one, called `default`. Some have another for conversations with tools, `tool_use`, and further ones
+that are chosen by name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _FOLDER = "additional_chat_templates"
 
 
 def read_chat_templates(config: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Templates by name, of tokenizer_config.json's contents and of files beside it, which win; TokenizerError names
-    what is none.
+    """Return templates by name, from the contents of tokenizer_config.json and from files, which take precedence.
+
+    TokenizerError for what is not a template.
     """
     found = _of_config(config.get("chat_template"))
     files = {DEFAULT: directory / _FILE} if (directory / _FILE).is_file() else {}
@@ -39,14 +40,14 @@ def read_chat_templates(config: Mapping[str, Any], directory: Path) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """What `--chat-template` gives: a file, whose text is the `source`, or else the `name` of one of the model's."""
+    """The value of `--chat-template`: a file, whose text is the `source`, or the `name` of one of the model's."""
 
     name: str
     source: str | None
 
     @classmethod
     def read(cls, given: str) -> ChosenTemplate:
-        """The file of that path, or the name; InvalidArgumentError where it can be neither."""
+        """Read the file of that path, or take it as a name; InvalidArgumentError where it can be neither."""
         path = Path(given)
         is_path = given != path.name or path.suffix != ""
         if not path.is_file() and not is_path and given.strip():
@@ -65,7 +66,7 @@ class ChosenTemplate:
         return cls(given, source)
 
     def of(self, templates: Mapping[str, str]) -> str:
-        """Its Jinja source, for a model that has these; InvalidArgumentError where none has its name."""
+        """Return its Jinja source, for a model with these templates; InvalidArgumentError where none has its name."""
         if self.source is not None:
             return self.source
         if self.name not in templates:
@@ -77,9 +78,9 @@ class ChosenTemplate:
 
 
 def choose_template(templates: Mapping[str, str], given: str | None, *, has_tools: bool) -> str:
-    """The Jinja source for a conversation: that of a `given` name, or else what was given. An empty text is nothing.
+    """Return the Jinja source for a conversation: the template named `given`, or `given` itself unless it is empty.
 
-    TokenizerError where nothing is given and nothing fits.
+    TokenizerError where none is given and the model has none for the conversation.
     """
     if given:
         return templates.get(given, given)

@@ -1,11 +1,11 @@
-"""Token ids to text while they arrive: a delta holds only what later tokens can no longer change.
+"""Incremental detokenisation: a delta of text is final, later tokens cannot change it.
 
-One token may be part of a character, so text is held back until it is certain. With a byte-level tokenizer the text
-is the tokens' bytes read as UTF-8, and an incremental UTF-8 decoder knows exactly what is unfinished. Any other
-tokenizer is asked to decode a small window twice: what the window's new tokens add to its old ones is the delta.
-Either way the deltas add up to `tokenizer.decode(all_ids)`, at a cost per token that does not grow with the text. Where
-the text follows another one, such as a prompt, they add up to what the tokens add to that: SentencePiece's decoders
-take the space off a sequence's first token, and an answer's first token is not its text's.
+A token may be a part of a character, so text is held back until it is certain. With a byte-level tokenizer the text is
+the tokens' bytes decoded as UTF-8, and an incremental UTF-8 decoder knows what is unfinished. Other tokenizers decode a
+small window twice: what the new tokens of the window add to the text of the old ones is the delta. The deltas add up to
+`tokenizer.decode(all_ids)`, at a cost per token that does not grow with the text. Behind another text, such as a
+prompt, they add up to what the tokens add to that: SentencePiece's decoders strip the space of a sequence's first
+token, and the first token of an answer is not the first of the sequence.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Protocol
 
 from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "last_text_token"]
+__all__ = ["Detokenizer", "TokenOffsets", "last_text_token", "prompt_offsets"]
 
 _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """One request's tokens as a stream of text. Mutable: one per sequence, not to be shared."""
+    """Decodes the tokens of one sequence incrementally. Mutable: one per sequence."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
-        """Begin an empty text behind the tokens `before`; special tokens add nothing when `skip_special_tokens`."""
+        """Begin a text behind the tokens `before`; special tokens add nothing with `skip_special_tokens`."""
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._stream: _Stream = _ByteStream(tokenizer) if tokenizer.is_byte_level else _WindowStream(tokenizer, before)
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that is now certain, `""` while a character is unfinished."""
+        """Add a token; return the text that is now final, `""` while a character is unfinished."""
         return "" if token_id in self._skipped else self._stream.push(token_id)
 
     def flush(self) -> str:
-        """End the text; return what was held back, an unfinished character as U+FFFD. A new text may follow."""
+        """End the text; return what was held back, with an unfinished character as U+FFFD. A new text may follow."""
         return self._stream.flush()
 
     def finish(self) -> str:
-        """End the text; return what was held back, an unfinished character left out: more tokens would have made it."""
+        """End the text; return what was held back without an unfinished character, which more tokens would complete."""
         return self._stream.flush().rstrip(_REPLACEMENT)
 
 
@@ -49,7 +49,7 @@ class _Stream(Protocol):
 
 
 class _ByteStream:
-    """Bytes of a byte-level vocabulary through an incremental UTF-8 decoder."""
+    """Decodes byte-level tokens by an incremental UTF-8 decoder."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._token_bytes = tokenizer.token_bytes
@@ -65,10 +65,10 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """The tokens of the last delta, then those since: decoding both, less the old part, is exact text.
+    """Decodes a window of the tokens of the last delta and those since: what is behind the old text is the delta.
 
-    The old part gives the context in which decoders that treat a sequence's first token differently (stripping its
-    space, for example) treat the new tokens as what they are: not the first.
+    With the old tokens as context, decoders that treat the first token of a sequence differently (they strip its space,
+    for example) do not treat a new token as the first.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
@@ -83,7 +83,7 @@ class _WindowStream:
         if self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
-        # A run of byte tokens is text or garbage as a whole: only the token that ends the run decides.
+        # Whether a sequence of byte tokens is valid text is known only at the token behind it.
         if self._tokenizer.byte_of(token_id) is not None:
             return ""
         text = self._decode(self._window)
@@ -105,9 +105,43 @@ class _WindowStream:
 
 
 def last_text_token(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int | None:
-    """The last token that is text by itself, neither special nor one byte of a character; None where there is none."""
+    """Return the last token that is text by itself, neither special nor one byte of a character, or None."""
     for token_id in reversed(token_ids):
         is_special = token_id in tokenizer.special_token_ids or tokenizer.id_to_token(token_id) is None
         if not is_special and tokenizer.byte_of(token_id) is None:
             return token_id
     return None
+
+
+class TokenOffsets:
+    """Offsets of tokens in a growing text, in characters. Mutable: one per text.
+
+    A token that is a part of a character begins where that does.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True, before: Sequence[int] = ()
+    ) -> None:
+        """Begin a text behind `start` characters and the tokens `before`.
+
+        Special tokens add nothing with `skip_special_tokens`.
+        """
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, before=before)
+        self._num_chars = start
+
+    def push(self, token_id: int) -> int:
+        """Add a token; return its offset."""
+        num_new = len(self._detokenizer.push(token_id))
+        begin = self._num_chars
+        if num_new:  # possibly including text that was held back before
+            begin += max(0, num_new - len(self._tokenizer.token_text(token_id)))
+        self._num_chars += num_new
+        return begin
+
+
+def prompt_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
+    """Return the offsets of the tokens of a prompt in its text, which may contain special tokens or not."""
+    is_written_out = tokenizer.decode(token_ids, skip_special_tokens=False) == text
+    offsets = TokenOffsets(tokenizer, skip_special_tokens=not is_written_out)
+    return [offsets.push(token_id) for token_id in token_ids]

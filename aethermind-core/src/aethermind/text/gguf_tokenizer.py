@@ -1,7 +1,7 @@
-"""A tokenizer from a GGUF file's metadata, as its tokenizer.json would have made it.
+"""A tokenizer from a GGUF file's metadata, equal to that of the model's tokenizer.json.
 
-Of byte-level BPE (`gpt2`), GGUF keeps the vocabulary and the merges, and only a name for how text is split before them;
-what the name stands for comes from the model's package. Of SentencePiece's BPE (`llama`) it keeps pieces and scores.
+For byte-level BPE (`gpt2`), GGUF stores the vocabulary and the merges, and the name of the rule by which text is split
+before; the model's package knows the rule. For SentencePiece's BPE (`llama`) it stores pieces and scores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aethermind.text.tokenizer import Tokenizer
 __all__ = ["CONTROL", "SplitRule", "gguf_tokenizer"]
 
 MANY_TOKENS = 1 << 15
-"""Fewer are read as fast as tables of them are found (see `text.kept_tables`)."""
+"""Smaller vocabularies are not cached: reading them is as fast (see `text.tokenizer_cache`)."""
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -30,10 +30,10 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unkno
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How text is cut into the pieces that merges work on: a regular expression, after NFC where `is_nfc`.
+    """How text is split into the pieces that are merged: a regular expression, after NFC normalisation if `is_nfc`.
 
-    A piece that is a token itself is not merged where the vocabulary `keeps_whole_words`. `adds_bos` says whether texts
-    begin with the BOS token where the file does not.
+    With `keeps_whole_words`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that
+    do not say whether texts begin with the BOS token.
     """
 
     pattern: str
@@ -66,7 +66,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     if num_tokens < MANY_TOKENS:
         fast = read()
     else:
-        from aethermind.text.kept_tables import open_tokenizer
+        from aethermind.text.tokenizer_cache import open_tokenizer
 
         fast = open_tokenizer(path, read, repr(rule))
     special_tokens = {
@@ -78,7 +78,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
 
 
 def _chat_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Templates by name: the default one's key has none behind it."""
+    """Return templates by name; the key of the default one has no suffix."""
     found = {}
     for key, value in metadata.items():
         if key == _TEMPLATE or key.startswith(_TEMPLATE + "."):
@@ -89,7 +89,7 @@ def _chat_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> Any:
-    """The library's tokenizer: byte-level BPE where there is a rule, else SentencePiece's."""
+    """Return the library's tokenizer: byte-level BPE where there is a rule, else SentencePiece's."""
     tokens, types = (_listed(metadata, name, type, path) for name, type in (("tokens", str), ("token_type", int)))
     if len(types) != len(tokens):
         raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
@@ -108,7 +108,7 @@ def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> An
         _add_around(fast, *around)
     except Exception as error:  # the library raises bare Exception, for a name with a colon, say
         raise TokenizerError(
-            f"{path} puts {around} around texts, which are no special tokens. Pass --tokenizer with the model's "
+            f"{path} adds {around} to texts, which are not special tokens. Pass --tokenizer with the model's "
             "Hugging Face directory."
         ) from error
     return fast
@@ -163,7 +163,7 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
-    """Tokens that are recognised in a text as they are written; all but the user's own are left out of answers."""
+    """Add the tokens that are matched literally in a text; all but user-defined ones are special."""
     from tokenizers import AddedToken
 
     added = [
@@ -175,7 +175,7 @@ def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
 
 
 def _add_around(fast: Any, before: str | None, behind: str | None) -> None:
-    """Put tokens around texts that are to have special ones: a BOS, and the EOS whose vector is the text's."""
+    """Have special tokens added to texts: BOS, and the EOS of embedding models that pool the last token."""
     from tokenizers.processors import TemplateProcessing
 
     if added := {token for token in (before, behind) if token is not None}:

@@ -1,7 +1,7 @@
-"""Byte-level BPE over mapped tables: the library's tokenizer without reading its vocabulary.
+"""Byte-level BPE over memory-mapped tables: tokenises like the library, without reading the vocabulary.
 
-Text is normalised, cut into pieces and put together again by the library, which takes no vocabulary; pieces become
-tokens here. That is slower than the library, which is therefore read when much text has come.
+The library normalises, splits and decodes text, which needs no vocabulary; pieces are merged to tokens here. That is
+slower than in the library, so its tokenizer is read when much text was encoded.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 __all__ = ["MappedBpe"]
 
 _MUCH_TEXT = 1 << 16
-"""Characters whose tokens take a quarter of the time to find here that the whole tokenizer takes to be read."""
+"""The number of characters after which the library's tokenizer is read."""
 
 _LONG_PIECE = 256
-"""Characters from which the time that a piece takes, which grows with the square of its length, is felt."""
+"""The length of pieces, in characters, from which the library merges them: the time here grows with its square."""
 
 
 class Encoded(NamedTuple):
-    """What is asked of the library's `Encoding`."""
+    """The part of the library's `Encoding` that is used."""
 
     ids: list[int]
 
 
 class MappedBpe:
-    """Implements what `Tokenizer` asks of the library's tokenizer, with the same results."""
+    """Implements the methods of the library's tokenizer that `Tokenizer` uses, with the same results."""
 
     truncation = padding = None
-    """Nothing is cut off, nothing is filled up."""
+    """There is neither truncation nor padding."""
 
     def __init__(self, tables: BpeTables, read_whole: Callable[[], FastTokenizer]) -> None:
-        """A tokenizer over these tables; `read_whole` reads the one that they were made of."""
+        """Make a tokenizer over tables; `read_whole` reads the tokenizer that they were made of."""
         from tokenizers import Tokenizer as FastTokenizer
 
         self._tables = tables
@@ -56,7 +56,7 @@ class MappedBpe:
 
     @property
     def whole(self) -> FastTokenizer:
-        """The library's tokenizer, which finds all tokens once it is there."""
+        """The library's tokenizer, which encodes all text once it was read."""
         if self._whole is None:
             self._whole = self._read_whole()
         return self._whole
@@ -67,38 +67,38 @@ class MappedBpe:
         return self._shell.decoder
 
     def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoded]:
-        """Token ids of each text; TypeError for what is not text."""
+        """Return the token ids of each text; TypeError for what is not text."""
         return [self._encode(text, add_special_tokens) for text in texts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, without those that are none; OverflowError for one that does not fit in 32 bits."""
+        """Return the text of token ids, unknown ones skipped; OverflowError for one that does not fit in 32 bits."""
         names = (self.id_to_token(token_id) for token_id in token_ids)
         kept = [name for name in names if name is not None and not (skip_special_tokens and name in self._special)]
         return " ".join(kept) if self._shell.decoder is None else self._shell.decoder.decode(kept)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token, added or of the vocabulary."""
+        """Return the id of a token, added or of the vocabulary, or None."""
         added = self._added.get(token)
         return self._tables.find(token) if added is None else added
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token with an id; OverflowError for one that does not fit in 32 bits."""
+        """Return the token with an id, or None; OverflowError for an id that does not fit in 32 bits."""
         if not 0 <= token_id < 1 << 32:
-            raise OverflowError(f"{token_id} is no 32-bit number")
+            raise OverflowError(f"{token_id} is not a 32-bit number")
         return self._added_names.get(token_id) or self._tables.name(token_id)
 
     def get_vocab_size(self, *, with_added_tokens: bool) -> int:
-        """Number of tokens; here, always with those added."""
+        """Return the number of tokens, added ones always included."""
         return self._tables.vocab_size
 
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Added tokens by id."""
+        """Return added tokens by id."""
         from tokenizers import AddedToken
 
         return {token_id: AddedToken(text, special=is_special) for token_id, text, is_special in self._tables.added}
 
     def to_str(self) -> str:
-        """The whole tokenizer in the form of tokenizer.json."""
+        """Return the whole tokenizer in the format of tokenizer.json."""
         return self.whole.to_str()
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoded:
@@ -109,7 +109,7 @@ class MappedBpe:
         return Encoded([*self._tables.before, *ids, *self._tables.after] if add_special_tokens else ids)
 
     def _encode_here(self, text: str) -> list[int] | None:
-        """Token ids of a text; None where the library should find them."""
+        """Return the token ids of a text; None where the library should encode it."""
         self._num_chars_left -= len(text)
         if self._num_chars_left < 0 or self._whole is not None:
             return None
@@ -124,20 +124,18 @@ class MappedBpe:
         return ids
 
     def _parts(self, text: str) -> Iterator[int | str]:
-        """Ids of the added tokens in a text, and pieces of what is between them, in the alphabet of bytes."""
-        stretches = [text] if self._added_pattern is None else self._added_pattern.split(text)
-        for index, stretch in enumerate(stretches):
+        """Yield the ids of added tokens in a text, and the pieces of the text between, in the byte alphabet."""
+        spans = [text] if self._added_pattern is None else self._added_pattern.split(text)
+        for index, span in enumerate(spans):
             if index % 2:
-                yield self._added[stretch]
-            elif stretch:
-                normal = stretch if self._shell.normalizer is None else self._shell.normalizer.normalize_str(stretch)
+                yield self._added[span]
+            elif span:
+                normal = span if self._shell.normalizer is None else self._shell.normalizer.normalize_str(span)
                 for piece, _ in self._shell.pre_tokenizer.pre_tokenize_str(normal):
                     yield piece
 
     def _encode_piece(self, piece: str) -> list[int]:
-        """The tokens of a piece: of all pairs that may be merged the first in rank, the leftmost of its like, and again
-        until none is left.
-        """
+        """Return the tokens of a piece: repeatedly merge the pair of least rank, of equal ones the leftmost."""
         tables = self._tables
         token_id = tables.find(piece) if tables.keeps_whole_words else None
         ids = [tables.alphabet[char] for char in piece] if token_id is None else [token_id]

@@ -1,7 +1,7 @@
 """SentencePiece's BPE (Kudo and Richardson 2018) as a tokenizer of the `tokenizers` library.
 
-SentencePiece merges the neighbours whose union is the piece of the highest score; the library wants pairs in the order
-in which they merge. Both are the same where no two pairs of one score compete for a character.
+SentencePiece merges the neighbours whose union is the piece of the highest score; the library takes pairs in the order
+of merging. Both are equivalent unless two pairs of equal score compete for a character.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SPACE = "▁"
 def sentencepiece_bpe(
     vocabulary: Mapping[str, int], scores: Mapping[str, float], unknown: str | None, *, adds_space: bool
 ) -> FastTokenizer:
-    """The tokenizer of a vocabulary with its ids and the scores of those pieces that text is merged into.
+    """Return the tokenizer of a vocabulary with ids, and the scores of the pieces that text is merged to.
 
-    Characters that are no pieces become `<0x..>` for each of their bytes where the vocabulary has these, else
-    `unknown`. `adds_space` puts one before a text, and takes it off again.
+    Characters that are not pieces become `<0x..>` for each of their bytes where the vocabulary has these, else
+    `unknown`. With `adds_space`, encoding prepends a space and decoding strips it.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -38,7 +38,7 @@ def sentencepiece_bpe(
 
 
 def without_first_space(fast: FastTokenizer) -> FastTokenizer:
-    """The same tokenizer, which neither puts a space before a text nor takes one off again."""
+    """Return the tokenizer without the prepended space: encoding does not add it and decoding does not strip it."""
     from tokenizers import Tokenizer
 
     state = json.loads(fast.to_str())
@@ -54,7 +54,7 @@ def without_first_space(fast: FastTokenizer) -> FastTokenizer:
 
 
 def _pairs(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """All ways to make a piece of two."""
+    """Yield all pairs of pieces whose union is a piece."""
     for piece in scores:
         for middle in range(1, len(piece)):
             left, right = piece[:middle], piece[middle:]

@@ -1,48 +1,76 @@
-"""Tokens that a model's files name beside tokenizer.json: by role, and those that were added to its vocabulary.
+"""Tokens that the files beside tokenizer.json declare: by role, and added to the vocabulary.
 
-Fine-tuning adds tokens, and tools write them into tokenizer_config.json, added_tokens.json or special_tokens_map.json,
-not always into tokenizer.json. Read is what transformers reads, in its order.
+Fine-tuning adds tokens, and tools write them to tokenizer_config.json, added_tokens.json or special_tokens_map.json,
+not always to tokenizer.json. The files are read as transformers reads them, in the same order.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aethermind.errors import TokenizerError
-from aethermind.text.json_file import read_json_object
+from aethermind.file_faults import remedy
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = ["DeclaredToken", "add_missing_tokens", "declared_tokens", "tokens_by_role", "with_special_tokens_map"]
+__all__ = [
+    "DeclaredToken",
+    "add_missing_tokens",
+    "declared_tokens",
+    "flat",
+    "read_json_object",
+    "tokens_by_role",
+    "with_special_tokens_map",
+]
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the contents of a file, empty where there is none; TokenizerError where it is not a JSON object."""
+    if not path.is_file():
+        return {}
+    try:
+        contents = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not readable JSON: {flat(error)}. {remedy(path, error)}") from error
+    if not isinstance(contents, dict):
+        raise TokenizerError(f"{path} holds a JSON {type(contents).__name__}, not an object. Fetch the file again.")
+    return contents
+
+
+def flat(error: Exception) -> str:
+    """Return the message of an error as a part of a sentence."""
+    return " ".join(str(error).split()).rstrip(".")
+
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class DeclaredToken(NamedTuple):
-    """A token that a file names, with its id where the file gives one."""
+    """A token that a file declares, with its id where the file has one."""
 
     text: str
     token_id: int | None
     flags: tuple[bool, ...]
-    """As in `_FLAGS`."""
+    """In the order of `_FLAGS`."""
     is_optional: bool = False
-    """Whether it is passed over where the vocabulary does not have it: a role alone makes no token."""
+    """Whether it is skipped where the vocabulary does not have it: a role alone does not add a token."""
 
 
 def with_special_tokens_map(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json's contents with those of special_tokens_map.json, which older tools wrote instead."""
+    """Return the contents of tokenizer_config.json with those of special_tokens_map.json, which older tools write."""
     if "added_tokens_decoder" in config:
         return dict(config)
     return {**config, **read_json_object(directory / "special_tokens_map.json")}
 
 
 def tokens_by_role(config: Mapping[str, Any]) -> dict[str, str]:
-    """Texts by role: the usual ones, and whatever else a model calls `..._token`."""
+    """Return texts of tokens by role: the standard ones, and any others called `..._token`."""
     tokens = {}
     for role in _ROLES:
         value = _text_of(config.get(role))
@@ -63,7 +91,7 @@ def tokens_by_role(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def declared_tokens(config: Mapping[str, Any], directory: Path) -> list[DeclaredToken]:
-    """All that the files name, those with ids first and in their order."""
+    """Return all tokens that the files declare, those with ids first, in the order of ids."""
     named = set(tokens_by_role(config).values())
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if not isinstance(extra, list | dict):
@@ -91,7 +119,7 @@ def declared_tokens(config: Mapping[str, Any], directory: Path) -> list[Declared
 
 
 def add_missing_tokens(fast: FastTokenizer, declared: Sequence[DeclaredToken]) -> None:
-    """Add what tokenizer.json does not have; TokenizerError where a token would not get the id that a file gives."""
+    """Add the tokens that tokenizer.json lacks; TokenizerError where one would get another id than a file declares."""
     there = {token.content for token in fast.get_added_tokens_decoder().values()}
     missing = [
         token
@@ -118,7 +146,7 @@ def _as_added(token: DeclaredToken) -> AddedToken:
 
 
 def _declared(value: Any, token_id: Any, *, is_special: bool, is_optional: bool = False) -> dict[str, DeclaredToken]:
-    """A token by its text: what a file holds is its text alone, or an object with flags."""
+    """Return a token by its text; files have the text alone, or an object with flags."""
     text, described = _text_of(value), value if isinstance(value, dict) else {}
     usual = {"special": is_special, "normalized": not (is_special or described.get("special"))}
     flags = [described.get(flag, usual.get(flag, False)) for flag in _FLAGS]

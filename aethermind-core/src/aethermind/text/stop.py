@@ -1,7 +1,7 @@
-"""Stop strings in streamed text: emit what can no longer be part of one, end at the first that is complete.
+"""Stop strings in streamed text: text is emitted once it cannot be part of one, and ends at the first complete one.
 
-*First* means complete first, reading character by character; of those that complete together, the longest. So what
-is emitted does not depend on how the text was cut into deltas, and no stop ever waits for text to come.
+The first is the one that is complete first, reading character by character; of those that complete together, the
+longest. So the output does not depend on how the text is split into deltas, and a stop string takes effect at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["StopChecker", "StopResult"]
 
 @dataclass(frozen=True, slots=True)
 class StopResult:
-    """What one delta leads to.
+    """The result of one delta.
 
     Attributes:
-        text: text to pass on now; may lag behind what was pushed by less than the longest stop string.
+        text: text to emit now; it lags behind by less than the longest stop string.
         is_stopped: a stop string is complete: generation ends here.
-        matched: that stop string, None while there is none.
+        matched: that stop string, else None.
     """
 
     text: str
@@ -30,10 +30,10 @@ class StopResult:
 
 
 class StopChecker:
-    """Watches one request's text for stop strings. Mutable: one per sequence, not to be shared."""
+    """Finds stop strings in the text of one sequence. Mutable: one per sequence."""
 
     def __init__(self, stop: Sequence[str], include_stop_str: bool = False) -> None:
-        """Watch for any of `stop` (none is fine); emit the one found as well when `include_stop_str`.
+        """Find any of `stop`, which may be empty; with `include_stop_str`, the one found is emitted.
 
         Raises:
             InvalidArgumentError: a stop string is empty.
@@ -46,9 +46,9 @@ class StopChecker:
         self._matched: str | None = None
 
     def push(self, delta: str, *, may_stop: bool = True) -> StopResult:
-        """Add text; return what is certain. After a stop, everything pushed is dropped.
+        """Add text; return what is certain. After a stop, all text is dropped.
 
-        Unless it `may_stop`, what is complete in it is text like any other; what begins in it still counts.
+        Without `may_stop`, stop strings that complete in it are text; those that begin in it still count.
         """
         if not self._stop:
             return StopResult(delta, False, None)
@@ -65,14 +65,14 @@ class StopChecker:
         return StopResult(text[:num_certain], False, None)
 
     def flush(self) -> str:
-        """End the text; return what was held back, as it did not become a stop string after all."""
+        """End the text; return what was held back, which is not a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
-        """Bounds of the stop string that is complete first, the longest of those that end there.
+        """Return the bounds of the stop string that is complete first, the longest of those that end there.
 
-        One that was complete in what is held back did not count.
+        Those that were complete in the text held back do not count.
         """
         num_held = len(self._held)
         found = ((text.find(stop, max(num_held - len(stop) + 1, 0)), len(stop)) for stop in self._stop)
@@ -83,7 +83,7 @@ class StopChecker:
         return begin, end
 
     def _first_unfinished(self, text: str) -> int:
-        """Where the longest tail begins that is the beginning of a stop string; `len(text)` if there is none."""
+        """Return the begin of the longest suffix that is a prefix of a stop string; `len(text)` if there is none."""
         first = len(text)
         for stop in self._stop:
             begin = max(0, len(text) - len(stop) + 1)

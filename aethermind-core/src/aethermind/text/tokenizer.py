@@ -1,6 +1,6 @@
-"""A model's tokenizer: its vocabulary run by the `tokenizers` library, with what its config says about it.
+"""A model's tokenizer: the `tokenizers` library with the model's special tokens and chat templates.
 
-`tokenizers` itself is imported when the first tokenizer is read: naming this module stays cheap.
+`tokenizers` is imported when the first tokenizer is read, so importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
-from aethermind.text.byte_alphabet import BYTE_OF_CHAR
+from aethermind.text.bpe_tables import BYTE_OF_CHAR
 from aethermind.text.chat_templates import DEFAULT
 
 if TYPE_CHECKING:
@@ -27,14 +27,11 @@ __all__ = ["MAX_END_TOKENS", "Tokenizer"]
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _END_ROLES = ("eos_token", "eot_token", "eom_token")
 MAX_END_TOKENS = len(_END_ROLES)
-"""The most ids in `Tokenizer.end_token_ids`."""
+"""The maximum number of ids in `Tokenizer.end_token_ids`."""
 
 
 class Tokenizer:
-    """Text to token ids and back.
-
-    Immutable in meaning and safe to share between threads; the only thing that changes is a cache of token bytes.
-    """
+    """Encodes text to token ids and decodes them. Immutable but for caches; safe to share between threads."""
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class Tokenizer:
         """Wrap a loaded `tokenizers.Tokenizer`; use `from_directory` to read one from disk.
 
         Args:
-            fast: the library's tokenizer, or what stands in for it. Its truncation and padding are switched off.
+            fast: the library's tokenizer or a `MappedBpe`. Its truncation and padding are switched off.
             special_tokens: texts by role (`bos_token`, `eos_token`, `pad_token`, …).
             chat_template: Jinja source for `render_chat`, if the model has one, or several by name.
 
@@ -60,7 +57,7 @@ class Tokenizer:
         self._fast = fast
         self._special_tokens = MappingProxyType(dict(special_tokens or {}))
         named = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template
-        # An empty template would make an empty prompt of every conversation.
+        # An empty template would render every conversation to an empty prompt.
         self._chat_templates = MappingProxyType({name: one for name, one in (named or {}).items() if one.strip()})
         added = fast.get_added_tokens_decoder()
         self._special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -83,8 +80,8 @@ class Tokenizer:
     def from_directory(cls, path: Path) -> Tokenizer:
         """Read the tokenizer of a model directory in the Hugging Face layout.
 
-        Reads `tokenizer.json` (or, with transformers, what stands in its place), `tokenizer_config.json` (special
-        tokens, chat templates; a directory without one has neither), and the files that may hold more of both.
+        Reads `tokenizer.json` (or, with transformers, other vocabulary files), `tokenizer_config.json` (special tokens,
+        chat templates; without it there are neither), and the files that may have more of both.
 
         Raises:
             TokenizerError: a file is missing, unreadable or corrupt.
@@ -99,54 +96,54 @@ class Tokenizer:
             raise TokenizerError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
     def with_chat_template(self, template: str) -> Tokenizer:
-        """The same tokenizer, for a model that has this chat template (Jinja source) and no other."""
+        """Return the tokenizer with this chat template (Jinja source) and no other."""
         return Tokenizer(self._fast, special_tokens=self._special_tokens, chat_template=template)
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included. A model's embedding may have more rows, as padding."""
+        """The number of tokens, special ones included. A model's embedding may have more rows, as padding."""
         return self._fast.get_vocab_size(with_added_tokens=True)
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids of control tokens, which `decode` leaves out unless told otherwise."""
+        """The ids of special tokens, which `decode` skips by default."""
         return self._special_token_ids
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """Texts of the special tokens that have a role: `{"eos_token": "<|im_end|>", ...}`, as templates ask."""
+        """The texts of special tokens by role, as templates use them: `{"eos_token": "<|im_end|>", ...}`."""
         return self._special_tokens
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends an answer, None if the tokenizer's config names none."""
+        """The id of the token that ends an answer, None if the tokenizer's config has none."""
         return self._eos_token_id
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Ids of all tokens that end an answer by the tokenizer's roles: those of a text, a turn and a message."""
+        """The ids of all tokens whose roles end an answer: end of text, turn and message."""
         texts = (self._special_tokens.get(role) for role in _END_ROLES)
         found = (self._fast.token_to_id(text) for text in texts if text is not None)
         return frozenset(token_id for token_id in found if token_id is not None)
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source that turns messages into a prompt, None for a model that has none for all conversations."""
+        """The Jinja source of the default chat template, or None."""
         return self._chat_templates.get(DEFAULT)
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
-        """All of the model's templates by name, the one of `chat_template` as `default`."""
+        """The model's chat templates by name; `chat_template` is `default`."""
         return self._chat_templates
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether text is exactly the tokens' bytes, joined and read as UTF-8 (GPT-2, Llama 3, Qwen)."""
+        """Whether text is the concatenation of the tokens' bytes, decoded as UTF-8 (GPT-2, Llama 3, Qwen)."""
         return self._decoder_kinds[:1] == ("ByteLevel",) and set(self._decoder_kinds) <= {"ByteLevel", "Fuse"}
 
     @property
     def decoder_kinds(self) -> tuple[str, ...]:
-        """The steps of the library's decoder in order, `("Replace", "ByteFallback", "Fuse")` for example."""
+        """The types of the steps of the library's decoder, such as `("Replace", "ByteFallback", "Fuse")`."""
         return self._decoder_kinds
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -154,7 +151,7 @@ class Tokenizer:
 
         Args:
             text: any valid Unicode.
-            add_special_tokens: also add what the tokenizer puts around a sequence (a BOS token, for example).
+            add_special_tokens: also add the tokens that the tokenizer adds to a sequence (such as BOS).
 
         Raises:
             InvalidArgumentError: the text has lone surrogates, which are not Unicode text.
@@ -162,20 +159,21 @@ class Tokenizer:
         if not isinstance(text, str):  # two texts in a tuple would be taken as a pair
             raise InvalidArgumentError(_why_not_text(text))
         try:
-            # Of the library's ways the one during which other threads run: megabytes take seconds.
+            # This method of the library releases the interpreter's lock: megabytes take seconds.
             (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return encoded.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgumentError(_why_not_text(text)) from error
 
     def encode_behind(self, text: str) -> list[int]:
-        """Return the token ids of `text` where other text stands before it: SentencePiece's encoders put a space before
-        a text's first word only.
+        """Return the token ids of `text` as the continuation of another text.
+
+        SentencePiece's encoders prepend a space to the first word of a text, which is not the beginning here.
         """
         return self._spaceless.encode(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD, unknown ids become nothing.
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD, unknown ids are skipped.
 
         Raises:
             InvalidArgumentError: an id is negative or does not fit in 32 bits.
@@ -190,7 +188,7 @@ class Tokenizer:
 
     @cached_property
     def anchor(self) -> tuple[int, ...]:
-        """A token of text, behind which no other is a text's first; none where decoders treat that like others."""
+        """A token to put before others, so that none is the first of a text; empty where it makes no difference."""
         if not {"Strip", "Metaspace"}.intersection(self._decoder_kinds):
             return ()
         plain = (
@@ -212,18 +210,18 @@ class Tokenizer:
         return Tokenizer(without_first_space(FastTokenizer.from_str(self.as_json())))
 
     def read_whole(self) -> None:
-        """Read now what is read when much text has come (see `text.mapped_bpe`): then no request waits for it."""
+        """Read the library's tokenizer now instead of when much text was encoded (see `text.mapped_bpe`)."""
         from aethermind.text.mapped_bpe import MappedBpe
 
         if isinstance(self._fast, MappedBpe):
             self._fast = self._fast.whole
 
     def as_json(self) -> str:
-        """Return the tokenizer in the form of tokenizer.json, for libraries that read that."""
+        """Return the tokenizer in the format of tokenizer.json, for libraries that read that."""
         return str(self._fast.to_str())
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token by its exact name in the vocabulary, None if there is none."""
+        """Return the id of a token by its exact name in the vocabulary, or None."""
         return self._fast.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -231,25 +229,25 @@ class Tokenizer:
         return self._fast.id_to_token(token_id) if 0 <= token_id < 2**32 else None
 
     def token_text(self, token_id: int, *, is_first: bool = False) -> str:
-        """Return what one token adds to a text, special tokens included; U+FFFD stands for part of a character.
+        """Return what one token adds to a text, special tokens included; a part of a character is U+FFFD.
 
-        SentencePiece's decoders take the space off a text's first token: what is left of it there comes with
-        `is_first`.
+        SentencePiece's decoders strip the space of a text's first token; with `is_first`, the result is so stripped.
         """
         anchor = () if is_first else self.anchor
         text = self.decode(anchor, skip_special_tokens=False) if anchor else ""
         return self.decode([*anchor, token_id], skip_special_tokens=False)[len(text) :]
 
     def byte_of(self, token_id: int) -> int | None:
-        """Return the byte that a token such as `<0xC3>` stands for in vocabularies that have these, None for others."""
+        """Return the byte of a byte-fallback token such as `<0xC3>`, None for other tokens."""
         if "ByteFallback" not in self._decoder_kinds:
             return None
         match = _BYTE_TOKEN.fullmatch(self.id_to_token(token_id) or "")
         return None if match is None else int(match[1], 16)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes a token adds to the text (none for an unknown id); None where only its text is known, which
-        is for tokens of more than a byte unless `is_byte_level`.
+        """Return the bytes that a token adds to the text, empty for an unknown id.
+
+        None where only its text is known: for tokens of more than a byte unless `is_byte_level`.
         """
         cached = self._token_bytes.get(token_id)
         if cached is not None:
@@ -260,7 +258,7 @@ class Tokenizer:
         token = self.id_to_token(token_id) or ""
         try:
             value = bytes([BYTE_OF_CHAR[char] for char in token])
-        except KeyError:  # an added token is spelled as itself, unless every char happens to stand for a byte
+        except KeyError:  # an added token is its own text, unless all its characters are in the byte alphabet
             value = token.encode()
         self._token_bytes[token_id] = value
         return value

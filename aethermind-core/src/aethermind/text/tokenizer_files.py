@@ -1,20 +1,27 @@
-"""The files of a tokenizer in a model directory, read: its vocabulary, its special tokens and its chat templates."""
+"""Reading the tokenizer of a model directory: vocabulary, special tokens and chat templates.
+
+Directories without tokenizer.json are read by transformers, an extra that is imported when needed. Code that comes with
+a model is never run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import TokenizerError
 from aethermind.file_faults import remedy
+from aethermind.first_party import pip_install
 from aethermind.text.chat_templates import read_chat_templates
-from aethermind.text.json_file import flat, read_json_object
 from aethermind.text.sentencepiece_bpe import without_first_space
 from aethermind.text.special_tokens import (
     DeclaredToken,
     add_missing_tokens,
     declared_tokens,
+    flat,
+    read_json_object,
     tokens_by_role,
     with_special_tokens_map,
 )
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
 
     from aethermind.text.mapped_bpe import MappedBpe
 
-__all__ = ["LARGE_FILE_BYTES", "read_tokenizer_files"]
+__all__ = ["LARGE_FILE_BYTES", "find_vocabulary_files", "read_tokenizer_files", "read_with_transformers"]
 
 _ADDS_NO_SPACE = "adds_no_space"
 _FLAGS = ("add_prefix_space", "do_lower_case", "split_special_tokens", "strip_accents", "tokenize_chinese_chars")
@@ -33,15 +40,15 @@ _OF_BERT = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-"""Switches of BERT's normaliser, by what the library calls them."""
+"""Flags of BERT's normaliser, and their names in the library."""
 LARGE_FILE_BYTES = 1 << 20
-"""A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
+"""A smaller tokenizer.json is not cached: reading it is as fast (see `text.tokenizer_cache`)."""
 
 
 def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, dict[str, str], dict[str, str]]:
-    """The library's tokenizer or what stands in for it, special tokens by role, and chat templates by name.
+    """Return the library's tokenizer or a `MappedBpe`, special tokens by role, and chat templates by name.
 
-    TokenizerError says what is missing, unreadable or contradicts itself.
+    TokenizerError where a file is missing, unreadable or inconsistent.
     """
     config = with_special_tokens_map(read_json_object(directory / "tokenizer_config.json"), directory)
     templates = read_chat_templates(config, directory)
@@ -49,11 +56,9 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     if path.is_file():
         fast = _read_vocabulary(path, declared_tokens(config, directory), _flags(config))
         return fast, tokens_by_role(config), templates
-    from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
-
     if not find_vocabulary_files(directory):
         raise TokenizerError(
-            f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
+            f"{path} does not exist, nor do other files of a tokenizer. Put the model's tokenizer.json there, "
             "or pass another one as tokenizer."
         )
     fast, special_tokens = read_with_transformers(directory)
@@ -74,7 +79,7 @@ def _read_vocabulary(
     try:
         if path.stat().st_size < LARGE_FILE_BYTES:
             return read()
-        from aethermind.text.kept_tables import open_tokenizer
+        from aethermind.text.tokenizer_cache import open_tokenizer
 
         return open_tokenizer(path, read, repr(declared), repr(flags))
     except TokenizerError:
@@ -86,8 +91,9 @@ def _read_vocabulary(
 
 
 def _flags(config: Mapping[str, Any]) -> dict[str, bool]:
-    """The switches of tokenizer_config.json that count. `add_prefix_space` is also about SentencePiece's spaces, but,
-    as in transformers, only where the file names Llama's class.
+    """Return the flags of tokenizer_config.json that count.
+
+    `add_prefix_space` also applies to SentencePiece's spaces, but, as in transformers, only for Llama's class.
     """
     flags = {name: config[name] for name in _FLAGS if isinstance(config.get(name), bool)}
     is_llama = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
@@ -97,9 +103,7 @@ def _flags(config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _set_flags(fast: FastTokenizer, flags: Mapping[str, bool]) -> None:
-    """What tokenizer_config.json says of BERT's normaliser and GPT-2's spaces counts, also where tokenizer.json says
-    otherwise.
-    """
+    """Apply the flags of BERT's normaliser and GPT-2's spaces, which override those of tokenizer.json."""
     normalizer, splitter = fast.normalizer, fast.pre_tokenizer
     if type(normalizer).__name__ == "BertNormalizer":
         for name, attribute in _OF_BERT.items():
@@ -109,3 +113,45 @@ def _set_flags(fast: FastTokenizer, flags: Mapping[str, bool]) -> None:
         splitter.add_prefix_space = flags["add_prefix_space"]
     if flags.get("split_special_tokens"):
         fast.encode_special_tokens = True
+
+
+_PATTERNS = ("vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken")
+_INSTEAD = "put the model's tokenizer.json there"
+
+
+def find_vocabulary_files(directory: Path) -> list[str]:
+    """Return the names of the files from which transformers may make a tokenizer."""
+    return sorted(path.name for pattern in _PATTERNS for path in directory.glob(pattern))
+
+
+def read_with_transformers(directory: Path) -> tuple[FastTokenizer, dict[str, str]]:
+    """Return the library's tokenizer of a model directory, and the texts of its special tokens by role.
+
+    Raises:
+        TokenizerError: transformers is not installed, cannot read the files, or has no fast tokenizer for them.
+    """
+    files = ", ".join(find_vocabulary_files(directory))
+    try:
+        transformers = import_module("transformers")
+    except ImportError as error:
+        raise TokenizerError(
+            f"{directory} has no tokenizer.json, and reading {files} instead needs transformers, which cannot be "
+            f"imported ({error}). Run `{pip_install('aethermind-core[transformers]')}`, or {_INSTEAD}."
+        ) from None
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # errors of any class of transformers
+        reason = " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
+        raise TokenizerError(
+            f"{directory} has no tokenizer.json, and transformers cannot read {files} instead ({reason}). "
+            f"Check these files, or {_INSTEAD}."
+        ) from error
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        raise TokenizerError(
+            f"{directory} has a tokenizer that runs in Python only ({type(tokenizer).__name__}). Find the model with "
+            f"a fast tokenizer, and {_INSTEAD}."
+        )
+    return fast, {role: text for role, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import align_up
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.launch import DeviceArray, Launch, Work

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from aethermind.dispatch import Signature
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import align_up
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels.rows import permute_heads, transpose
 from aethermind_cuda.launch import Call, Context, DeviceArray, Enqueue, Work

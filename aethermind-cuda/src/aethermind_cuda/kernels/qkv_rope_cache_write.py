@@ -13,7 +13,7 @@ from typing import Any
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import align_up
 from aethermind_cuda.cublas import DenseProduct
 from aethermind_cuda.kernels import linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import align_up
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from aethermind.hal.layout import contiguous_strides, num_spanned
+from aethermind.hal.tensor import contiguous_strides, num_spanned
 from aethermind_sim.memory import Span, opened
 from torch_npu import memory
 from torch_npu.streams import current_device, current_stream

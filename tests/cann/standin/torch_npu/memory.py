@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from aethermind.hal.host_memory import host_memory_bytes
-from aethermind.hal.layout import num_spanned
+from aethermind.hal.tensor import num_spanned
 from aethermind_sim.memory import Region
 
 __all__ = ["NUM_DEVICES", "allocated_bytes", "empty", "free_dropped", "is_pinned", "region_of", "total_bytes"]

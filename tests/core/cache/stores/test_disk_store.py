@@ -7,12 +7,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aethermind.cache.stores import StoreAddress, disk_store
 from aethermind.cache.stores.disk_store import DiskStore, open_disk_store
+from aethermind.cache_folder import write_partial
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 PAGE = 4096
@@ -166,15 +169,16 @@ def test_abandoned_temporary_files_are_deleted(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, 10 * PAGE)
     store.put([(KEYS[0], VALUE)])
-    write = Path.write_bytes
 
-    def write_some(path: Path, data: bytes) -> int:
-        if path.name.startswith(KEYS[2].hex()):
-            write(path, data[:100])
-            raise OSError(28, "No space left on device")
-        return write(path, data)
+    def until_full(data: bytes) -> Iterator[bytes]:
+        yield data[:100]
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", write_some)
+    def write_some(place: Path, parts: Sequence[bytes], **options: Any) -> Path | None:
+        is_full = place.name.startswith(KEYS[2].hex())
+        return write_partial(place, until_full(parts[0]) if is_full else parts, **options)
+
+    monkeypatch.setattr(disk_store, "write_partial", write_some)
     with pytest.raises(OSError, match="No space left"):
         store.put([(key, VALUE) for key in KEYS[1:4]])
     assert parts(tmp_path) == []

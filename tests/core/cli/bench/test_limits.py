@@ -37,7 +37,7 @@ def test_measured_limits_are_reported(invoke: Any, monkeypatch: pytest.MonkeyPat
         asked.append(([str(dtype) for dtype in dtypes], num_threads))
         return measured
 
-    monkeypatch.setattr("aethermind.hal.numpy_backend.NumpyBackend.measure_limits", measure)
+    monkeypatch.setattr("aethermind.hal.builtin_backends.NumpyBackend.measure_limits", measure)
     record = json.loads(invoke("bench", "limits", "--device", "numpy", "--threads", "2", "--json").stdout)
     assert record["flops_per_s"] == {"fp32": 1e9, "fp16": 4e9, "bf16": 2e9, "int8": 3e9}
     assert asked == [(["float32", "float16", "bfloat16", "int8"], 2)]

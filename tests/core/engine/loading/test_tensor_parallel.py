@@ -20,10 +20,10 @@ from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.tensor_parallel import Share, WeightPart
+from aethermind.hal.communicator import SharedMemoryCommunicator, shared_file
 from aethermind.hal.dtype import DType
-from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import parse_format
 
@@ -80,7 +80,7 @@ class Rank:
         self.constants = open_constants(compiled)
         self.constants.load(plan)
         opened = compiled.open_device
-        self.executor = Executor(plan, opened.backend, opened.device, self.constants, self.memory.tensors)
+        self.executor = PlanExecutor(plan, opened.backend, opened.device, self.constants, self.memory.tensors)
 
     def run(self, tokens: list[int], start: int) -> Any:
         count = len(tokens)

@@ -10,7 +10,7 @@ from aethermind.engine.observation.chrome_trace import chrome_trace
 from aethermind.engine.observation.profiler import CallProfile, MemoryUse, StepProfile
 from aethermind.engine.observation.roofline import Work
 from aethermind.hal.dtype import DType
-from aethermind.ops.cost import Cost
+from aethermind.ops.operator import Cost
 
 CALLS = (
     CallProfile("embedding", "embedding", "k/1", None, ("int32[2]",), 0.5, Cost(1, 2, 3), Work(0, 0, DType.FLOAT32)),

@@ -8,7 +8,7 @@ from tests.core.engine.engines import open_engine
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.errors import InvalidArgumentError
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 
 PROMPT = list(range(5, 25))
 
@@ -36,7 +36,7 @@ def test_siblings_copy_the_prompt_of_one_that_ends_with_its_first_token(
     engine.add_request("a", PROMPT, SamplingParams(temperature=1.0, max_tokens=1, n=5))
     computed: list[int] = []
 
-    def run(executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+    def run(executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
         computed.append(decision.num_batched_tokens)
         executor.run(symbols)
 

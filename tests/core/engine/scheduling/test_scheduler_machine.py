@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.engine.loops import Loop, SwapBlocks, Swaps, next_token
-from tests.scale import is_full, scaled
+from tests.scale import is_extended, scaled
 
 from aethermind.cache import CacheState
 from aethermind.engine.policies import (
@@ -225,6 +225,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_extended() else 50, deadline=None
 )
 TestSchedulerMachine = SchedulerMachine.TestCase

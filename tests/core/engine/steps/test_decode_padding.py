@@ -10,8 +10,8 @@ import pytest
 
 from aethermind import LLM, SamplingParams
 from aethermind.engine.steps.batch import DecodePadding
-from aethermind.graph.executor import DeviceInput, Executor
-from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.graph.executor import DeviceInput, PlanExecutor
+from aethermind.hal.builtin_backends import NumpyBackend
 
 PROMPTS = ["Once upon a time", "The", "A small dog and a large", "Hello", "One day in the"]
 PARAMS = [
@@ -24,13 +24,13 @@ PARAMS = [
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The sizes of all steps that run."""
     seen: list[tuple[int, ...]] = []
-    run = Executor.run
+    run = PlanExecutor.run
 
-    def noting(self: Executor, symbols: tuple[int, ...], fed: Sequence[DeviceInput] = ()) -> None:
+    def noting(self: PlanExecutor, symbols: tuple[int, ...], fed: Sequence[DeviceInput] = ()) -> None:
         seen.append(symbols)
         run(self, symbols, fed)
 
-    monkeypatch.setattr(Executor, "run", noting)
+    monkeypatch.setattr(PlanExecutor, "run", noting)
     return seen
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aethermind.engine.weight_cache.weight_cache import IdleScheduler
-from aethermind.graph.activity import Activity
+from aethermind.graph.constants import BusyTracker
 
 STEP_S, PIECE_S = 0.03, 0.002
 BETWEEN_STEPS_S = 0.004
@@ -31,7 +31,7 @@ class StepLoop:
                 begin += STEP_S + BETWEEN_STEPS_S
         self._to_come = list(self.steps)
         self._is_in_step = False
-        self.activity = Activity(self.clock)
+        self.activity = BusyTracker(self.clock)
         self.scheduler = IdleScheduler(self.activity, clock=self.clock, wait=self.wait)
 
     def clock(self) -> float:
@@ -119,7 +119,7 @@ def test_the_end_of_the_program_waits_for_no_idle_time() -> None:
 
 def test_a_waiting_thread_is_woken_by_a_cancellation() -> None:
     """With real threads and clocks, and a run that never ends."""
-    activity = Activity()
+    activity = BusyTracker()
     scheduler = IdleScheduler(activity, wait=lambda event, seconds: event.wait())
     asked = threading.Event()
     answers = []
@@ -140,7 +140,7 @@ def test_a_waiting_thread_is_woken_by_a_cancellation() -> None:
 
 def test_a_model_is_idle_between_runs_only() -> None:
     now = [5.0]
-    activity = Activity(lambda: now[0])
+    activity = BusyTracker(lambda: now[0])
     now[0] = 7.0
     assert activity.idle_s == 2.0
     with activity:

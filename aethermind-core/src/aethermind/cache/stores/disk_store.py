@@ -8,7 +8,6 @@ directory.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sqlite3
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from aethermind import env
 from aethermind.cache.stores.kv_store import StoreAddress
+from aethermind.cache_folder import delete_stale, write_partial
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 __all__ = ["DiskIndex", "DiskStore", "open_disk_store"]
@@ -213,7 +213,6 @@ _LAYOUT = "v1"
 """Version of the directory's layout. Each has a folder of its own, so versions of AetherMind do not interfere."""
 _SUFFIX = ".safetensors"
 _PAGE_BYTES = 4096
-_ABANDONED_AFTER_S = 3600.0
 _FLUSH_INTERVAL_NS = 10**9
 """Times of use are written to the index no more often than that, and before every write of blocks."""
 
@@ -231,7 +230,6 @@ class DiskStore:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._max_bytes = max_bytes
         self._index = DiskIndex(self._directory / "index.sqlite", self._files)
-        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._used: dict[bytes, int] = {}
         self._flushed_at = time.time_ns()
@@ -261,19 +259,19 @@ class DiskStore:
             for key, value in fitting:
                 place = self._place(key)
                 place.parent.mkdir(parents=True, exist_ok=True)
-                beside = place.with_name(f"{place.stem}.{os.getpid()}-{next(self._numbers)}.part")
-                written.append((beside, place))
-                beside.write_bytes(value)
+                partial = write_partial(place, [value], mode=0o666)
+                assert partial is not None, "nothing cancels it"
+                written.append((partial, place))
             self._flush_access_times()
             sizes = [(key, _num_pages_bytes(len(value))) for key, value in fitting]
             self._index.add(sizes, self._max_bytes, self._unlink)
-            for beside, place in written:
-                os.replace(beside, place)
+            for partial, place in written:
+                os.replace(partial, place)
             self._index.confirm([key for key, _ in fitting], self._unlink)
         except BaseException:
-            for beside, _ in written:
+            for partial, _ in written:
                 with suppress(OSError):
-                    beside.unlink(missing_ok=True)
+                    partial.unlink(missing_ok=True)
             raise
 
     def remove(self, keys: Sequence[bytes]) -> None:
@@ -314,8 +312,8 @@ class DiskStore:
                 status = path.stat()
                 if path.suffix == _SUFFIX:
                     yield bytes.fromhex(path.stem), _num_pages_bytes(status.st_size)
-                elif path.suffix == ".part" and time.time() - status.st_mtime > _ABANDONED_AFTER_S:
-                    path.unlink()
+                else:
+                    delete_stale(path, status)
 
 
 def open_disk_store(address: StoreAddress) -> DiskStore:

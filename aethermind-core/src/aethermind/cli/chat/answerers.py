@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aethermind.cli.progress import PrefillProgress
 from aethermind.cli.remote import EventParser, check_key, choose_model, client_options, connection_error, error_of
 from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
-from aethermind.text.token_memory import TokenMemory
+from aethermind.text.chat_prompt import ConversationTokenCache
 
 if TYPE_CHECKING:
     import httpx
@@ -70,7 +70,7 @@ class LocalAnswerer:
     def __init__(self, llm: LLM, chat_template: str | None = None, adapter: str = "") -> None:
         self.max_model_len: int | None = llm.info.max_model_len
         self._llm = llm
-        self._memory = TokenMemory(llm.tokenizer)
+        self._memory = ConversationTokenCache(llm.tokenizer)
         self._chat_template = chat_template
         self._adapter = adapter
 

@@ -54,7 +54,7 @@ class InlineExecutor:
         self.compiled = compiled
         self.kv_memory = KVMemory.of(compiled)
         self._constants = open_constants(compiled)
-        self._constants.set_aside(compiled.step.plan)
+        self._constants.preallocate(compiled.step.plan)
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Read the weights."""

@@ -21,10 +21,10 @@ from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
-from aethermind.graph.executor import CaptureHook, Executor
+from aethermind.graph.executor import CaptureHook, PlanExecutor
 from aethermind.graph.tensor_parallel import Share, without_results
 from aethermind.graph.tensor_parallel.share import along
-from aethermind.hal.layout import num_elements
+from aethermind.hal.tensor import num_elements
 from aethermind.ops.dims import resolve
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class _DriverRunner(ModelRunner):
         self._workers = workers
         super().__init__(*arguments)
 
-    def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
+    def open_executor(self, compiled: Compiled, key: GraphKey) -> PlanExecutor:
         """Create the executor of a plan; the sampler runs on the driver alone."""
         if key.kind is GraphKind.SAMPLER:
             return super().open_executor(compiled, key)
@@ -257,11 +257,11 @@ class _DriverRunner(ModelRunner):
         )
 
 
-class _DriverExecutor(Executor):
+class _DriverExecutor(PlanExecutor):
     """Runs a plan on all ranks."""
 
     def __init__(self, workers: WorkerGroup, compiled: Compiled, key: GraphKey, *rest: Any) -> None:
-        """Have the workers prepare their part; `rest` are the arguments of `Executor` besides the plan."""
+        """Have the workers prepare their part; `rest` are the arguments of `PlanExecutor` besides the plan."""
         super().__init__(compiled.plan, *rest)
         self._workers = workers
         self._key = (key.has_embeddings, key.kind.value, key.has_adapters)

@@ -27,8 +27,8 @@ from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.process.protocol import Unpacker, pack
 from aethermind.engine.process.start import check_version, init_child
-from aethermind.graph.executor import Executor
-from aethermind.hal.shared_memory import SharedMemoryCommunicator
+from aethermind.graph.executor import PlanExecutor
+from aethermind.hal.communicator import SharedMemoryCommunicator
 from aethermind.runtime import Runtime
 
 __all__ = ["main"]
@@ -108,7 +108,7 @@ class _Worker:
             compiled.parallel.kernels.connect(communicator)
         self._memory = KVMemory.of(compiled)
         self._constants = open_constants(compiled)
-        self._executors: dict[GraphKey, Executor] = {}
+        self._executors: dict[GraphKey, PlanExecutor] = {}
         self._swap_areas: list[BlockMover] = []
         self._read: StagingBlocks | None = None
         self._written: StagingBlocks | None = None
@@ -124,7 +124,7 @@ class _Worker:
         plan = (compiled.step if key == compiled.key else compiled.compile(key)).plan
         self._constants.load(plan)
         opened = compiled.open_device
-        self._executors[key] = Executor(plan, opened.backend, opened.device, self._constants, self._memory.tensors)
+        self._executors[key] = PlanExecutor(plan, opened.backend, opened.device, self._constants, self._memory.tensors)
 
     def join(self, address: str) -> None:
         """Join the communicator of the device's own collectives."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from aethermind.engine.process.protocol import Unpacker, pack
 from aethermind.engine.process.start import blocked_signals, child_command, child_environment, describe_exit
 from aethermind.errors import AetherMindError, EngineDeadError, in_words
+from aethermind.hal.communicator import SharedMemoryCommunicator, shared_file
 from aethermind.hal.device import DeviceId
-from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel

@@ -13,9 +13,7 @@ from aethermind.cache.swap_store import BlockMover
 from aethermind.engine.kv_memory.block_copies import contiguous_runs, copy_blocks
 from aethermind.engine.kv_memory.swap_stream import SwapStream
 from aethermind.errors import CacheContentError
-from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.buffer import MemoryKind
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer

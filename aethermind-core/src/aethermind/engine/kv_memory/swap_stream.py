@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from aethermind.engine.kv_memory.block_copies import contiguous_runs, copy_blocks
 from aethermind.errors import DeviceError
-from aethermind.hal.event import Event
-from aethermind.hal.stream import Stream
+from aethermind.hal.stream import Event, Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.runtime import OpenDevice
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from aethermind.checkpoint.source import TensorSource
     from aethermind.engine.engine import Engine
-    from aethermind.graph.executor import Executor
+    from aethermind.graph.executor import PlanExecutor
     from aethermind.ops.operator import OperatorRegistry
 
     Array = np.ndarray[Any, Any]
@@ -219,7 +219,7 @@ def _fit(layer: _Layer, texts: Sequence[AttentionSample], weights: TensorSource)
 # -- looking at what layers compute --------------------------------------------------------------------------
 
 
-def _open(engine: Engine, sources: Mapping[int, int]) -> tuple[list[_Layer], Executor]:
+def _open(engine: Engine, sources: Mapping[int, int]) -> tuple[list[_Layer], PlanExecutor]:
     """Return the layers, and an executor with their queries among its outputs."""
     layers: list[_Layer] = []
 
@@ -256,7 +256,9 @@ def _find(graph: Graph, operators: OperatorRegistry, index: int) -> _Layer:
     )
 
 
-def _look(engine: Engine, executor: Executor, symbols: tuple[int, ...], layer: _Layer, source: int) -> AttentionSample:
+def _look(
+    engine: Engine, executor: PlanExecutor, symbols: tuple[int, ...], layer: _Layer, source: int
+) -> AttentionSample:
     import numpy as np
 
     queries = executor.output(f"queries.{layer.index}", symbols).astype(np.float64)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.text_passes.text_pass import run_whole_text, text_logits
 from aethermind.errors import InvalidArgumentError
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.ir import Graph, Node, Value
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def inputs_of(node: Node, operators: OperatorRegistry) -> dict[str, Value | None
 
 def open_rewritten(
     engine: Engine, rewrite: Callable[[Graph], Graph], constants: ConstantStore | None = None
-) -> Executor:
+) -> PlanExecutor:
     """Create an executor of a step whose graph `rewrite` has changed, over the engine's cache, by default with its
     weights.
     """
@@ -77,7 +77,7 @@ def open_rewritten(
     plan = compiled.compile(rewrite=rewrite).plan
     constants.load(plan)
     opened = compiled.open_device
-    return Executor(plan, opened.backend, opened.device, constants, runner.kv_memory.tensors)
+    return PlanExecutor(plan, opened.backend, opened.device, constants, runner.kv_memory.tensors)
 
 
 class KVReuse:
@@ -121,7 +121,7 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
     return cosines("k_cache"), cosines("v_cache")
 
 
-def cached_rows(engine: Engine, executor: Executor, count: int, name: str) -> np.ndarray[Any, Any]:
+def cached_rows(engine: Engine, executor: PlanExecutor, count: int, name: str) -> np.ndarray[Any, Any]:
     """Return a layer's cached rows (`k_cache.0`) of the text of `count` tokens that was run last: float64 [count, K,
     C].
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aethermind.cache.positions import BlockShift
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.model.architecture import CausalLM, TextEncoder
@@ -201,7 +201,7 @@ def write_key_shift(
             builder.op("shift_keys", keys, blocks, num_tokens, table)
 
 
-def apply_rope_shift(executor: Executor, shifts: Sequence[BlockShift]) -> None:
+def apply_rope_shift(executor: PlanExecutor, shifts: Sequence[BlockShift]) -> None:
     """Rotate cached keys to their tokens' new positions (RoPE shift, llama.cpp's K-shift): enqueue the graph's runs.
 
     The cache decides which blocks to shift, and by how much (`cache.shift`). Each run takes as many shifts as the

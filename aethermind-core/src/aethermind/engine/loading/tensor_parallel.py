@@ -13,7 +13,7 @@ from aethermind.graph.ir import Graph
 from aethermind.graph.tensor_parallel import CollectiveKernels, Share, WeightPart, split_graph, without_results
 from aethermind.graph.tensor_parallel.share import along
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format, without_super_blocks
 from aethermind.runtime import OpenDevice
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ def _cut(weight: Any, part: WeightPart) -> Any:
     if not isinstance(weight, QuantizedWeight):
         return part.of(weight)
     if _format_of(weight.format, part) != weight.format:
-        from aethermind.ops.two_levels import in_one_level
-
-        weight = in_one_level(weight)
+        weight = without_super_blocks(weight)
     format, axis = weight.format, part.axis % 2
     begin, end = part.begin, part.end
     codes = along(weight.codes, axis, begin, end)

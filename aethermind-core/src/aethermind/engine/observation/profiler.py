@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, TypeVar
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.observation.roofline import StepShape, Work, add_up, calls_of, work_of
 from aethermind.engine.scheduling.decision import ScheduleDecision
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.plan import Step
 from aethermind.hal.host_memory import resident_bytes
-from aethermind.ops.cost import Call, Cost, cost_of
-from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.operator import Call, Cost, OperatorRegistry, cost_of
 
 if TYPE_CHECKING:
     from aethermind.engine.steps.model_runner import ModelRunner
@@ -82,7 +81,7 @@ class Profiler:
         self._operators = operators
         self._repeat = repeat
 
-    def __call__(self, executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+    def __call__(self, executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
         """Run and time one step."""
         unmarked: list[float] = []
         marked: list[list[float]] = []

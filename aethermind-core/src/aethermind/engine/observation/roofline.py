@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.hal.dtype import DType
-from aethermind.ops.cost import Call, cost_of
 from aethermind.ops.dims import resolve
-from aethermind.ops.operator import Operator, OperatorRegistry
+from aethermind.ops.operator import Call, Operator, OperatorRegistry, cost_of
 from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
     from aethermind.engine.scheduling.decision import ScheduleDecision
-    from aethermind.graph.executor import Executor
+    from aethermind.graph.executor import PlanExecutor
     from aethermind.hal.backend import MeasuredLimits
 
 __all__ = ["StepRecorder", "StepShape", "Work", "add_up", "calls_of", "least_seconds", "work_of"]
@@ -50,7 +49,7 @@ class StepRecorder:
     def __init__(self) -> None:
         self.shapes: list[StepShape] = []
 
-    def __call__(self, executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+    def __call__(self, executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
         """Run one step."""
         self.shapes.append(StepShape.of(symbols, decision))
         executor.run(symbols)

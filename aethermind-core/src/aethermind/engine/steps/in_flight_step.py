@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.kv_memory.block_copies import contiguous_runs
 from aethermind.graph.executor import DeviceInput
-from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.buffer import MemoryKind
-from aethermind.hal.layout import align_up
+from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
 from aethermind.hal.tensor import Tensor
 
 if TYPE_CHECKING:

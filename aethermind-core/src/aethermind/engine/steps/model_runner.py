@@ -31,7 +31,7 @@ from aethermind.engine.steps.verification import SampledRow, request_of
 from aethermind.errors import AetherMindError, ComputationError, ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import DeviceInput, Executor
+from aethermind.graph.executor import DeviceInput, PlanExecutor
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
 from aethermind.plugins.compatibility import deprecated
@@ -47,7 +47,7 @@ __all__ = ["ModelRunner", "SampledToken", "StepObserver"]
 _PLAIN = GraphKey()
 _ADAPTED = GraphKey(has_adapters=True)
 
-StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
+StepObserver = Callable[[PlanExecutor, tuple[int, ...], ScheduleDecision], None]
 """Runs a step in place of `executor.run(symbols)`, for instance to time it."""
 
 
@@ -67,7 +67,7 @@ class SampledToken:
 class _Variant:
     """One compiled graph with its memory and the writers of its inputs, which are created on first use."""
 
-    def __init__(self, executor: Executor, cache: KVCache) -> None:
+    def __init__(self, executor: PlanExecutor, cache: KVCache) -> None:
         self.executor = executor
         self._cache = cache
 
@@ -144,12 +144,12 @@ class ModelRunner:
         return self.kv_memory.nbytes
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> PlanExecutor:
         """The executor of plain steps."""
         return self._plain.executor
 
     @property
-    def executors(self) -> list[Executor]:
+    def executors(self) -> list[PlanExecutor]:
         """The executors of all graphs that were used so far."""
         return [variant.executor for variant in self._variants.values()]
 
@@ -238,7 +238,7 @@ class ModelRunner:
         padding.write(len(sampled), padded, width)
         return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
 
-    def executor_of(self, part: GraphKind, adapter: int = -1) -> Executor:
+    def executor_of(self, part: GraphKind, adapter: int = -1) -> PlanExecutor:
         """Return the executor of a graph for whole texts, set to the adapter of that number, if any."""
         variant = self._variant(GraphKey(kind=part, has_adapters=adapter >= 0))
         if adapter >= 0:
@@ -268,9 +268,9 @@ class ModelRunner:
         logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0, 0))
         return logits
 
-    def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
+    def open_executor(self, compiled: Compiled, key: GraphKey) -> PlanExecutor:
         """Create the executor of a graph's plan, whose constants are loaded."""
-        return Executor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
+        return PlanExecutor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
 
     def _prepare(self, compiled: Compiled, key: GraphKey) -> _Variant:
         self.constants.load(compiled.plan, self._on_progress)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
     from aethermind.engine.requests.request import Request
     from aethermind.engine.steps.model_runner import ModelRunner
-    from aethermind.graph.executor import Executor
+    from aethermind.graph.executor import PlanExecutor
 
 __all__ = ["POOLINGS", "TextPiece", "embed_text", "run_text", "run_whole_text", "score_prompt", "text_logits"]
 
@@ -36,7 +36,7 @@ _SEQUENCE_ID = "text of its own"
 
 
 def run_text(
-    executor: Executor,
+    executor: PlanExecutor,
     memory: KVMemory,
     cache: KVCache,
     token_ids: Sequence[int],
@@ -75,7 +75,7 @@ def run_text(
         cache.release(_SEQUENCE_ID, token_ids if is_published and is_whole else ())
 
 
-def _write(executor: Executor, cache: KVCache, token_ids: Sequence[int], start: int) -> tuple[int, ...]:
+def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], start: int) -> tuple[int, ...]:
     count, table = len(token_ids), cache.block_table(_SEQUENCE_ID)
     inputs = executor.host_inputs
     given: dict[str, Sequence[int]] = {
@@ -93,7 +93,7 @@ def _write(executor: Executor, cache: KVCache, token_ids: Sequence[int], start: 
     return tuple(sizes.get(name, 0) for name in executor.plan.symbols)
 
 
-def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | None = None) -> np.ndarray[Any, Any]:
+def text_logits(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor | None = None) -> np.ndarray[Any, Any]:
     """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
 
     The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
@@ -111,7 +111,7 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
     return logits
 
 
-def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: Executor) -> tuple[int, ...]:
+def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor) -> tuple[int, ...]:
     """Run a text as one step of an idle engine; returns the symbols for reading the executor's outputs."""
     check_token_ids(engine.compiled, token_ids)
     count = len(token_ids)

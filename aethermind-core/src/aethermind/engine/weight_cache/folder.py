@@ -12,16 +12,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aethermind.cache_folder import PARTIAL, CacheFolder
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.errors import CheckpointError
-from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.layout import align_up
 from aethermind.hal.mapped import maps_huge_pages
-from aethermind.kept_files import UNFINISHED, by_use, write_whole
+from aethermind.hal.memory import ALIGNMENT, align_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,10 +49,11 @@ class WeightFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
         self.max_bytes = max_bytes
+        self._files = CacheFolder(path, _SUFFIX, max_bytes=max_bytes)
 
     def has(self, key: str) -> bool:
         """Whether there is a file for this key."""
-        return self._place(key).exists()
+        return self._files.has(key)
 
     def find(self, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
         """Map the constants of a key, with these sizes in bytes; empty if there is no file, or if the system maps it by
@@ -62,7 +61,7 @@ class WeightFolder:
 
         CheckpointError for a damaged file, which is deleted.
         """
-        place = self._place(key)
+        place = self._files.place(key)
         try:
             is_large = place.stat().st_size > 2 * _PIECE_BYTES
             if self.needs_huge_pages and is_large and not maps_huge_pages(place):
@@ -74,11 +73,9 @@ class WeightFolder:
         except CheckpointError:
             if not place.exists():  # another process evicted it meanwhile
                 return {}
-            with suppress(OSError):
-                place.unlink()
+            self._files.discard(key)
             raise
-        with suppress(OSError):
-            os.utime(place)
+        self._files.touch(key)
         return found
 
     def write(
@@ -97,34 +94,20 @@ class WeightFolder:
         nbytes = sum(align_up(one.nbytes, ALIGNMENT) for one in constants.values())
         if nbytes > self.max_bytes:
             return False
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._files.create()
         if self.needs_huge_pages and not self._has_huge_pages():
             return False
-        self._evict(nbytes)
+        self._files.evict(nbytes)
         if shutil.disk_usage(self.path).free < 2 * nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_whole(self._place(key), _pieces(_contents(key, constants, model)), is_cancelled)
-
-    def _place(self, key: str) -> Path:
-        return self.path / (key + _SUFFIX)
+        return self._files.write(key, _pieces(_contents(key, constants, model)), is_cancelled)
 
     def _has_huge_pages(self) -> bool:
         """Whether files of this folder are mapped by huge pages, tried with a small file."""
-        with tempfile.NamedTemporaryFile(dir=self.path, suffix=UNFINISHED, buffering=0) as file:
+        with tempfile.NamedTemporaryFile(dir=self.path, suffix=PARTIAL, buffering=0) as file:
             for _ in range(4):
                 file.write(bytes(_PIECE_BYTES))
             return maps_huge_pages(Path(file.name))
-
-    def _evict(self, nbytes: int) -> None:
-        """Evict the least recently used files until `nbytes` more fit."""
-        files = by_use(self.path, _SUFFIX)
-        total = sum(size for _, size in files)
-        for path, size in files:
-            if total + nbytes <= self.max_bytes:
-                break
-            with suppress(OSError):
-                path.unlink()
-                total -= size
 
 
 def _read(place: Path, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:

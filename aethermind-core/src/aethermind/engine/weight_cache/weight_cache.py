@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import threading
@@ -11,22 +10,21 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import aethermind
 from aethermind import checkpoint, env, ops
+from aethermind.cache_folder import digest_of, file_stamp
 from aethermind.engine.weight_cache.folder import WeightFolder
 from aethermind.errors import CheckpointError
-from aethermind.hal.mapped import bring_mapped_pages
+from aethermind.hal.mapped import prefetch_mapped_pages
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
-    from aethermind.graph.activity import Activity
-    from aethermind.graph.constants import PackedConstant
+    from aethermind.graph.constants import BusyTracker, PackedConstant
     from aethermind.hal.tensor import Tensor
 
 __all__ = ["IdleScheduler", "WeightCache"]
@@ -39,7 +37,7 @@ _LARGE_BYTES = 1 << 30
 
 
 class WeightCache:
-    """Implements `graph.constants.KeptConstants` for weights whose packs name their build."""
+    """Implements `graph.constants.PackedWeightCache` for weights whose packs name their build."""
 
     least_bytes = 64 << 20
     """Packing fewer bytes is as fast as finding them."""
@@ -70,7 +68,7 @@ class WeightCache:
             return None  # opening the files raises an error with a better message
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Any]:
-        """See `KeptConstants`. The file's pages are read ahead meanwhile. A damaged file is a warning."""
+        """See `PackedWeightCache`. The file's pages are read ahead meanwhile. A damaged file is a warning."""
         lasting = self._lasting(wanted)
         if not lasting:
             return {}
@@ -81,11 +79,12 @@ class WeightCache:
             logger.warning("The cached packed weights are damaged and are packed again: %s", error)
             return {}
         if found:
-            bring_mapped_pages(next(iter(found.values())))
+            prefetch_mapped_pages(next(iter(found.values())))
         return found
 
-    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: Activity) -> None:
-        """See `KeptConstants`. A thread of the lowest priority writes the file in pieces of 2 MiB while the model is
+    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: BusyTracker) -> None:
+        """See `PackedWeightCache`. A thread of the lowest priority writes the file in pieces of 2 MiB while the model
+        is
         idle, and a piece now and then if it is never idle (see `IdleScheduler`). The rest is written when the model is
         closed or dropped, or at the end of the program, unless that is interrupted.
         """
@@ -118,7 +117,7 @@ class WeightCache:
         ).atexit = False  # the thread holds the weights of a model that was dropped
 
     def finish(self) -> None:
-        """See `KeptConstants`; KeyboardInterrupt cancels the rest."""
+        """See `PackedWeightCache`; KeyboardInterrupt cancels the rest."""
         while self._writing:
             _finish(*self._writing.pop())
 
@@ -166,8 +165,7 @@ def describe_files(compiled: CompiledModel) -> list[Any]:
     """
     source = compiled.source
     code = [*_files_of(type(compiled.model)), *_files_in(checkpoint), *_files_in(ops)]
-    files = [(path, os.stat(path)) for path in (*source.weights().paths, *sorted(source.path.glob("*.json")), *code)]
-    return [[path.name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns] for path, one in files]
+    return [file_stamp(path) for path in (*source.weights().paths, *sorted(source.path.glob("*.json")), *code)]
 
 
 def cache_key(compiled: CompiledModel, files: list[Any], wanted: Mapping[str, PackedConstant]) -> str:
@@ -181,7 +179,7 @@ def cache_key(compiled: CompiledModel, files: list[Any], wanted: Mapping[str, Pa
             for key, one in sorted(wanted.items())
         },
     }
-    return sha256(json.dumps(described).encode()).hexdigest()[:32]
+    return digest_of(described)
 
 
 def _files_in(package: ModuleType) -> list[Path]:
@@ -210,7 +208,7 @@ class IdleScheduler:
 
     def __init__(
         self,
-        activity: Activity,
+        activity: BusyTracker,
         *,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[threading.Event, float], object] = threading.Event.wait,

@@ -1,7 +1,6 @@
-"""One model on several ranks: which part of it each has, its graph, and the operators in which ranks meet."""
+"""Tensor parallelism: the graph of each rank, its shard of the weights, and collective operators."""
 
-from aethermind.graph.tensor_parallel.kernels import CollectiveKernels, HostCollectives
-from aethermind.graph.tensor_parallel.operators import with_collectives
+from aethermind.graph.tensor_parallel.collectives import CollectiveKernels, HostCollectives, with_collectives
 from aethermind.graph.tensor_parallel.share import Share, WeightPart
 from aethermind.graph.tensor_parallel.split import SplitGraph, split_graph, without_results
 

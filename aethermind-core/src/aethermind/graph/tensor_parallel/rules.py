@@ -1,12 +1,12 @@
-"""How operators are computed in parts: Megatron-LM's scheme (Shoeybi et al. 2019, arXiv:1909.08053), as a table.
+"""Sharding rules of operators: Megatron-LM's scheme (Shoeybi et al. 2019, arXiv:1909.08053), as a table.
 
-A projection into heads or into the inner width is cut by its outputs (by columns, in the paper's notation), so each
-rank has whole heads and a part of the inner width; what follows works on these alone. The projection back is cut by its
-inputs, so each rank has a sum over a part of the terms, and an `all_reduce` makes them whole: two of them in a layer.
-The embedding table is cut by hidden size and the projection to the vocabulary by tokens; their parts are gathered.
-So are those of a projection that is normed as a whole: then every rank goes on with its own heads of the result. Where
-ranks are more than heads of keys and values, neighbours have the same one. What an adapter adds is cut as the product
-that it is added to: by outputs, its `up` is, and by inputs its `down`, before the one `all_reduce` of both.
+A projection to heads or to the intermediate size is column parallel (sharded by its outputs), so each rank has whole
+heads and a shard of the intermediate size; the operators behind it work on these alone. The projection back is row
+parallel (sharded by its inputs): each rank has partial sums, which an `all_reduce` completes, two in a layer. The
+embedding table is sharded by hidden size and the projection to the vocabulary by tokens; their outputs are gathered.
+So are those of a projection that is normed as a whole, after which every rank continues with its own heads. Where there
+are more ranks than key-value heads, neighbouring ranks share one. LoRA is sharded as the product that it is added to:
+`up` with the outputs, or `down` with the inputs, before the one `all_reduce` of both.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ __all__ = ["ADD_LOW_RANK", "HEADS", "Partial", "RULES", "Rule", "Whole"]
 
 
 class Whole(Enum):
-    """How an output that ranks have in parts becomes whole."""
+    """The collective that makes a sharded output whole."""
 
     SUMMED = "all_reduce"
     GATHERED = "all_gather_last"
 
 
 class Partial(Enum):
-    """How an output that ranks have in parts stays, where it is no axis that is cut."""
+    """A sharded output that is not split along an axis."""
 
     TERMS = "terms"
-    """Each rank has the sum over its part of the terms."""
+    """Each rank has a partial sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to compute an operator in parts.
+    """One way to shard an operator.
 
-    `inputs` are cut along these axes, counted from the last, the others are whole; it applies where what was computed
-    before comes so. `outputs` are cut along an axis, or made whole at once; others are whole already. `divided` are
-    attributes that count what is cut, `shared` those that count heads which several ranks may have in common. `heads`
-    names for a weight of whole heads the attribute that counts them. `even` are inputs whose heads no two ranks share.
-    `once` are inputs that only rank 0 has, because every rank would add them. `before` names the operator that alone
-    reads the output, whose attributes are looked up where the operator itself does not have them; what adapters add to
-    the output in between does not count, unless it is what `before` names.
+    `inputs` are split along these axes, counted from the last, the others are whole; the rule applies where computed
+    inputs are sharded so. `outputs` are split along an axis, or made whole by a collective; others are whole already.
+    `divided` are attributes that count what is split, `shared` those that count heads which several ranks may have in
+    common. `heads` names, for a weight of whole heads, the attribute that counts them. `even` are inputs whose heads no
+    two ranks share. `once` are inputs that only rank 0 has, because every rank would add them. `before` names the only
+    operator that reads the output, whose attributes are used where the operator itself lacks them; LoRA in between is
+    skipped, unless `before` names it.
     """
 
     inputs: Mapping[str, int | Partial]
@@ -57,13 +57,13 @@ class Rule:
 
 
 HEADS = -2
-"""The axis of heads in activations [T, H, C]; in the cache [N, K, P, C] they are one further."""
+"""The axis of heads in activations [T, H, C]; in the cache [N, K, P, C] it is -3."""
 _CACHE = {"k_cache": -3, "v_cache": -3}
 _CODES = {**_CACHE, "k_scale": -2, "v_scale": -2}
 _CACHE_OUT: Mapping[str, int | Whole] = {"k_out": -3, "v_out": -3}
 _CODES_OUT: Mapping[str, int | Whole] = {**_CACHE_OUT, "k_scale_out": -2, "v_scale_out": -2}
 _ROWS, _COLUMNS, _WIDTH = -2, -1, -1
-"""Of weights [N, K], N the outputs of a projection and K its inputs; of activations and biases."""
+"""Axes of weights [N, K], N being the outputs of a projection and K its inputs; the last axis of activations."""
 _QKV = {**dict.fromkeys(("w_q", "w_k", "w_v"), _ROWS), **dict.fromkeys(("b_q", "b_k", "b_v"), _WIDTH)}
 _PROJECTION = {"weight": _ROWS, "bias": _WIDTH}
 ADD_LOW_RANK = "add_low_rank"
@@ -109,4 +109,4 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "ffn_relu": (_FEED_FORWARD,),
     "lm_head": (Rule({"weight": _ROWS}, {"logits": Whole.GATHERED}),),
 }
-"""By operator, the first that fits applies. What has none is computed whole by every rank."""
+"""Rules by operator; the first that fits applies. Operators without a rule are computed whole by every rank."""

@@ -1,4 +1,4 @@
-"""Which part of a model one rank of several has."""
+"""The shard of a model that one rank has."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class Share:
     size: int
 
     def part(self, length: int) -> tuple[int, int]:
-        """Where this rank's part of a dim begins and ends; parts differ by one where they cannot be equal."""
+        """Return begin and end of this rank's part of a dim; parts differ by one where they cannot be equal."""
         return self.bounds(length, self.rank)
 
     def bounds(self, length: int, rank: int) -> tuple[int, int]:
-        """The same for any rank."""
+        """Return begin and end of a rank's part of a dim."""
         return length * rank // self.size, length * (rank + 1) // self.size
 
     def heads(self, count: int) -> tuple[int, int]:
-        """Which of `count` heads: an equal part of them, or the one that neighbours have too where ranks are more.
+        """Return begin and end of this rank's heads: an equal part, or one shared by neighbours where ranks are more.
 
-        One of the two numbers divides the other.
+        One of `count` and `size` divides the other.
         """
         begin = self.rank * count // self.size
         return begin, begin + max(1, count // self.size)
 
     def longest(self, length: int) -> int:
-        """The length of the longest part."""
+        """Return the length of the longest part."""
         return -(-length // self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """The elements `begin` to `end` along `axis` of a parameter of the whole model, which has the type `whole`."""
+    """A shard of a parameter of type `whole`: the elements `begin` to `end` along `axis`."""
 
     parameter: str
     whole: TensorType
@@ -49,12 +49,12 @@ class WeightPart:
     end: int
 
     def of(self, array: Any) -> Any:
-        """These elements of the whole parameter's array, as a view."""
+        """Return the shard of the whole parameter's array, as a view."""
         return along(array, self.axis, self.begin, self.end)
 
 
 def along(array: Any, axis: int, begin: int, end: int) -> Any:
-    """The elements of an array from `begin` to `end` of an axis, as a view."""
+    """Return the elements of an array from `begin` to `end` of an axis, as a view."""
     index = [slice(None)] * array.ndim
     index[axis] = slice(begin, end)
     return array[tuple(index)]

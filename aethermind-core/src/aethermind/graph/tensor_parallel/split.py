@@ -1,4 +1,4 @@
-"""The graph of one rank: the same nodes over parts of weights, heads and caches, and collectives where ranks meet."""
+"""The graph of one rank: the nodes of the model over shards of weights, heads and caches, with collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from aethermind.errors import ConfigError
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
-from aethermind.graph.tensor_parallel.operators import COLLECTIVES, OWN_HEADS
+from aethermind.graph.tensor_parallel.collectives import COLLECTIVES, OWN_HEADS
 from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, Partial, Rule, Whole
 from aethermind.graph.tensor_parallel.share import Share, WeightPart
 from aethermind.ops.operator import OperatorRegistry
@@ -18,10 +18,10 @@ __all__ = ["SplitGraph", "split_graph", "without_results"]
 
 @dataclass(frozen=True, slots=True)
 class SplitGraph:
-    """A rank's graph.
+    """The graph of a rank.
 
-    `parts` says which part of what those of its parameters are that are not whole, `state_axes` along which axis,
-    counted from the last, its states are cut.
+    `parts` are the shards that its parameters are, by name; others are whole. `state_axes` are the axes, counted from
+    the last, along which its states are split.
     """
 
     graph: Graph
@@ -30,18 +30,16 @@ class SplitGraph:
 
 
 def split_graph(graph: Graph, operators: OperatorRegistry, share: Share) -> SplitGraph:
-    """Cut a model's graph for one rank (see `rules`). Values keep their names; whole ones are equal on all ranks.
+    """Shard a model's graph for one rank (see `rules`). Values keep their names; whole ones are equal on all ranks.
 
-    A weight is cut anew for each way in which it is read, so one that is table and head at once is two parameters.
-    ConfigError where heads cannot be divided, or an operator has no way to go on from a part.
+    A weight is sharded for each way in which it is read, so a tied embedding becomes two parameters. ConfigError where
+    heads cannot be divided, or an operator has no rule for sharded inputs.
     """
     return _Splitter(graph, operators, share).run()
 
 
 def without_results(graph: Graph) -> Graph:
-    """The nodes that other ranks wait for and those that write to states, with the inputs that they read: what a rank
-    computes whose results nobody asks for.
-    """
+    """Return the graph of a rank whose outputs are not read: collectives, state updates and what they depend on."""
     wanted = set(graph.states)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -59,14 +57,14 @@ class _Splitter:
         self._share = share
         self._new: dict[Value, Value] = {value: value for value in graph.inputs}
         self._axes: dict[Value, int | Partial] = {}
-        """Of computed values that are cut."""
+        """How computed values are sharded, if they are."""
         self._states: dict[Value, int | None] = {}
-        """Of those that were met."""
+        """The axes along which states are split, None for whole ones, as far as they were read."""
         self._parameters: dict[str, Value] = {}
         self._parts: dict[str, WeightPart] = {}
         self._nodes: list[Node] = []
         self._own: dict[Value, Value] = {}
-        """Of values that all ranks have whole: this rank's heads."""
+        """This rank's heads of values that all ranks have whole."""
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
             for value in node.inputs:
@@ -89,20 +87,20 @@ class _Splitter:
         return SplitGraph(graph, self._parts, axes)
 
     def _rule(self, node: Node) -> Rule | None:
-        """The rule that fits what comes, None where all of it is whole and may stay so."""
+        """Return the rule that fits how the inputs are sharded; None where all are whole and may remain so."""
         names = [spec.name for spec in self._operators[node.operator].schema.inputs]
         axes = {
             name: self._axes.get(value)
             for name, value in zip(names, node.inputs, strict=True)
             if value is not None and value.kind is ValueKind.COMPUTED
         }
-        is_any_cut = any(axis is not None for axis in axes.values())
-        for may_cut in (False, True) if is_any_cut else (False,):
+        is_any_split = any(axis is not None for axis in axes.values())
+        for may_split in (False, True) if is_any_split else (False,):
             for rule in RULES.get(node.operator, ()):
-                fits = all(_fits(rule.inputs.get(name), axis, may_cut) for name, axis in axes.items())
+                fits = all(_fits(rule.inputs.get(name), axis, may_split) for name, axis in axes.items())
                 if fits and (rule.before is None or self._is_before(node.outputs[0], rule.before)):
                     return rule
-        if is_any_cut:
+        if is_any_split:
             raise ConfigError(
                 f"This model cannot be divided among several ranks: {node.operator} ({node.outputs[0].name}) cannot go "
                 "on from parts of its inputs. Leave tensor_parallel_size out."
@@ -110,13 +108,13 @@ class _Splitter:
         return None
 
     def _is_before(self, value: Value, operator: str) -> bool:
-        """Whether an operator alone reads a value, with or without what adapters add to it."""
+        """Whether an operator is the only reader of a value, LoRA in between skipped."""
         if operator == ADD_LOW_RANK:
             return any(_adds_to(reader, value) for reader in self._readers.get(value, ()))
         return {reader.operator for reader in self._readers_of(value)} == {operator}
 
     def _readers_of(self, value: Value) -> Iterator[Node]:
-        """What reads a value, or the sum of it and what adapters add; an adapter reads what its product reads."""
+        """Yield the nodes that read a value, or the sum of it and LoRA; LoRA itself is skipped."""
         for reader in self._readers.get(value, ()):
             if _adds_to(reader, value):
                 yield from self._readers_of(reader.outputs[0])
@@ -159,7 +157,7 @@ class _Splitter:
         self._nodes += [Node(node.operator, inputs, tuple(outputs), attributes), *rest]
 
     def _num_heads(self, node: Node, name: str | None) -> int | None:
-        """How many heads a weight has: the attribute `name` of its operator, or of the one that reads the result."""
+        """Return the number of heads of a weight: the attribute `name` of its operator or of its result's reader."""
         if name is None:
             return None
         return int(
@@ -212,7 +210,7 @@ class _Splitter:
         return self._new.setdefault(whole, replace(whole, type=_with_dim(whole.type, axis, end - begin)))
 
     def _shared(self, name: str, number: int) -> tuple[int, int]:
-        """Which heads this rank has, perhaps one that others have as well; ConfigError where they would be uneven."""
+        """Return begin and end of this rank's heads, which ranks may share; ConfigError where they would be uneven."""
         if number % self._share.size and self._share.size % number:
             raise ConfigError(
                 f"{name} is {number}, which {self._share.size} ranks cannot share evenly. Choose a "
@@ -235,18 +233,18 @@ def _made_whole(how: Whole, part: Value, whole: Value) -> Node:
 
 
 def _adds_to(reader: Node, value: Value) -> bool:
-    """Whether a node adds to a value what adapters make of the product's input."""
+    """Whether a node adds LoRA to a value."""
     return reader.operator == ADD_LOW_RANK and reader.inputs[0] == value
 
 
-def _fits(wanted: int | Partial | None, axis: int | Partial | None, may_cut: bool) -> bool:
-    """Whether a rule takes an input as it comes, or once a rank has taken its own heads of a whole one."""
-    return wanted == axis or (may_cut and axis is None and wanted == HEADS)
+def _fits(wanted: int | Partial | None, axis: int | Partial | None, may_split: bool) -> bool:
+    """Whether a rule accepts an input as it is sharded, or a whole one of which a rank takes its own heads."""
+    return wanted == axis or (may_split and axis is None and wanted == HEADS)
 
 
 def _length(value: Value, axis: int) -> int:
     length = value.type.shape[axis]
-    assert isinstance(length, int), "what is cut has no symbol for its length"
+    assert isinstance(length, int), "the length of a split axis is not a symbol"
     return length
 
 

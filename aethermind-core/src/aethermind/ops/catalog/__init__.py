@@ -1,7 +1,12 @@
-"""The catalog: one page an operator. `load` imports the pages and with them NumPy; this package does not."""
+"""The core's operators: one page each, in modules by family.
+
+A page is an `Operator`: schema, reference, samples, tolerances. `load` imports the modules and with them NumPy; this
+package does not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -10,77 +15,38 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "load", "page"]
 
-_EMBEDDED = ("embedding", "position_embedding", "scatter_rows", "rope_table")
-_ATTENTION = (
-    "rms_norm",
-    "layer_norm",
-    "linear",
-    "add_low_rank",
-    "split_heads",
-    "rope",
-    "kv_cache_write",
-    "kv_cache_write_quantized",
-    "qkv_rope_cache_write",
-    "qkv_rope_cache_write_quantized",
-    "shift_keys",
-    "shift_keys_quantized",
-    "paged_attention",
-    "paged_attention_quantized",
-    "attention",
-    "alibi",
-    "merge_heads",
-)
-_FEED_FORWARD = (
-    "add",
-    "add_rms_norm",
-    "silu",
-    "mul",
-    "silu_mul",
-    "gate_up_silu",
-    "mlp_swiglu",
-    "relu",
-    "gelu",
-    "ffn_relu",
-    "ffn_gelu",
-)
-_SAMPLED = (
-    "gather_rows",
-    "lm_head",
-    "suppress_tokens",
-    "repetition_penalty",
-    "bias_tokens",
-    "mask_tokens",
-    "sample_tokens",
-    "token_logprobs",
-)
-_GENERAL = (
-    "sub",
-    "div",
-    "exp",
-    "log",
-    "sum",
-    "mean",
-    "max",
-    "min",
-    "argmax",
-    "softmax",
-    "matmul",
-    "transpose",
-    "permute_heads",
-    "split_last",
-    "merge_last",
-)
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "rows": ("embedding", "position_embedding", "scatter_rows", "gather_rows"),
+    "rope": ("rope_table", "rope"),
+    "norms": ("rms_norm", "add_rms_norm", "layer_norm"),
+    "matrix_products": ("linear", "lm_head", "matmul"),
+    "lora": ("add_low_rank",),
+    "shapes": ("split_heads", "merge_heads", "transpose", "permute_heads", "split_last", "merge_last"),
+    "kv_cache_write": ("kv_cache_write", "kv_cache_write_quantized"),
+    "qkv_projection": ("qkv_rope_cache_write", "qkv_rope_cache_write_quantized"),
+    "key_shift": ("shift_keys", "shift_keys_quantized"),
+    "paged_attention": ("paged_attention", "paged_attention_quantized"),
+    "attention": ("attention", "alibi"),
+    "elementwise": ("add", "sub", "mul", "div", "exp", "log"),
+    "activations": ("relu", "silu", "silu_mul", "gelu", "softmax"),
+    "feed_forward": ("gate_up_silu", "mlp_swiglu", "ffn_relu", "ffn_gelu"),
+    "reductions": ("sum", "mean", "max", "min", "argmax"),
+    "logits": ("suppress_tokens", "repetition_penalty", "bias_tokens", "mask_tokens"),
+    "sampling": ("sample_tokens", "token_logprobs"),
+}
 
-NAMES = (*_EMBEDDED, *_ATTENTION, *_FEED_FORWARD, *_SAMPLED, *_GENERAL)
-"""Every operator of core's catalog, in the order in which a model meets them; the general ones come last."""
+NAMES = tuple(name for names in _MODULES.values() for name in names)
+"""Names of all operators of the core, by module."""
+
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def page(name: str) -> Operator:
-    """The page of one of `NAMES`: the constant of the operator's name in the module of its name."""
-    operator: Operator = getattr(import_module(f"{__name__}.{name}"), name.upper())
+    """Import the operator called `name`, one of `NAMES`: the constant `NAME` of its module."""
+    operator: Operator = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name.upper())
     return operator
 
 
 def load() -> tuple[Operator, ...]:
-    """Every page."""
+    """Import all operators, in the order of `NAMES`."""
     return tuple(map(page, NAMES))

@@ -1,4 +1,4 @@
-"""Checks of integers that say where other values lie: kernels trust them, so whoever takes them from outside looks."""
+"""Range checks of index inputs: kernels do not check them, so eager calls do."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ Check = Callable[[Mapping[str, Array], Shapes], None]
 
 
 def rows_of(table: str, indices: str, *, axis: int = 0) -> Check:
-    """A check that every value of `indices` counts along an axis of `table`."""
+    """Return a check that every value of `indices` is a valid index along an axis of `table`."""
     return lambda arrays, shapes: require_below(indices, arrays[indices], shapes[table][axis])
 
 
 def slots_of_cache(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """The slots of `slot_mapping` are in `k_cache`, or negative."""
+    """Check that the slots of `slot_mapping` are in `k_cache`, or negative."""
     num_blocks, _, block_size, _ = shapes["k_cache"]
     slots = arrays["slot_mapping"]
     if slots.size and int(slots.max()) >= num_blocks * block_size:
         raise OperatorError(
-            f"slot_mapping holds {int(slots.max())}, and the cache has {num_blocks * block_size} slots."
+            f"slot_mapping holds {int(slots.max())}, but the cache has {num_blocks * block_size} slots."
         )
 
 
 def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """`cu_tokens` cuts `tokens` into rows, and those name columns of `logits`."""
+    """Check that `cu_tokens` are offsets of rows in `tokens`, and that those are columns of `logits`."""
     tokens = arrays["tokens"]
     end = check_cuts("cu_tokens", arrays["cu_tokens"], len(tokens))
     require_below("tokens", tokens[:end], shapes["logits"][1])
 
 
 def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Every sequence has the keys that its queries see, in blocks that are in `k_cache`."""
+    """Check that every sequence has as many keys as queries at least, in blocks that are in `k_cache`."""
     check_heads(shapes["q"][1], shapes["k_cache"][1])
     cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
     check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
@@ -61,36 +61,39 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
     num_used = np.where(num_queries > 0, -(-num_keys // block_size), 0)
     if num_used.size and int(num_used.max()) > tables.shape[1]:
         raise OperatorError(
-            f"seqlens_k holds {int(num_keys.max())} keys, and block_tables {tables.shape[1]} blocks of {block_size}."
+            f"seqlens_k holds {int(num_keys.max())} keys, but block_tables has {tables.shape[1]} blocks of "
+            f"{block_size}."
         )
     require_below("block_tables", tables[np.arange(tables.shape[1]) < num_used[:, None]], num_blocks)
 
 
 def check_shifted_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """`blocks` are in `k_cache`, each once, and have `num_tokens` slots."""
+    """Check that `blocks` are in `k_cache`, are distinct, and have at least `num_tokens` slots."""
     num_blocks, _, block_size, _ = shapes["k_cache"]
     require_below("blocks", arrays["blocks"], num_blocks)
     require_below("num_tokens", arrays["num_tokens"], block_size + 1)
     if len(np.unique(arrays["blocks"])) < len(arrays["blocks"]):
-        raise OperatorError("blocks names one of them twice; the keys of a block are turned once.")
+        raise OperatorError("blocks holds a block twice; the keys of a block are rotated once.")
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Every key head serves as many query heads."""
+    """Check that the number of query heads is a multiple of that of key heads."""
     if num_kv_heads == 0 or num_heads % num_kv_heads:
-        raise OperatorError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads.")
+        raise OperatorError(f"{num_heads} query heads are not a multiple of {num_kv_heads} key heads.")
 
 
 def require_below(name: str, values: Array, bound: int) -> None:
-    """OperatorError unless all values are from 0 to below `bound`."""
-    # As unsigned numbers negative ones are large, so that one look is enough.
+    """Raise OperatorError unless all values are in 0 … `bound` - 1."""
+    # Negative numbers are large when read as unsigned, so one comparison is enough.
     if values.size and int(values.view(f"u{values.itemsize}").max()) >= bound:
         wrong = values[(values < 0) | (values >= bound)]
         raise OperatorError(f"{name} holds {int(wrong[0])}, which is not from 0 to {bound - 1}.")
 
 
 def check_cuts(name: str, cuts: Array, num_items: int) -> int:
-    """OperatorError unless `cuts` divides the first of so many items into parts; returns the end of the last one."""
+    """Raise OperatorError unless `cuts` are ascending offsets into `num_items` items; returns the last one."""
     if int(cuts[0]) < 0 or int(cuts[-1]) > num_items or bool((cuts[1:] < cuts[:-1]).any()):
-        raise OperatorError(f"{name} should not fall, begin at 0 or later and end at {num_items} at most, got {cuts}.")
+        raise OperatorError(
+            f"{name} should not decrease, begin at 0 or later and end at {num_items} at most, got {cuts}."
+        )
     return int(cuts[-1])

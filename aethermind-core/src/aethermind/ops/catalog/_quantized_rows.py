@@ -1,4 +1,4 @@
-"""Rows of floats as codes of one byte with one scale each: what a quantised KV cache holds of a head of a token."""
+"""Symmetric 8-bit quantisation of rows, one scale per row: the format of a quantised KV cache (a row is a head)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.operator import Array
 from aethermind.ops.schema import CODE_DTYPES
 
-__all__ = ["coded_caches", "codes_and_ties", "dequantize_rows", "one_code", "quantize_rows"]
+__all__ = ["codes_and_ties", "dequantize_rows", "one_code", "quantize_rows", "quantized_caches"]
 
 _SMALLEST = np.float32(2.0**-100)
 _LARGEST = {DType.INT8: np.float32(127), DType.FLOAT8_E4M3FN: np.float32(448)}
 
 
 def quantize_rows(x: Array, dtype: DType) -> tuple[Array, Array]:
-    """Codes (`dtype`, as x) and scales (float32, one a row [..., C]) with x ≈ scale · code.
+    """Return codes (`dtype`, shaped as x) and scales (float32, one for each row [..., C]) with x ≈ scale · code.
 
-    Symmetric: the scale is the largest magnitude of the row over the largest code (127, or 448 of float8_e4m3fn: OCP
-    8-bit floating point, 2023), and codes are x · (largest code / largest magnitude), rounded half to even. All of it
-    is float32, so that kernels find the same codes. A row below 2^-100 is zero; the scale of one that is not finite is
+    The scale is the largest magnitude of the row over the largest code (127, or 448 for float8_e4m3fn: OCP 8-bit
+    floating point, 2023); codes are x · (largest code / largest magnitude), rounded half to even. All arithmetic is
+    float32, so that kernels compute the same codes. A row below 2^-100 is zero; a row that is not finite has the scale
     NaN.
     """
     rows = np.asarray(x, dtype=np.float32)
@@ -36,27 +36,27 @@ def quantize_rows(x: Array, dtype: DType) -> tuple[Array, Array]:
 
 
 def dequantize_rows(codes: Array, scales: Array, dtype: np.dtype[np.floating]) -> Array:
-    """Codes [..., C] times their scales [...], in `dtype`."""
+    """Return codes [..., C] times their scales [...], in `dtype`."""
     return codes.astype(dtype) * scales[..., None].astype(dtype)
 
 
 def codes_and_ties(dtype: DType) -> Array:
-    """All codes that are not negative, and what lies halfway between neighbours: a row of which the scale is 1."""
+    """Return all non-negative codes and the midpoints between neighbours: a row whose scale is 1."""
     all_codes = np.arange(128, dtype=np.uint8).view(dtype.numpy).astype(np.float64)
     codes = all_codes[np.isfinite(all_codes)]
     return np.concatenate([codes, (codes[1:] + codes[:-1]) / 2])
 
 
 def one_code(codes: Array) -> Array:
-    """Magnitudes of terms, float64, by which the tolerance of float32 sums (1e-5) lets a code be the next one."""
+    """Return term magnitudes (float64) for which the tolerance of float32 sums, 1e-5, allows one code of difference."""
     widest_step = {DType.INT8: 1, DType.FLOAT8_E4M3FN: 32}[DType.of_numpy(codes.dtype)]
     return np.full(codes.shape, 1e5 * widest_step)
 
 
-def coded_caches(
+def quantized_caches(
     k_cache: Array | None, v_cache: Array | None
 ) -> Iterator[tuple[str, tuple[Array, Array, Array, Array]]]:
-    """The caches of a sample as codes of every type, and their scales in float64, as samples have floats."""
+    """Yield the caches of a sample quantised to every code type, with scales in float64, the float type of samples."""
     for dtype in CODE_DTYPES:
         (k_codes, k_scale), (v_codes, v_scale) = quantize_rows(k_cache, dtype), quantize_rows(v_cache, dtype)
         yield str(dtype), (k_codes, v_codes, k_scale.astype(np.float64), v_scale.astype(np.float64))

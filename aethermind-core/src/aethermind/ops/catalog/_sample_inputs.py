@@ -1,4 +1,4 @@
-"""Random inputs that several pages draw their samples from; floats are float64 of order one."""
+"""Random inputs for the samples of several operators; floats are float64 of order one."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = [
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
-    """Standard normal activations."""
+    """Return standard normal activations."""
     return rng.standard_normal(shape)
 
 
 def same_shaped(rng: np.random.Generator, num_inputs: int, draw: Callable[..., Array] = normal) -> Iterator[Sample]:
-    """Samples of an operator that works element by element on inputs of one shape; `draw` is called as `normal` is."""
+    """Yield samples of an elementwise operator whose inputs have one shape; `draw` has the signature of `normal`."""
     for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64), (300, 9), (33_001,)):
         yield Sample("x".join(map(str, shape)), tuple(draw(rng, *shape) for _ in range(num_inputs)))
 
 
 def vectors(rng: np.random.Generator) -> Iterator[Sample]:
-    """Samples of an operator that works on every vector of its only input."""
+    """Yield samples of an operator that reduces or normalises the vectors of its only input."""
     for shape in (
         (3, 7), (1, 896), (0, 16), (5, 2, 80), (17, 33), (2, 1), (2, 0, 5), (11,), (300, 5), (2, 2080), (1, 33_001),
     ):  # fmt: skip
@@ -42,12 +42,12 @@ def vectors(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def weight(rng: np.random.Generator, num_outputs: int, num_inputs: int) -> Array:
-    """A weight scaled so that `x @ w.T` is of order one again."""
+    """Return a weight scaled so that `x @ w.T` is of order one."""
     return rng.standard_normal((num_outputs, num_inputs)) / np.sqrt(max(num_inputs, 1))
 
 
 def token_lists(rng: np.random.Generator, lengths: Sequence[int], vocab_size: int) -> tuple[Array, Array]:
-    """Distinct token ids per row, one after the other, and where each row begins (int32 [X], [R+1])."""
+    """Return distinct token ids per row, concatenated (int32 [X]), and the offset of each row (int32 [R+1])."""
     rows = [rng.permutation(vocab_size)[:length] for length in lengths]
     tokens = np.concatenate([*rows, np.empty(0)]).astype(np.int32)
     return tokens, np.cumsum([0, *lengths]).astype(np.int32)
@@ -56,9 +56,9 @@ def token_lists(rng: np.random.Generator, lengths: Sequence[int], vocab_size: in
 def large_scores(
     rng: np.random.Generator, sign: int, num_queries: int, num_keys: int, size: int = 112
 ) -> tuple[Array, Array]:
-    """Queries [num_queries, 1, 2] and keys [num_keys, 1, 2] whose scores, of scale 1, are `sign` · `size` and a little.
+    """Return queries [num_queries, 1, 2] and keys [num_keys, 1, 2] whose scores are `sign` · `size`, plus -1, 0 or 1.
 
-    All are whole numbers, so that they are exact in every dtype.
+    All elements are integers, which are exact in every dtype.
     """
     q = np.broadcast_to(np.array([sign * float(size), 1.0]), (num_queries, 1, 2)).copy()
     return q, np.stack([np.ones((num_keys, 1)), rng.integers(-1, 2, (num_keys, 1)).astype(np.float64)], axis=-1)
@@ -66,7 +66,7 @@ def large_scores(
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """A filled KV cache and the tables of a ragged batch in it, as `paged_attention` takes them."""
+    """A filled KV cache and the tables of a ragged batch, as inputs of `paged_attention`."""
 
     k_cache: Array
     v_cache: Array
@@ -83,10 +83,9 @@ def paged_batch(
     block_size: int,
     unused: float | None = None,
 ) -> PagedBatch:
-    """A batch of (number of queries, number of keys) sequences whose blocks lie scattered over the cache.
+    """Return a batch of (number of queries, number of keys) sequences whose blocks are scattered over the cache.
 
-    Table entries that no sequence needs are -1; slots behind a sequence's keys, or of no sequence, hold `unused`, or
-    else values like the others, so that reading one shows.
+    Unused table entries are -1. Unused slots hold `unused`, or random values, so that a kernel that reads one fails.
     """
     counts = [-(-num_keys // block_size) for _, num_keys in sequences]
     shape = (sum(counts) + 2, num_kv_heads, block_size, head_dim)
@@ -123,7 +122,7 @@ def paged_attention_sample(
     num_padding_rows: int = 0,
     unused: float | None = None,
 ) -> Sample:
-    """A call of `paged_attention` on such a batch, with rows of no sequence behind it."""
+    """Return a sample of `paged_attention` on a `paged_batch`, with padding rows after the last sequence."""
     batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size, unused)
     q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
     tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)

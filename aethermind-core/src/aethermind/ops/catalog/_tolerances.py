@@ -1,4 +1,4 @@
-"""What a kernel may lose, stated once: exact, one rounding of the output, or several roundings on the way."""
+"""The tolerances that operators have in common: exact, one rounding of the output, or inner roundings as well."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ACCUMULATION = 1e-5
 
 _UNIT_ROUNDOFF = {DType.BFLOAT16: 2.0**-8, DType.FLOAT16: 2.0**-11}
 _SMALLEST = {DType.BFLOAT16: 2.0**-133, DType.FLOAT16: 2.0**-24}
-"""The least positive value: below it a rounding is absolute."""
+"""The smallest positive value (denormal): below it the rounding error is absolute."""
 
 EXACT: Mapping[DType, Tolerance] = {dtype: Tolerance() for dtype in (DType.FLOAT32, *_UNIT_ROUNDOFF)}
 """For operators that only move data."""
 
 
 def accumulated(*, inner_roundings: int = 0, absolute: float = 0.0) -> Mapping[DType, Tolerance]:
-    """Sums in float32, before the output's rounding `inner_roundings` others to F, relative to the terms."""
+    """Return tolerances for float32 sums with `inner_roundings` to F before the output's, relative to the terms."""
     tolerances = {DType.FLOAT32: Tolerance(relative_to_terms=_ACCUMULATION, absolute=absolute)}
     for dtype, roundoff in _UNIT_ROUNDOFF.items():
         tolerances[dtype] = Tolerance(
@@ -36,5 +36,5 @@ ONE_ROUNDING: Mapping[DType, Tolerance] = accumulated()
 
 
 def float32_only(relative_to_terms: float = _ACCUMULATION) -> Mapping[DType, Tolerance]:
-    """For operators whose floats are all float32, whatever F is elsewhere."""
+    """Return tolerances for operators whose floats are always float32."""
     return {DType.FLOAT32: Tolerance(relative_to_terms=relative_to_terms)}

@@ -1,4 +1,4 @@
-"""Attention of queries to keys and values that lie beside them, without a cache."""
+"""Attention without a KV cache, and ALiBi."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_heads
 from aethermind.ops.catalog._sample_inputs import large_scores, normal
-from aethermind.ops.catalog._tolerances import accumulated
-from aethermind.ops.cost import Call, Cost, visible_pairs
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
+from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, visible_pairs
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["ATTENTION"]
+__all__ = ["ALIBI", "ATTENTION", "alibi_slopes"]
 
 
-def _reference(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
+def _attention_reference(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
     *leading, num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads = k.shape[-3:-1]
     # [..., kv heads, query heads of each, tokens, head dim]
@@ -32,31 +31,31 @@ def _reference(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> A
     return np.moveaxis(out, -2, -4).reshape(q.shape)
 
 
-def _by_row(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
-    """Each query alone, against the keys that it sees."""
+def _attention_by_row(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
+    """Compute each query separately, over its visible keys."""
     out = np.empty_like(q)
     num_queries, num_keys = q.shape[-3], k.shape[-3]
     for row in range(num_queries):
         visible = max(num_keys - (num_queries - 1 - row), 0) if causal else num_keys
         keys, values = k[..., :visible, :, :], v[..., :visible, :, :]
         one = slice(row, row + 1)
-        out[..., one, :, :] = _reference(q[..., one, :, :], keys, values, scale=scale, causal=False)
+        out[..., one, :, :] = _attention_reference(q[..., one, :, :], keys, values, scale=scale, causal=False)
     return out
 
 
 def _softmax_or_zero(scores: Array) -> Array:
-    """Softmax over the keys; a query that sees none weighs none."""
+    """Return the softmax over the keys; weights are zero for a query without visible keys."""
     largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = weights.sum(axis=-1, keepdims=True)
     return weights / np.where(total > 0, total, 1)
 
 
-def _term_magnitudes(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
-    return _reference(q, k, np.abs(v), scale=scale, causal=causal)
+def _attention_term_magnitudes(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
+    return _attention_reference(q, k, np.abs(v), scale=scale, causal=causal)
 
 
-def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for leading, num_queries, num_keys, num_heads, num_kv_heads, head_dim in (
         ((), 5, 5, 4, 2, 64),
         ((), 1, 33, 7, 1, 64),
@@ -79,12 +78,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         label = f"{shape}_H{num_heads}_K{num_kv_heads}_C{head_dim}"
         yield Sample(label, (q, k, v), {"scale": head_dim**-0.5})
         yield Sample(f"{label}_everything", (q, k, v), {"scale": head_dim**-0.5, "causal": False})
-    for label, sign in (("scores_of_112", 1), ("scores_of_minus_112", -1)):  # e to such a power is no float32
+    for label, sign in (("scores_of_112", 1), ("scores_of_minus_112", -1)):  # exp() of these overflows float32
         q, k = large_scores(rng, sign, 3, 70)
         yield Sample(label, (q, k, normal(rng, 70, 1, 2)), {"scale": 1.0})
 
 
-def _cost(call: Call) -> Cost:
+def _attention_cost(call: Call) -> Cost:
     *leading, num_queries, num_heads, head_dim = call.shape("q")
     num_keys = call.shape("k")[-3]
     pairs = num_queries * num_keys
@@ -101,14 +100,74 @@ ATTENTION = Operator(
     ),
     summary=(
         "softmax(q·kᵀ·scale)·v for every leading index; head h uses kv head h // (H/K). When causal, the last query "
-        "stands at the last key and none sees keys behind it; one that sees no key gives zeros."
+        "has the position of the last key and later keys are masked; a query without visible keys gives zeros."
     ),
-    reference=_reference,
-    by_row=_by_row,
-    samples=_samples,
-    term_magnitudes=_term_magnitudes,
-    # Kernels may round the softmax weights to F before they meet the values.
+    reference=_attention_reference,
+    by_row=_attention_by_row,
+    samples=_attention_samples,
+    term_magnitudes=_attention_term_magnitudes,
+    # Kernels may round the softmax weights to F before the product with the values.
     tolerances=accumulated(inner_roundings=1),
-    cost=_cost,
+    cost=_attention_cost,
     check=lambda _, shapes: check_heads(shapes["q"][-2], shapes["k"][-2]),
 )
+"""Scaled dot-product attention over keys and values that are activations, as in encoders."""
+
+
+def alibi_slopes(num_heads: int) -> Array:
+    """Return the paper's slope for each head (float64 [num_heads]).
+
+    For a power of two they are the geometric sequence from 2^(-8/n) to 2^-8; further heads take every second slope
+    of the sequence for the next power of two.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    further = _geometric(2 * power)[::2][: num_heads - power]
+    return np.concatenate([_geometric(power), further])
+
+
+def _geometric(num_heads: int) -> Array:
+    return 2.0 ** (-8.0 / num_heads * np.arange(1, num_heads + 1))
+
+
+def _alibi_reference(scores: Array, slopes: Array) -> Array:
+    return scores + _bias(scores, slopes)
+
+
+def _bias(scores: Array, slopes: Array) -> Array:
+    num_queries, num_keys = scores.shape[-2:]
+    position = np.arange(num_keys - num_queries, num_keys)[:, None]
+    distance = (np.arange(num_keys) - position).astype(scores.dtype)
+    return slopes[:, None, None] * distance
+
+
+def _alibi_term_magnitudes(scores: Array, slopes: Array) -> Array:
+    # Masked scores remain exactly -inf.
+    return np.abs(np.where(np.isfinite(scores), scores, 0)) + np.abs(_bias(scores, slopes))
+
+
+def _alibi_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for leading, num_heads, num_queries, num_keys in (
+        ((), 4, 3, 7),
+        ((), 1, 1, 33),
+        ((), 12, 5, 5),
+        ((), 7, 0, 4),
+        ((2,), 3, 17, 19),
+        ((0,), 2, 4, 4),
+        ((), 2, 20, 300),
+        ((), 1, 130, 130),
+    ):
+        label = "x".join(map(str, (*leading, num_heads, num_queries, num_keys)))
+        yield Sample(label, (normal(rng, *leading, num_heads, num_queries, num_keys), alibi_slopes(num_heads)))
+    masked = np.where(np.tri(4, dtype=bool), normal(rng, 2, 4, 4), -np.inf)
+    yield Sample("masked", (masked, alibi_slopes(2)))
+
+
+ALIBI = Operator(
+    schema=OperatorSchema.parse("alibi(scores: F[..., H, Q, S], slopes: f32[H]) -> (out: F[..., H, Q, S] ~ scores)"),
+    summary="scores + slopes[h] * (key position - query position); the last query has the position of the last key.",
+    reference=_alibi_reference,
+    samples=_alibi_samples,
+    term_magnitudes=_alibi_term_magnitudes,
+    tolerances=ONE_ROUNDING,
+)
+"""ALiBi (Press et al. 2022, arXiv:2108.12409): a bias of attention scores, linear in the distance of key and query."""

@@ -1,22 +1,23 @@
-"""Causal attention of a ragged batch over keys and values that lie in the blocks of a paged cache."""
+"""Attention of a ragged batch over a paged KV cache, of floats or quantised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_blocks
+from aethermind.ops.catalog._quantized_rows import dequantize_rows, quantized_caches
 from aethermind.ops.catalog._sample_inputs import large_scores, normal, paged_attention_sample
 from aethermind.ops.catalog._tolerances import accumulated
-from aethermind.ops.cost import Call, Cost, visible_pairs
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.catalog.kv_cache_write import quantized_bytes
+from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, visible_pairs
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["PAGED_ATTENTION"]
+__all__ = ["PAGED_ATTENTION", "PAGED_ATTENTION_QUANTIZED"]
 
 
-def _reference(
+def _paged_attention_reference(
     q: Array,
     k_cache: Array,
     v_cache: Array,
@@ -36,7 +37,7 @@ def _reference(
     return out
 
 
-def _by_row(
+def _paged_attention_by_row(
     q: Array,
     k_cache: Array,
     v_cache: Array,
@@ -47,7 +48,7 @@ def _by_row(
     scale: float,
     window: int,
 ) -> Array:
-    """Each query alone against the keys that it sees."""
+    """Compute each query separately, over its visible keys."""
     out = np.zeros_like(q)
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         for row in range(begin, end):
@@ -59,14 +60,14 @@ def _by_row(
 
 
 def _gather(cache: Array, blocks: Array, num_keys: int) -> Array:
-    """The keys (or values) of one sequence in order of position: [K, num_keys, C]."""
+    """Return the keys (or values) of one sequence in order of position: [K, num_keys, C]."""
     _, num_kv_heads, block_size, head_dim = cache.shape
     owned = cache[blocks[: -(-num_keys // block_size)]]
     return owned.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys]
 
 
 def _attend(q: Array, k: Array, v: Array, scale: float, window: int) -> Array:
-    """One sequence: q [Q, H, C] against k and v [K, num_keys, C], all heads at once."""
+    """Compute the attention of one sequence: q [Q, H, C] over k and v [K, num_keys, C]."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads, num_keys, _ = k.shape
     grouped = q.transpose(1, 0, 2).reshape(num_kv_heads, -1, num_queries, head_dim)
@@ -81,7 +82,7 @@ def _attend(q: Array, k: Array, v: Array, scale: float, window: int) -> Array:
     return out.reshape(num_heads, num_queries, head_dim).transpose(1, 0, 2)
 
 
-def _term_magnitudes(
+def _paged_attention_term_magnitudes(
     q: Array,
     k_cache: Array,
     v_cache: Array,
@@ -93,12 +94,12 @@ def _term_magnitudes(
     window: int,
 ) -> Array:
     tables = (cu_seqlens_q, seqlens_k, block_tables)
-    magnitudes = _reference(q, k_cache, np.abs(v_cache), *tables, scale=scale, window=window)
+    magnitudes = _paged_attention_reference(q, k_cache, np.abs(v_cache), *tables, scale=scale, window=window)
     magnitudes[cu_seqlens_q[-1] :] = np.inf
     return magnitudes
 
 
-def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     decode, prefill = [(1, 5), (1, 1), (1, 33)], [(5, 5), (17, 17)]
     mixed = [(1, 9), (7, 7), (4, 11), (1, 16), (3, 17)]
     for label, sequences, num_heads, num_kv_heads, head_dim, block_size, window in (
@@ -127,12 +128,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield paged_attention_sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
     yield paged_attention_sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
     late = [(1, 300), (5, 21), (1, 64), (33, 70)]
-    for label, unused in (("nan", np.nan), ("inf", np.inf)):  # what the memory held before, perhaps
+    for label, unused in (("nan", np.nan), ("inf", np.inf)):  # uninitialised memory
         yield paged_attention_sample(rng, f"unused_slots_{label}", mixed, 4, 2, 16, 16, 0, unused=unused)
         yield paged_attention_sample(rng, f"unused_slots_{label}_long", late, 2, 1, 64, 16, 0, unused=unused)
     yield paged_attention_sample(rng, "unused_slots_nan_window", late, 2, 1, 8, 4, 9, unused=np.nan)
     for label, sign, size in (
-        ("scores_of_112", 1, 112),  # e to such a power is no float32
+        ("scores_of_112", 1, 112),  # exp() of these overflows float32
         ("scores_of_minus_112", -1, 112),
         ("equal_scores_of_16384", 1, 16384),
         ("equal_scores_of_minus_16384", -1, 16384),
@@ -141,9 +142,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: int) -> Sample:
-    """A decode and a short prefill, keys in order in the blocks of a cache."""
+    """Return a decode and a short prefill whose scores are `sign` · `size`, plus small differences."""
     q, keys = large_scores(rng, sign, 6, 96, size)
-    if label.startswith("equal"):  # so large, float32 has no place for differences
+    if label.startswith("equal"):  # at this magnitude float32 cannot represent the differences
         keys[..., 1] = 1
     k_cache = keys.reshape(6, 16, 1, 2).transpose(0, 2, 1, 3).copy()
     tables = (np.array([0, 1, 6], np.int32), np.array([70, 9], np.int32))
@@ -151,8 +152,8 @@ def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: in
     return Sample(label, (q, k_cache, normal(rng, *k_cache.shape), *tables, blocks), {"scale": 1.0, "window": 0})
 
 
-def _cost(call: Call) -> Cost:
-    """Of the caches only the keys and values that some query sees are read, once a sequence."""
+def _paged_attention_cost(call: Call) -> Cost:
+    """Count, of the caches, the keys and values visible to some query, read once a sequence."""
     _, num_heads, head_dim = call.shape("q")
     num_kv_heads = call.shape("k_cache")[1]
     window = int(call.attributes["window"])
@@ -170,17 +171,89 @@ PAGED_ATTENTION = Operator(
         scale: float, window: int = 0) -> (out: F[T, H, C])"""
     ),
     summary=(
-        "softmax(q·kᵀ·scale)·v per sequence; its last query stands at its last key, and with a window "
-        "only that many keys are seen. Head h uses kv head h // (H/K). Rows past cu_seqlens_q[S] are "
-        "padding and may hold anything."
+        "Causal softmax(q·kᵀ·scale)·v per sequence; its last query has the position of its last key, and with a "
+        "window a query sees only that many keys. Head h uses kv head h // (H/K). Rows past cu_seqlens_q[S] are "
+        "padding; their output is undefined."
     ),
-    reference=_reference,
-    by_row=_by_row,
-    samples=_samples,
-    term_magnitudes=_term_magnitudes,
-    # Kernels may round the softmax weights to F before they meet the values.
+    reference=_paged_attention_reference,
+    by_row=_paged_attention_by_row,
+    samples=_paged_attention_samples,
+    term_magnitudes=_paged_attention_term_magnitudes,
+    # Kernels may round the softmax weights to F before the product with the values.
     tolerances=accumulated(inner_roundings=1),
     gathered=frozenset({"k_cache", "v_cache"}),
-    cost=_cost,
+    cost=_paged_attention_cost,
     check=check_blocks,
 )
+"""Causal attention of a ragged batch over a paged KV cache (Kwon et al. 2023, arXiv:2309.06180)."""
+
+
+def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
+    """Return the function of a quantised cache that dequantises the blocks in use and calls `of_floats`."""
+
+    def of_codes(
+        q: Array,
+        k_cache: Array,
+        v_cache: Array,
+        cu_seqlens_q: Array,
+        seqlens_k: Array,
+        block_tables: Array,
+        k_scale: Array,
+        v_scale: Array,
+        *,
+        scale: float,
+        window: int,
+    ) -> Array:
+        used, tables = np.unique(block_tables, return_inverse=True)
+        used = np.clip(used, 0, len(k_cache) - 1)  # unused entries are arbitrary
+        k, v = (
+            dequantize_rows(codes[used], scales[used], q.dtype)
+            for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
+        )
+        tables = tables.reshape(block_tables.shape).astype(np.int32)
+        return of_floats(q, k, v, cu_seqlens_q, seqlens_k, tables, scale=scale, window=window)
+
+    return of_codes
+
+
+def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for sample in PAGED_ATTENTION.samples(rng):
+        q, k_cache, v_cache, *tables = sample.inputs
+        for codes, (k_codes, v_codes, *scales) in quantized_caches(k_cache, v_cache):
+            yield Sample(f"{sample.label}_{codes}", (q, k_codes, v_codes, *tables, *scales), sample.attributes)
+
+
+def _quantized_cost(call: Call) -> Cost:
+    """Count, of the caches, the codes and scales visible to some query, read once a sequence."""
+    _, num_heads, head_dim = call.shape("q")
+    num_kv_heads, window = call.shape("k_cache")[1], int(call.attributes["window"])
+    pairs = sum(visible_pairs(*sequence, window) for sequence in call.sequences)
+    seen = sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
+    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables") + quantized_bytes(
+        seen * num_kv_heads, head_dim
+    )
+    return Cost(read, call.bytes_out("out"), 4 * num_heads * head_dim * pairs)
+
+
+assert PAGED_ATTENTION.reference is not None
+assert PAGED_ATTENTION.by_row is not None
+assert PAGED_ATTENTION.term_magnitudes is not None
+PAGED_ATTENTION_QUANTIZED = Operator(
+    schema=OperatorSchema.parse(
+        """paged_attention_quantized(q: F[T, H, C], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
+        cu_seqlens_q: i32[S+1], seqlens_k: i32[S], block_tables: i32[S, M],
+        k_scale: f32[N, K, P], v_scale: f32[N, K, P];
+        scale: float, window: int = 0) -> (out: F[T, H, C])"""
+    ),
+    summary="paged_attention over a quantised cache: a key or value is its codes times its scale.",
+    reference=_over_values(PAGED_ATTENTION.reference),
+    by_row=_over_values(PAGED_ATTENTION.by_row),
+    samples=_quantized_samples,
+    term_magnitudes=_over_values(PAGED_ATTENTION.term_magnitudes),
+    # Kernels may round softmax weight times value scale to F before the product with the codes.
+    tolerances=accumulated(inner_roundings=1),
+    gathered=frozenset({"k_cache", "v_cache", "k_scale", "v_scale"}),
+    cost=_quantized_cost,
+    check=check_blocks,
+)
+"""Causal attention of a ragged batch over a paged KV cache of 8-bit codes with a scale per row."""

@@ -1,4 +1,4 @@
-"""The rotary embedding: turns pairs of a head's elements by the angles of the token's position."""
+"""Rotary position embedding (RoPE; Su et al. 2021, arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,66 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import ONE_ROUNDING
+from aethermind.ops.catalog._tolerances import ONE_ROUNDING, float32_only
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["ROPE", "rope_magnitudes", "rotation_table"]
+__all__ = ["ROPE", "ROPE_TABLE", "rope_magnitudes", "rotation_table"]
+
+_LAST_AS_TRAINED = 2**24
 
 
-def _reference(x: Array, table: Array, *, interleaved: bool) -> Array:
+def _rope_table_reference(positions: Array, inv_freq: Array, *, scale: float) -> Array:
+    # Models are trained with angles rounded to float32, so the reference rounds them, too.
+    frequencies = inv_freq.astype(np.float32)
+    rounded = positions.astype(np.float32)[:, None] * frequencies
+    exact = positions.astype(np.float64)[:, None] * frequencies.astype(np.float64)
+    angle = np.where(np.abs(positions)[:, None] <= _LAST_AS_TRAINED, rounded, exact)
+    table = np.concatenate([np.cos(angle), np.sin(angle)], axis=-1) * scale
+    return table.astype(inv_freq.dtype)
+
+
+def _rope_table_term_magnitudes(positions: Array, inv_freq: Array, *, scale: float) -> Array:
+    return np.full((len(positions), 2 * len(inv_freq)), abs(scale))
+
+
+def _rope_table_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, head_dim in ((5, 8), (1, 64), (0, 16), (17, 80), (33, 128), (300, 8)):
+        positions = rng.integers(0, 4096, num_tokens, dtype=np.int64)
+        yield Sample(f"T{num_tokens}_C{head_dim}", (positions, _inverse_frequencies(head_dim, 1e4)))
+    far = np.array([0, 1, 32767, 131071, 1000000], np.int64)
+    yield Sample("far_positions", (far, _inverse_frequencies(64, 1e6)))
+    beyond = np.array([2**24 - 1, 2**24, 2**24 + 1, 2**31 + 5, -(2**31) - 5, 2**40 + 1], np.int64)
+    yield Sample("beyond_float32", (beyond, _inverse_frequencies(64, 1e6)))
+    yield Sample("scaled", (np.arange(7, dtype=np.int64), _inverse_frequencies(10, 1e4)), {"scale": 1.1386294})
+
+
+def _inverse_frequencies(head_dim: int, theta: float) -> Array:
+    return theta ** -(np.arange(0, head_dim, 2) / head_dim)
+
+
+ROPE_TABLE = Operator(
+    schema=OperatorSchema.parse(
+        "rope_table(positions: i64[T], inv_freq: f32[E]; scale: float = 1.0) -> (table: f32[T, 2*E])"
+    ),
+    summary="[cos(p·f)·scale | sin(p·f)·scale] with the product p·f rounded to float32, as in training; where |p| > "
+    "2^24, which float32 cannot represent exactly, p·f is in float64. Positions may be negative.",
+    reference=_rope_table_reference,
+    samples=_rope_table_samples,
+    term_magnitudes=_rope_table_term_magnitudes,
+    tolerances=float32_only(relative_to_terms=1e-6),
+)
+"""Cosines and sines of the rotary embedding at the positions of a step, computed once for all layers."""
+
+
+def _rope_reference(x: Array, table: Array, *, interleaved: bool) -> Array:
     first, second = _pairs(x, interleaved)
     cos, sin = _cosines_sines(table)
     return _joined(first * cos - second * sin, second * cos + first * sin, interleaved)
 
 
 def rope_magnitudes(x: Array, table: Array, *, interleaved: bool = False) -> Array:
-    """The sum of the magnitudes of both terms; `x` may itself be magnitudes."""
+    """Return the sum of the magnitudes of both terms; `x` may be magnitudes."""
     first, second = _pairs(np.abs(x), interleaved)
     cos, sin = _cosines_sines(np.abs(table))
     return _joined(first * cos + second * sin, second * cos + first * sin, interleaved)
@@ -44,12 +89,12 @@ def _joined(first: Array, second: Array, interleaved: bool) -> Array:
 
 
 def rotation_table(rng: np.random.Generator, num_tokens: int, head_dim: int) -> Array:
-    """The table of random angles, as `rope_table` lays it out."""
+    """Return a table of random angles in the layout of `rope_table`."""
     angle = rng.uniform(-np.pi, np.pi, (num_tokens, head_dim // 2))
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=-1)
 
 
-def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _rope_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for num_tokens, num_heads, head_dim in (
         (3, 2, 8),
         (1, 7, 64),
@@ -72,8 +117,9 @@ ROPE = Operator(
         "rope(x: F[T, H, C], table: f32[T, C]; interleaved: bool = False) -> (out: F[T, H, C] ~ x)"
     ),
     summary=("Rotates the pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, by the table's angles [cos | sin]."),
-    reference=_reference,
-    samples=_samples,
+    reference=_rope_reference,
+    samples=_rope_samples,
     term_magnitudes=rope_magnitudes,
     tolerances=ONE_ROUNDING,
 )
+"""The rotary embedding: rotates pairs of a head's elements by the angles of the token's position."""

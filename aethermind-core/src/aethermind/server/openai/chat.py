@@ -26,7 +26,7 @@ from aethermind.server.openai.tools import (
 from aethermind.server.openai.unknown_fields import OF_CHATS, OF_MESSAGES, ForeignField
 from aethermind.text.answer_parser import AnswerParser, Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
-from aethermind.text.chat_template import names_read, tells_null
+from aethermind.text.chat_template import names_read, tests_null_content
 from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _rendered(
             f"or have the server started with --chat-template {others}FILE.",
             code="no_chat_template",
         ) from None
-    empty = None if tells_null(template) else ""
+    empty = None if tests_null_content(template) else ""
     render = partial(chat_prompt, model.tokenizer, tools=tools or None, chat_template_kwargs=variables)
     try:
         return render([message.for_template(empty) for message in messages])

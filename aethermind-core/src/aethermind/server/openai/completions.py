@@ -13,7 +13,7 @@ from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
 from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField
-from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
+from aethermind.text.detokenizer import TokenOffsets, prompt_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
-"""The kit for model packages: small models of a family, each against a reference that somebody else wrote.
+"""The conformance kit for model packages: small models of a family, each compared with an independent reference.
 
-A package declares nothing, or variations of a small configuration, and registers them with its architecture:
+A package may declare variations of a small configuration, which it registers with its architecture:
 
     CASES = variations("LlamaForCausalLM", {"tied": {"tie_word_embeddings": True}, "wide": {"head_dim": 64}})
 
@@ -10,10 +10,8 @@ A package declares nothing, or variations of a small configuration, and register
 """
 
 from aethermind.testing.families.bench import Bench, Checkpoints
-from aethermind.testing.families.case import SMALL, ModelCase, Reference, variations
+from aethermind.testing.families.case import SMALL, ModelCase, NumpyReference, Reference, cases_of, variations
 from aethermind.testing.families.checks import checks_of
-from aethermind.testing.families.find import cases_of
-from aethermind.testing.families.numpy_reference import NumpyReference
 
 __all__ = [
     "Bench",

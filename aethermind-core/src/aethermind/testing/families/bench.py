@@ -1,4 +1,4 @@
-"""A small model on a device beside its reference: what a check is given."""
+"""The argument of checks: a small model on a device, with its reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Bench", "Checkpoints", "reference_of"]
 
 
 class Checkpoints:
-    """Checkpoints of cases, and what their references compute, each made once."""
+    """Checkpoints of cases, and the outputs of their references, each made once."""
 
     def __init__(self, make_folder: Callable[[str], Path]) -> None:
         """`make_folder(name)` makes a new folder, as pytest's `tmp_path_factory.mktemp` does."""
@@ -27,7 +27,7 @@ class Checkpoints:
         self._outputs: dict[int, Outputs] = {}
 
     def directory(self, case: ModelCase) -> Path:
-        """The checkpoint of a case, with a tokenizer whose tokens are numbers."""
+        """Return the checkpoint of a case, with a tokenizer whose tokens are numbers."""
         if id(case) not in self._made:
             directory = self._make_folder(case.name)
             reference_of(case).write(case, directory)
@@ -36,7 +36,7 @@ class Checkpoints:
         return self._made[id(case)][1]
 
     def outputs(self, case: ModelCase) -> Outputs:
-        """What the reference computes with it."""
+        """Return the outputs of the reference for the checkpoint of a case."""
         if id(case) not in self._outputs:
             self._outputs[id(case)] = reference_of(case).outputs(case, self.directory(case))
         return self._outputs[id(case)]
@@ -53,27 +53,27 @@ class Bench:
 
     @cached_property
     def directory(self) -> Path:
-        """The checkpoint."""
+        """The directory of the checkpoint."""
         return self.checkpoints.directory(self.case)
 
     @cached_property
     def outputs(self) -> Outputs:
-        """The reference."""
+        """The outputs of the reference."""
         return self.checkpoints.outputs(self.case)
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return int(self.case.config["vocab_size"])
 
     def open(self, **options: Any) -> LLM:
-        """The model on the device, in float32 unless the options say otherwise; too small to share among threads."""
+        """Open the model on the device, in float32 by default and on one thread, because it is small."""
         defaults = {"dtype": "float32", "max_model_len": self.case.max_model_len, "fallback": "allow", "num_threads": 1}
         return LLM(self.directory, device=self.device, runtime=self.runtime, **{**defaults, **options})
 
 
 def reference_of(case: ModelCase) -> Reference:
-    """The case's own, or transformers; InvalidArgumentError where that is not installed or lacks the family."""
+    """Return the reference of a case, by default transformers; InvalidArgumentError where that lacks the family."""
     if case.reference is not None:
         return case.reference
     try:
@@ -94,7 +94,7 @@ def reference_of(case: ModelCase) -> Reference:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    """Words that are numbers, as many as there may be ids; none ends an answer."""
+    """Write a tokenizer whose words are numbers, as many as there may be ids; none ends an answer."""
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],

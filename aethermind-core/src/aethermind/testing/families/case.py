@@ -1,13 +1,30 @@
-"""One small model of a family, as its author declares it; importing this costs nothing."""
+"""A small model of a family, and the reference it is compared with."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["ModelCase", "Outputs", "Reference", "SMALL", "standard_cases", "variations"]
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.runtime import Runtime
+
+__all__ = [
+    "ModelCase",
+    "NumpyReference",
+    "Outputs",
+    "Reference",
+    "SMALL",
+    "architectures_of",
+    "cases_of",
+    "standard_cases",
+    "variations",
+]
 
 SMALL: Mapping[str, Any] = {
     "vocab_size": 131,
@@ -19,7 +36,7 @@ SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
-"""A decoder of Llama's shape that is computed in no time, with sizes that no vector register divides."""
+"""A small decoder of Llama's shape, with sizes that are not multiples of vector registers."""
 
 _STANDARD: Mapping[str, Mapping[str, Any]] = {
     "small": {},
@@ -28,33 +45,33 @@ _STANDARD: Mapping[str, Mapping[str, Any]] = {
 }
 
 Outputs = Callable[[Sequence[int]], Any]
-"""From a text's token ids to float64 [T, vocab_size] logits, or [T, hidden_size] hidden states of an encoder."""
+"""Computes, from the token ids of a text, logits [T, vocab_size], or hidden states [T, hidden_size], in float64."""
 
 
 class Reference(Protocol):
-    """Somebody else's implementation of a family."""
+    """An independent implementation of a family."""
 
     def write(self, case: ModelCase, directory: Path) -> None:
-        """Write config.json and model.safetensors with random weights, the same for every call."""
+        """Write config.json and model.safetensors with random weights, which are deterministic."""
         ...
 
     def outputs(self, case: ModelCase, directory: Path) -> Outputs:
-        """What the checkpoint in a directory computes."""
+        """Return the function that the checkpoint in a directory computes."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ModelCase:
-    """One model to try.
+    """One small model to test.
 
     Attributes:
-        name: what varies, as the report shows it.
+        name: the variation, as the report shows it.
         architecture: the name in `architectures` of config.json.
-        config: the rest of config.json, small enough to be computed often.
+        config: the rest of config.json, of a model small enough to be computed often.
         reference: what it is compared with; None for the class of transformers that the architecture names.
-        max_model_len: the context to ask for where it is longer than the model was made for.
-        rewrite_config: config.json as others spell it, from how transformers writes it.
-        max_shard_size: of the files that transformers writes.
+        max_model_len: the context length, where it is to be longer than the model's.
+        rewrite_config: converts config.json from the form that transformers writes to another one.
+        max_shard_size: the size limit of files that transformers writes.
     """
 
     name: str
@@ -76,10 +93,68 @@ def variations(
     base: Mapping[str, Any] = SMALL,
     reference: Reference | None = None,
 ) -> tuple[ModelCase, ...]:
-    """A case for each named change to a configuration."""
+    """Return a case for each named change to a configuration."""
     return tuple(ModelCase(name, architecture, {**base, **change}, reference) for name, change in changes.items())
 
 
 def standard_cases(architecture: str) -> tuple[ModelCase, ...]:
-    """What is tried of a family whose package declares nothing: a decoder of Llama's shape in three."""
+    """Return the cases of a family whose package declares none: three decoders of Llama's shape."""
     return variations(architecture, _STANDARD)
+
+
+Array = npt.NDArray[Any]
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyReference:
+    """A reference in NumPy, for families that transformers does not have; implements `Reference`.
+
+    `shapes(config)` are the tensors of a checkpoint by name, `compute(config, weights, token_ids)` the logits of every
+    position of a text, float64 [T, vocab_size] (hidden states for an encoder), from weights in float64.
+    """
+
+    shapes: Callable[[Config], Mapping[str, tuple[int, ...]]]
+    compute: Callable[[Config, Mapping[str, Array], Sequence[int]], Array]
+
+    def write(self, case: ModelCase, directory: Path) -> None:
+        """Write random weights: vectors around 1, biases around 0, and matrices that preserve magnitudes."""
+        from safetensors.numpy import save_file
+
+        rng = np.random.default_rng(sum(map(ord, case.name)))
+        weights = {name: _draw(rng, name, shape) for name, shape in self.shapes(case.config).items()}
+        save_file(weights, directory / "model.safetensors")
+        config = {"architectures": [case.architecture], **case.config}
+        config = config if case.rewrite_config is None else case.rewrite_config(config)
+        (directory / "config.json").write_text(json.dumps(config))
+
+    def outputs(self, case: ModelCase, directory: Path) -> Outputs:
+        """Return `compute` for the values of the checkpoint."""
+        from safetensors.numpy import load_file
+
+        stored = load_file(directory / "model.safetensors")
+        return partial(self.compute, case.config, {name: array.astype(np.float64) for name, array in stored.items()})
+
+
+def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    if len(shape) == 1:
+        values = rng.normal(0, 0.5, shape) if name.endswith("bias") else rng.uniform(0.5, 1.5, shape)
+    else:
+        values = rng.normal(0, 1.3 * shape[-1] ** -0.5, shape)
+    return values.astype(np.float32)
+
+
+def architectures_of(runtime: Runtime, name: str) -> Sequence[str]:
+    """Return the architectures that a plugin or package registers, or the one of this name; else none."""
+    if name in runtime.architectures.names():
+        return [name]
+    of_packages = [record for record in runtime.plugins if name in (record.name, record.distribution)]
+    return [one for record in of_packages for one in record.registered.get("architectures", ())]
+
+
+def cases_of(runtime: Runtime, architecture: str) -> Sequence[ModelCase]:
+    """Return the declared cases of an architecture, or the standard ones where its package declares none."""
+    declared = runtime.architectures.find_cases(architecture)
+    if declared is None:
+        return standard_cases(architecture)
+    return [case for case in declared if case.architecture == architecture]

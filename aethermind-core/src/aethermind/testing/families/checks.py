@@ -1,38 +1,105 @@
-"""What every family must do, each a function of a bench: names of tensors, logits, batches, caches, vectors."""
+"""The checks that every model family has to pass, each a function of a bench."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
+from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.loading.model_weights import open_weights
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import CheckpointError
 from aethermind.llm import SamplingParams
 from aethermind.model.architecture import TextEncoder
+from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.runtime import Runtime
 from aethermind.testing.families.bench import Bench
 from aethermind.testing.families.case import ModelCase
-from aethermind.testing.families.generation import generate
-from aethermind.testing.families.parity import assert_close_to, assert_matches, random_prompts
-from aethermind.testing.families.weight_mapping import AlteredTensors, read_parameters
+from aethermind.testing.families.parity import assert_close_to, assert_matches, generate, random_prompts
 
-__all__ = ["checks_of", "gguf_names"]
+__all__ = ["AlteredTensors", "checks_of", "gguf_names", "read_parameters"]
+
+
+class AlteredTensors:
+    """Stored tensors, some with another shape or missing (a shape of None); implements `StoredTensors`.
+
+    Values are distinct random numbers in float64; `read` are the names of tensors whose values were read.
+    """
+
+    def __init__(self, stored: StoredTensors, shapes: Mapping[str, tuple[int, ...] | None] | None = None) -> None:
+        self._infos = {name: stored.info(name) for name in stored.names}
+        self._stored = stored
+        self.read: set[str] = set()
+        template = next(iter(self._infos.values()))
+        for name, shape in (shapes or {}).items():
+            self._infos.pop(name, None)
+            if shape is not None:
+                self._infos[name] = replace(template, shape=shape)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._infos)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._stored.total_bytes
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self._stored.paths
+
+    @property
+    def neutral_names(self) -> tuple[str, ...]:
+        return ()
+
+    def info(self, name: str) -> TensorInfo:
+        if name not in self._infos:
+            raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
+        return self._infos[name]
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        shape = self.info(name).shape
+        self.read.add(name)
+        return np.random.default_rng(zlib.crc32(name.encode())).random(shape)
+
+
+def read_parameters(compiled: CompiledModel, stored: AlteredTensors) -> dict[str, npt.NDArray[Any]]:
+    """Return every parameter of the model, read from these tensors; CheckpointError where they do not fit."""
+    weights = open_weights(replace(compiled, source=cast(Any, _Holder(stored))))
+    names = [name for name in compiled.parameter_types if name not in compiled.computed]
+    return {name: np.asarray(weights.array(name)) for name in names}
+
+
+class _Holder:
+    """A model source that has tensors only."""
+
+    def __init__(self, stored: AlteredTensors) -> None:
+        self._stored = stored
+
+    def weights(self) -> AlteredTensors:
+        return self._stored
+
 
 Check = Callable[[Bench], None]
 Shapes = Mapping[str, "tuple[int, ...] | None"]
 
 NUM_TOKENS = 32
 _CODES_TOLERANCE = 0.08
-"""Of logits whose keys and values were rounded to 8 bits, as a fraction of a row's largest."""
+"""The tolerance of logits computed over a KV cache of 8 bits, as a fraction of a row's largest."""
 
 
 def every_tensor_is_read_once(bench: Bench) -> None:
-    """Nothing of a checkpoint is left out, and no two parameters share an element."""
+    """Check that all tensors of a checkpoint are read, and that no two parameters share an element."""
     compiled = _plan(bench)
     stored = AlteredTensors(compiled.source.weights())
     values = np.concatenate([array.reshape(-1) for array in read_parameters(compiled, stored).values()])
@@ -42,7 +109,7 @@ def every_tensor_is_read_once(bench: Bench) -> None:
 
 
 def a_checkpoint_that_does_not_fit_is_refused(bench: Bench) -> None:
-    """With one tensor missing, one too many or one of another shape; the error names it."""
+    """Check that a missing, an additional or a misshapen tensor is an error that names it."""
     compiled = _plan(bench)
     stored = compiled.source.weights()
     parameters = [name for name in compiled.parameter_types if name not in compiled.computed]
@@ -57,7 +124,7 @@ def a_checkpoint_that_does_not_fit_is_refused(bench: Bench) -> None:
 
 
 def logits_of_every_position(bench: Bench) -> None:
-    """All prefixes of one text as prompts of one ragged batch, computed in a single step."""
+    """Check the logits of all prefixes of a text, which are the prompts of one ragged batch."""
     (text,) = random_prompts(40, vocab_size=bench.vocab_size)
     with bench.open(max_num_batched_tokens=1024) as llm:
         generated, decisions = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
@@ -66,7 +133,7 @@ def logits_of_every_position(bench: Bench) -> None:
 
 
 def chunks_of_prompts_in_ragged_batches(bench: Bench) -> None:
-    """Requests that join while others decode, their prompts computed in small chunks."""
+    """Check continuous batching with chunked prefill: requests join while others decode."""
     with bench.open(max_num_seqs=4, max_num_batched_tokens=12, block_size=4) as llm:
         prompts = random_prompts(1, 41, 5, 23, vocab_size=bench.vocab_size)
         generated, decisions = generate(llm, prompts, NUM_TOKENS, stagger=3)
@@ -78,7 +145,7 @@ def chunks_of_prompts_in_ragged_batches(bench: Bench) -> None:
 
 
 def one_prompt_alone(bench: Bench) -> None:
-    """A prompt in one piece, then a token a step; `generate` returns the same tokens."""
+    """Check a whole prefill followed by decode steps; `generate` returns the same tokens."""
     (prompt,) = random_prompts(17, vocab_size=bench.vocab_size)
     with bench.open() as llm:
         (generated,), _ = generate(llm, [prompt], NUM_TOKENS)
@@ -89,7 +156,7 @@ def one_prompt_alone(bench: Bench) -> None:
 
 
 def logits_over_a_quantised_cache(bench: Bench) -> None:
-    """Keys and values in 8 bits: not the same logits, but those of the same model."""
+    """Check the logits with keys and values quantised to 8 bits, within a wider tolerance."""
     (text,) = random_prompts(24, vocab_size=bench.vocab_size)
     with bench.open(kv_cache_dtype="int8", max_num_seqs=32) as llm:
         rows = text_logits(llm.engine, text)
@@ -97,7 +164,7 @@ def logits_over_a_quantised_cache(bench: Bench) -> None:
 
 
 def vectors_of_texts(bench: Bench) -> None:
-    """Hidden states of texts of several lengths, pooled in every way, of length 1."""
+    """Check the embeddings of texts of several lengths, for every pooling, normalised to length 1."""
     texts = random_prompts(1, 7, 24, vocab_size=bench.vocab_size)
     states = [bench.outputs(text) for text in texts]
     with bench.open() as llm:
@@ -109,7 +176,7 @@ def vectors_of_texts(bench: Bench) -> None:
 
 
 def gguf_names(bench: Bench, general_architecture: str) -> None:
-    """Tensors of a GGUF file are found under the names of the checkpoint that it was converted from."""
+    """Check that tensors of a GGUF file have the names of the checkpoint that it was converted from."""
     import gguf
 
     from aethermind.checkpoint.gguf_tensors import hf_name
@@ -133,7 +200,7 @@ _OF_ENCODERS: tuple[Check, ...] = (vectors_of_texts,)
 
 
 def checks_of(case: ModelCase, runtime: Runtime) -> tuple[Check, ...]:
-    """What a case's architecture has to pass: decoders answer, encoders compute vectors."""
+    """Return the checks for a case: those of decoders or of encoders, and those of all."""
     model = runtime.architectures.get(case.architecture).create(dict(case.config))
     special = _OF_ENCODERS if isinstance(model, TextEncoder) else _OF_DECODERS
     return (every_tensor_is_read_once, a_checkpoint_that_does_not_fit_is_refused, *special)

@@ -1,4 +1,4 @@
-"""Transformers as the reference: it writes random checkpoints, and says in float64 what they compute."""
+"""Transformers as the reference: it writes random checkpoints, and computes their outputs in float64."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class TransformersReference:
     """The class that an architecture names; implements `Reference`."""
 
     def write(self, case: ModelCase, directory: Path) -> None:
-        """Random weights, none of them trivial: those of norms around 1, biases around 0."""
+        """Write random weights, those of norms around 1, biases around 0."""
         torch.manual_seed(sum(map(ord, case.name)))
         model_class = getattr(transformers, case.architecture)
         model = model_class(model_class.config_class(**case.config))
         with torch.no_grad():
-            for name, parameter in model.named_parameters():  # one that two modules share is met once
+            for name, parameter in model.named_parameters():  # tied parameters occur once
                 _randomise(model.get_submodule(name.rpartition(".")[0]), name, parameter)
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         model.save_pretrained(directory, max_shard_size=case.max_shard_size)
@@ -35,7 +35,7 @@ class TransformersReference:
             path.write_text(json.dumps(case.rewrite_config(json.loads(path.read_text()))))
 
     def outputs(self, case: ModelCase, directory: Path) -> Outputs:
-        """Its logits, or hidden states, for a whole text at once."""
+        """Return the function of a whole text to logits, or hidden states."""
         return partial(outputs_of, pretrained(case.architecture, directory, context=case.max_model_len))
 
 
@@ -46,10 +46,10 @@ def pretrained(
     dtype: torch.dtype = torch.float64,
     context: int | None = None,
 ) -> Any:
-    """Transformers' model of a checkpoint, its weights rounded to one dtype and computed with in another.
+    """Return transformers' model of a checkpoint, with weights rounded to `rounded_to`, computing in `dtype`.
 
-    `context` fixes a dynamically scaled rotary embedding at the frequencies for that many positions, as an engine that
-    keeps keys has to.
+    `context` fixes the frequencies of a dynamically scaled rotary embedding for that many positions, as required with a
+    KV cache.
     """
     torch.set_num_threads(1)
     model = getattr(transformers, architecture).from_pretrained(directory, dtype=rounded_to).to(dtype).eval()
@@ -63,7 +63,7 @@ def pretrained(
 
 
 def outputs_of(model: Any, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
-    """A model's logits for a whole text, or hidden states where it has none: float64 [T, V] or [T, hidden_size]."""
+    """Return a model's logits for a whole text, or hidden states where it has none: float64 [T, V] or [T, hidden]."""
     with torch.no_grad():
         found = model(torch.tensor([list(token_ids)]))
     rows = found.logits if "logits" in found else found.last_hidden_state
@@ -72,7 +72,7 @@ def outputs_of(model: Any, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def _randomise(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-    """Matrices keep the size of what passes."""
+    """Initialise a parameter so that magnitudes of activations are preserved."""
     if "Norm" in type(module).__name__ and name.endswith("weight"):
         parameter.uniform_(0.5, 1.5)
     elif parameter.dim() == 1:

@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 @pytest.fixture
 def bench(model_case: ModelCase, runtime: Runtime, device: DeviceId, checkpoints: Checkpoints) -> Bench:
-    """The case at hand on the device; without a reference nothing can be said of it."""
+    """The case under test on the device; skipped without a reference."""
     try:
         reference_of(model_case)
     except InvalidArgumentError as error:
@@ -33,6 +33,6 @@ def test_model(model_check: Callable[[Bench], None], bench: Bench) -> None:
 
 @pytest.mark.optional
 def test_gguf_names(general_architecture: str, bench: Bench) -> None:
-    """Where the package reads GGUF files of the family."""
+    """For families whose GGUF files the package reads."""
     pytest.importorskip("gguf", reason="names in GGUF files are compared with those of the gguf library, not installed")
     gguf_names(bench, general_architecture)

@@ -1,4 +1,7 @@
-"""The hardware abstraction: devices, memory, streams, events, transfers. Device memory is read by DataTransfer only."""
+"""The hardware abstraction layer: devices, memory, streams, events, transfers.
+
+Device memory is read by DataTransfer only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
 from aethermind.hal import Backend, DeviceId, DType, MemoryKind, Tensor
-from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.memory import ALIGNMENT
 from aethermind.testing.device_arrays import on_device, on_host
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""The hardware abstraction while work is under way: who waits for whom, and what is given back.
+"""The hardware abstraction layer while work is running: synchronisation, and release of resources.
 
-A device that works at once passes for having finished; on any other these cases meet it at work.
+Synchronous devices pass because their work has finished; asynchronous ones are tested while working.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from aethermind.testing.device_arrays import LongWork, on_device, on_host, seen_
 __all__: list[str] = []
 
 MIB = 1 << 20
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 @pytest.fixture
 def stream(backend: Backend, device: DeviceId) -> Iterator[Stream]:
-    """One that is not the default stream; idle again when a test ends."""
+    """A stream other than the default one; idle when a test ends."""
     made = backend.streams.create(device.index)
     yield made
     backend.devices.synchronize(device.index)
@@ -45,7 +45,7 @@ def test_an_event_behind_work_is_reached_after_it(backend: Backend, device: Devi
     event.record(backend.streams.default(device.index))
     event.synchronize()
     work = LongWork.on(backend, stream)
-    event.record(stream)  # moves the mark
+    event.record(stream)  # records it anew
     assert not _becomes(event.query) or work.has_run
     event.synchronize()
     assert work.has_run
@@ -96,11 +96,11 @@ def test_another_stream_waits_for_an_event(backend: Backend, device: DeviceId, s
 
 
 def test_a_stream_waits_for_the_mark_as_it_was(backend: Backend, device: DeviceId, stream: Stream) -> None:
-    """An event that is recorded again, on an idle stream, holds up no less than before."""
+    """Recording an event again, on an idle stream, does not affect earlier waits."""
     consumer, idle = backend.streams.create(device.index), backend.streams.create(device.index)
     event = backend.events.create()
     target = on_device(backend, device, np.zeros(64, np.uint8))
-    first = LongWork.on(backend, consumer)  # so that it comes to the event late
+    first = LongWork.on(backend, consumer)  # delays the consumer's wait for the event
     second = LongWork.on(backend, stream)
     work = LongWork.on(backend, stream)
     event.record(stream)
@@ -124,7 +124,7 @@ def test_a_fill_waits_for_the_copies_before_it(backend: Backend, device: DeviceI
 
 
 def test_what_names_no_stream_is_done_on_return(backend: Backend, device: DeviceId, stream: Stream) -> None:
-    """Also while another stream is at work, and of more than a moment's size."""
+    """Also while another stream is busy, for large copies."""
     work = LongWork.on(backend, stream)
     whole = Tensor.of(backend.allocator.alloc(64 * MIB), DType.UINT8, (64 * MIB,))
     end = Tensor.of(whole.buffer, DType.UINT8, (64,), whole.nbytes - 64)
@@ -157,7 +157,7 @@ def test_memory_is_handed_out_to_several_threads(backend: Backend, device: Devic
 
 
 def test_memory_goes_back_to_where_it_came_from(backend: Backend) -> None:
-    """By the system's count, or the device's own, and not only by the allocator's."""
+    """Measured by the system or the device, not only by the allocator's statistics."""
 
     def allocate_and_free(count: int) -> None:
         for byte in range(count):
@@ -188,8 +188,8 @@ def test_streams_and_events_are_given_back(backend: Backend, device: DeviceId) -
 
 
 def _becomes(query: Callable[[], bool]) -> bool:
-    """Ask again and again; False where nothing moves while nobody waits, as a device may have it."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Poll until true or timeout; devices may make no progress without a synchronisation."""
+    deadline = time.monotonic() + _TIMEOUT_S
     while not (answer := query()) and time.monotonic() < deadline:
         pass
     return answer
@@ -201,6 +201,6 @@ def _held_bytes() -> int:
 
 
 def _num_threads() -> int:
-    """Threads of this process, by the system's count; 0 where it does not say."""
+    """Return the number of threads of this process; 0 where unknown."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else 0

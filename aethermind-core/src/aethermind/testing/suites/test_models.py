@@ -1,4 +1,4 @@
-"""A whole model on the device against the `numpy` device: values, tokens, and all that may not change them."""
+"""A whole model on the device, compared with the `numpy` device: values and tokens under all engine features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 @pytest.fixture
 def open_model(runtime: Runtime, device: DeviceId, model: str) -> Iterator[Open]:
-    """Opens the model on the device; all are closed after the test."""
+    """A function that opens the model on the device; all are closed after the test."""
     opened: list[LLM] = []
 
     def open(on: str | None = None, **options: Any) -> LLM:
@@ -46,7 +46,7 @@ def open_model(runtime: Runtime, device: DeviceId, model: str) -> Iterator[Open]
 
 @pytest.fixture(scope="session")
 def expected(runtime: Runtime, model: str) -> Callable[[str], list[int]]:
-    """What the `numpy` device answers to a prompt alone, in float32."""
+    """A function to the tokens that the `numpy` device generates for a prompt alone, in float32."""
     llm = LLM(model, device="numpy", dtype="float32", max_model_len=128, runtime=runtime)
     return cache(lambda prompt: llm.generate(prompt, GREEDY)[0].outputs[0].token_ids)
 
@@ -56,7 +56,7 @@ def answers(llm: LLM, prompts: Any = PROMPTS, params: SamplingParams = GREEDY) -
 
 
 def logprobs(llm: LLM, prompts: Any) -> list[list[tuple[int, float]]]:
-    """Of each prompt's tokens, and of the model's favourites beside them."""
+    """Return the log probabilities of each answer's tokens and of the most likely alternatives."""
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
     found = []
     for output in llm.generate(list(prompts), params):
@@ -93,7 +93,7 @@ def test_ragged_batches_with_chunked_prefill(
 
 
 def test_requests_that_give_way_and_are_computed_again(open_model: Open, expected: Callable[[str], list[int]]) -> None:
-    """A cache with too few blocks for all; nothing stale may be read."""
+    """The KV cache has too few blocks for all requests: preempted ones are recomputed."""
     llm = open_model(num_kv_blocks=16, block_size=4, enable_prefix_caching=False)
     assert answers(llm) == list(map(expected, PROMPTS))
 
@@ -110,7 +110,7 @@ def test_reused_prefixes(open_model: Open, expected: Callable[[str], list[int]])
 
 
 def test_several_answers_share_a_prompt(open_model: Open, expected: Callable[[str], list[int]]) -> None:
-    """Copies of a partly filled block: each answer writes its own."""
+    """Copy-on-write of a partly filled block."""
     llm = open_model(block_size=16)
     params = SamplingParams(n=3, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     (output,) = llm.generate(PROMPTS[0], params)
@@ -118,7 +118,7 @@ def test_several_answers_share_a_prompt(open_model: Open, expected: Callable[[st
 
 
 def test_sampling_with_a_seed(open_model: Open) -> None:
-    """The same tokens as on the `numpy` device: temperature, top-k, top-p, min-p and penalties."""
+    """Temperature, top-k, top-p, min-p and penalties give the same tokens as on the `numpy` device."""
     params = SamplingParams(
         temperature=0.9, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=5, max_tokens=NUM_TOKENS
     )
@@ -150,8 +150,10 @@ def test_half_precision(open_model: Open, backend: Backend, dtype: DType) -> Non
     "options", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}], ids=str
 )
 def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
-    """Codes are the same on every device, so values are as close as activations allow. Of two tokens that are nearly as
-    likely, either may be the one that is chosen."""
+    """Codes are equal on all devices, so values differ by the rounding of activations only.
+
+    Of two tokens of nearly the same probability, either may be chosen.
+    """
     reference, tested = (open_model(on, **options) for on in ("numpy", None))
     tokens = reference.tokenizer.encode(PROMPTS[0])
     compared = compare(reference.engine, tested.engine, tokens, 4, ComparisonTolerance(rtol=0.08, atol=1e-3))
@@ -163,7 +165,7 @@ def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
 @pytest.mark.optional
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=str)
 def test_answers_do_not_depend_on_the_batch(open_model: Open, backend: Backend, dtype: DType) -> None:
-    """Tokens and log probabilities have the same bits alone, in a batch, and beside prompts that come in parts."""
+    """Tokens and log probabilities have the same bits alone, in a batch, and with chunked prefill."""
     if dtype not in backend.capabilities.dtypes:
         pytest.skip(f"{backend.name} does not compute {dtype}")
     try:
@@ -177,9 +179,9 @@ def test_answers_do_not_depend_on_the_batch(open_model: Open, backend: Backend, 
 
 
 def test_memory_does_not_grow_with_steps(open_model: Open, backend: Backend) -> None:
-    """Neither what the allocator counts nor what the system does, over some 250 steps.
+    """Memory does not grow over about 250 steps, by the allocator's statistics and by the system's.
 
-    What a run makes for good it makes once, so the memory that leaks is what grows from each time to the next.
+    Permanent allocations are made once, so a leak grows from each round to the next.
     """
     llm = open_model()
     answers(llm)

@@ -1,0 +1,136 @@
+"""Activation functions, and softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import same_shaped, vectors
+from aethermind.ops.catalog._tolerances import EXACT, accumulated
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OpBuilder, OperatorSchema
+
+__all__ = ["GELU", "RELU", "SILU", "SILU_MUL", "SOFTMAX", "sigmoid"]
+
+
+def _relu_reference(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+def _relu_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 1)
+    yield Sample("edges", (np.array([-np.inf, -1e4, -1e-6, -0.0, 0.0, 1e-6, 1e4, np.inf]),))
+
+
+RELU = Operator(
+    schema=OperatorSchema.parse("relu(x: F[...]) -> (out: F[...] ~ x)"),
+    summary="max(x, 0), element by element.",
+    reference=_relu_reference,
+    samples=_relu_samples,
+    tolerances=EXACT,
+)
+"""The activation max(x, 0)."""
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)) without overflow on either side."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, small) / (1 + small)
+
+
+def _silu_reference(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def _silu_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 1)
+    yield Sample("saturated", (np.array([-1e4, -200.0, -88.0, -20.0, -0.0, 0.0, 1e-6, 20.0, 88.0, 200.0, 1e4]),))
+
+
+SILU = Operator(
+    schema=OperatorSchema.parse("silu(x: F[...]) -> (out: F[...] ~ x)"),
+    summary="x * sigmoid(x), element by element.",
+    reference=_silu_reference,
+    samples=_silu_samples,
+    # For very negative x, exp overflows or is denormal in float32; zero is correct, too.
+    tolerances=accumulated(absolute=1e-30),
+)
+"""The activation x · sigmoid(x)."""
+
+
+def _silu_mul_decompose(b: OpBuilder[Array], gate: Array, up: Array) -> Array:
+    return b.op("mul", b.op("silu", gate), up)
+
+
+def _silu_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 2)
+
+
+SILU_MUL = Operator(
+    schema=OperatorSchema.parse("silu_mul(gate: F[...], up: F[...]) -> (out: F[...] ~ gate)"),
+    summary="silu(gate) * up, element by element.",
+    decompose=_silu_mul_decompose,
+    samples=_silu_mul_samples,
+    # silu's result is rounded where it is a separate kernel; for very negative x it may be zero, as in silu.
+    tolerances=accumulated(inner_roundings=1, absolute=1e-30),
+)
+"""The gating of SwiGLU: silu of the gate projection times the up projection."""
+
+
+_CUBIC = 0.044715
+
+
+def _gelu_reference(x: Array, *, approximate: bool) -> Array:
+    if approximate:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + _CUBIC * x * x * x)))
+    return 0.5 * x * _erfc(-x * math.sqrt(0.5))
+
+
+def _erfc(x: Array) -> Array:
+    """Compute 1 - erf(x), which NumPy does not have."""
+    return np.fromiter(map(math.erfc, x.ravel().tolist()), x.dtype, x.size).reshape(x.shape)
+
+
+def _gelu_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    saturated = np.array([-1e4, -200.0, -20.0, -6.0, -3.0, -0.0, 0.0, 1e-6, 3.0, 6.0, 20.0, 200.0, 1e4])
+    for sample in (*same_shaped(rng, 1), Sample("saturated", (saturated,))):
+        yield sample
+        yield Sample(f"{sample.label}_approximate", sample.inputs, {"approximate": True})
+
+
+GELU = Operator(
+    schema=OperatorSchema.parse("gelu(x: F[...]; approximate: bool = False) -> (out: F[...] ~ x)"),
+    summary=(
+        "x * (1 + erf(x / √2)) / 2, element by element; the approximate form is "
+        "x * (1 + tanh(√(2/π) * (x + 0.044715 * x³))) / 2."
+    ),
+    reference=_gelu_reference,
+    samples=_gelu_samples,
+    # For negative x, 1 + erf(x / √2) cancels.
+    tolerances=accumulated(absolute=1e-6),
+)
+"""The activation x · Φ(x), Φ being the normal distribution function, exact or approximated by tanh."""
+
+
+def _softmax_reference(x: Array) -> Array:
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _softmax_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from vectors(rng)
+    yield Sample("masked", (np.array([[0.5, -np.inf, 1.0], [-np.inf, -np.inf, -2.0]]),))
+    yield Sample("saturated", (np.array([[1e4, 1e4, 0.0], [-1e4, -1e4, -2e4], [0.0, -50.0, -100.0]]),))
+
+
+SOFTMAX = Operator(
+    schema=OperatorSchema.parse("softmax(x: F[..., D]) -> (out: F[..., D] ~ x)"),
+    summary="exp(x - max(x)), divided by its sum over the last dim; each vector has a finite element.",
+    reference=_softmax_reference,
+    samples=_softmax_samples,
+    # A weight far below the largest is denormal in float32; zero is correct, too.
+    tolerances=accumulated(absolute=1e-30),
+)
+"""Softmax over the last dim."""

@@ -1,0 +1,140 @@
+"""Arithmetic, exponential and logarithm of whole tensors, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal, same_shaped
+from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OperatorSchema
+
+__all__ = ["ADD", "DIV", "EXP", "LOG", "MUL", "SUB"]
+
+
+def _add_reference(a: Array, b: Array) -> Array:
+    return a + b
+
+
+def _add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 2)
+    yield Sample("zeros", (np.array([0.0, -0.0, 0.0, 2.0, 0.0]), np.array([1.0, 2.0, 0.0, 0.0, -3.0])))
+
+
+ADD = Operator(
+    schema=OperatorSchema.parse("add(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
+    summary="a + b, element by element.",
+    reference=_add_reference,
+    samples=_add_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""The sum of two tensors of one shape, such as a residual and a branch."""
+
+
+def _sub_reference(a: Array, b: Array) -> Array:
+    return a - b
+
+
+def _sub_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 2)
+
+
+SUB = Operator(
+    schema=OperatorSchema.parse("sub(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
+    summary="a - b, element by element.",
+    reference=_sub_reference,
+    samples=_sub_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""The difference of two tensors of one shape, element by element."""
+
+
+def _mul_reference(a: Array, b: Array) -> Array:
+    return a * b
+
+
+def _mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 2)
+
+
+MUL = Operator(
+    schema=OperatorSchema.parse("mul(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
+    summary="a * b, element by element.",
+    reference=_mul_reference,
+    samples=_mul_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""The product of two tensors of one shape, element by element."""
+
+
+def _div_reference(a: Array, b: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return a / b
+
+
+def _away_from_zero(rng: np.random.Generator, *shape: int) -> Array:
+    x = normal(rng, *shape)
+    return x + np.copysign(0.1, x)
+
+
+def _div_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 2, _away_from_zero)
+    yield Sample("by_zero", (np.array([1.0, -1.0, 1.0, 0.0]), np.array([0.0, 0.0, -0.0, 2.0])))
+
+
+DIV = Operator(
+    schema=OperatorSchema.parse("div(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
+    summary="a / b, element by element; infinite where b is zero and a is not.",
+    reference=_div_reference,
+    samples=_div_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""The quotient of two tensors of one shape, element by element."""
+
+
+def _exp_reference(x: Array) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        return np.exp(x)
+
+
+def _exp_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 1)
+    yield Sample("saturated", (np.array([-np.inf, -1e4, -200.0, -88.0, -10.0, -0.0, 0.0, 1e-6, 10.0, 1e4, np.inf]),))
+
+
+EXP = Operator(
+    schema=OperatorSchema.parse("exp(x: F[...]) -> (out: F[...] ~ x)"),
+    summary="e to the power of x, element by element.",
+    reference=_exp_reference,
+    samples=_exp_samples,
+    # For very negative x the result is denormal in float32; zero is correct, too.
+    tolerances=accumulated(absolute=1e-30),
+)
+"""The exponential function."""
+
+
+def _log_reference(x: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.log(x)
+
+
+def _positive(rng: np.random.Generator, *shape: int) -> Array:
+    return np.exp(2 * normal(rng, *shape))
+
+
+def _log_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 1, _positive)
+    yield Sample("edges", (np.array([0.0, 1e-4, 0.5, 0.99, 1.0, 1.01, 2.0, 6e4, np.inf]),))
+
+
+LOG = Operator(
+    schema=OperatorSchema.parse("log(x: F[...]) -> (out: F[...] ~ x)"),
+    summary="The natural logarithm of x >= 0, element by element; log(0) is -inf.",
+    reference=_log_reference,
+    samples=_log_samples,
+    # Around x = 1 the result is near zero, so a relative bound alone is too strict.
+    tolerances=accumulated(absolute=1e-6),
+)
+"""The natural logarithm."""

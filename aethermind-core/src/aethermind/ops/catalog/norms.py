@@ -1,0 +1,124 @@
+"""Normalisation of every vector of the last dim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal
+from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OpBuilder, OperatorSchema
+
+__all__ = ["ADD_RMS_NORM", "LAYER_NORM", "RMS_NORM"]
+
+
+def _rms_norm_reference(x: Array, weight: Array, *, eps: float) -> Array:
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(mean_square + eps) * weight
+
+
+def _rms_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (4, 7, 8), (17, 33), (2, 1), (300, 9), (2, 2080), (1, 8200)):
+        inputs = (normal(rng, *shape), normal(rng, shape[-1]))
+        yield Sample("x".join(map(str, shape)), inputs, {"eps": 1e-6})
+    yield Sample("zeros", (np.zeros((2, 5)), normal(rng, 5)), {"eps": 1e-5})
+    yield Sample("small_against_eps", (normal(rng, 2, 19) * 1e-3, normal(rng, 19)), {"eps": 1e-5})
+
+
+RMS_NORM = Operator(
+    schema=OperatorSchema.parse("rms_norm(x: F[..., D], weight: F[D]; eps: float) -> (out: F[..., D] ~ x)"),
+    summary="x / sqrt(mean(x²) + eps) * weight over the last dim, rounded to F once at the end.",
+    reference=_rms_norm_reference,
+    samples=_rms_norm_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+
+def _add_rms_norm_decompose(
+    b: OpBuilder[Array], x: Array, residual: Array, weight: Array, *, eps: float
+) -> tuple[Array, Array]:
+    total = b.op("add", x, residual)
+    return b.op("rms_norm", total, weight, eps=eps), total
+
+
+def _add_rms_norm_term_magnitudes(x: Array, residual: Array, weight: Array, *, eps: float) -> tuple[Array, Array]:
+    total = x + residual
+    normed = total / np.sqrt(np.mean(total * total, axis=-1, keepdims=True) + eps) * weight
+    return np.abs(normed), np.abs(total)
+
+
+def _add_rms_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in ((3, 7), (1, 896), (0, 16), (4, 3, 10), (17, 33), (2, 1), (300, 9), (2, 2080), (1, 8200)):
+        inputs = (normal(rng, *shape), normal(rng, *shape), normal(rng, shape[-1]))
+        yield Sample("x".join(map(str, shape)), inputs, {"eps": 1e-6})
+
+
+ADD_RMS_NORM = Operator(
+    schema=OperatorSchema.parse(
+        """add_rms_norm(x: F[..., D], residual: F[..., D], weight: F[D]; eps: float)
+        -> (out: F[..., D] ~ x, total: F[..., D] ~ residual)"""
+    ),
+    summary="total = x + residual, rounded to F; out = rms_norm(total, weight).",
+    decompose=_add_rms_norm_decompose,
+    samples=_add_rms_norm_samples,
+    term_magnitudes=_add_rms_norm_term_magnitudes,
+    # An error in total reaches out twice: through the element and through the mean square.
+    tolerances=accumulated(inner_roundings=2),
+)
+"""A residual addition and the RMSNorm of its sum, fused; both are outputs."""
+
+
+def _layer_norm_reference(x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    out = centred / _deviation(x, eps) * weight
+    return out if bias is None else out + bias
+
+
+def _deviation(x: Array, eps: float) -> Array:
+    return np.sqrt(x.var(axis=-1, keepdims=True) + eps)
+
+
+def _layer_norm_term_magnitudes(x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+    uncentred = np.abs(x) + np.abs(x).mean(axis=-1, keepdims=True)
+    out = uncentred / _deviation(x, eps) * np.abs(weight)
+    return out if bias is None else out + np.abs(bias)
+
+
+def _layer_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in (
+        (3, 7),
+        (1, 896),
+        (0, 16),
+        (5, 2, 80),
+        (4, 7, 8),
+        (17, 33),
+        (2, 1),
+        (12,),
+        (300, 9),
+        (2, 2080),
+        (1, 8200),
+    ):
+        x, weight = normal(rng, *shape), normal(rng, shape[-1])
+        label = "x".join(map(str, shape))
+        yield Sample(label, (x, weight, None), {"eps": 1e-6})
+        yield Sample(f"{label}_bias", (x, weight, normal(rng, shape[-1])), {"eps": 1e-5})
+    yield Sample("zeros", (np.zeros((2, 5)), normal(rng, 5), normal(rng, 5)), {"eps": 1e-5})
+    yield Sample("far_from_zero", (normal(rng, 2, 65) + 30, normal(rng, 65), None), {"eps": 1e-5})
+    yield Sample("very_far_from_zero", (normal(rng, 3, 130) + 1000, normal(rng, 130), None), {"eps": 1e-5})
+    yield Sample("small_against_eps", (normal(rng, 2, 19) * 1e-3, normal(rng, 19), None), {"eps": 1e-5})
+
+
+LAYER_NORM = Operator(
+    schema=OperatorSchema.parse(
+        "layer_norm(x: F[..., D], weight: F[D], bias: F[D]?; eps: float) -> (out: F[..., D] ~ x)"
+    ),
+    summary="(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim, rounded to F once at the end.",
+    reference=_layer_norm_reference,
+    samples=_layer_norm_samples,
+    term_magnitudes=_layer_norm_term_magnitudes,
+    tolerances=ONE_ROUNDING,
+)
+"""LayerNorm (Ba et al. 2016, arXiv:1607.06450), with an optional bias."""

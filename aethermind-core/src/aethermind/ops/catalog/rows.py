@@ -1,0 +1,122 @@
+"""Rows of a matrix: gathered by index, or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._index_checks import rows_of
+from aethermind.ops.catalog._sample_inputs import normal
+from aethermind.ops.catalog._tolerances import EXACT
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OperatorSchema
+
+__all__ = ["EMBEDDING", "GATHER_ROWS", "POSITION_EMBEDDING", "SCATTER_ROWS"]
+
+
+def _embedding_reference(token_ids: Array, table: Array) -> Array:
+    return table[token_ids]
+
+
+def _embedding_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, vocab_size, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
+        token_ids = rng.integers(0, vocab_size, num_tokens, dtype=np.int32)
+        yield Sample(f"T{num_tokens}_V{vocab_size}_D{hidden_size}", (token_ids, normal(rng, vocab_size, hidden_size)))
+    yield Sample("first_and_last_row", (np.array([0, 8, 0, 8], np.int32), normal(rng, 9, 5)))
+
+
+EMBEDDING = Operator(
+    schema=OperatorSchema.parse("embedding(token_ids: i32[T], table: W[V, D]) -> (out: F[T, D])"),
+    summary="Row token_ids[t] of the table, which is row-major unless another operator needs it packed.",
+    reference=_embedding_reference,
+    samples=_embedding_samples,
+    tolerances=EXACT,
+    gathered=frozenset({"table"}),
+    check=rows_of("table", "token_ids"),
+)
+"""The embedding lookup: rows of a table by token id."""
+
+
+def _position_embedding_reference(positions: Array, table: Array) -> Array:
+    return table[positions]
+
+
+def _position_embedding_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, num_positions, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
+        positions = rng.integers(0, num_positions, num_tokens, dtype=np.int64)
+        label = f"T{num_tokens}_V{num_positions}_D{hidden_size}"
+        yield Sample(label, (positions, normal(rng, num_positions, hidden_size)))
+    yield Sample("first_and_last_row", (np.array([0, 8, 0, 8], np.int64), normal(rng, 9, 5)))
+
+
+POSITION_EMBEDDING = Operator(
+    schema=OperatorSchema.parse("position_embedding(positions: i64[T], table: W[V, D]) -> (out: F[T, D])"),
+    summary="Row positions[t] of the table, which is row-major and never packed.",
+    reference=_position_embedding_reference,
+    samples=_position_embedding_samples,
+    tolerances=EXACT,
+    gathered=frozenset({"table"}),
+    check=rows_of("table", "positions"),
+)
+"""Rows of a table by position: learned absolute position embeddings, as in GPT-2 and BERT."""
+
+
+def _gather_rows_reference(x: Array, rows: Array) -> Array:
+    return x[rows]
+
+
+def _gather_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, num_rows, hidden_size in (
+        (9, 4, 7),
+        (1, 1, 32),
+        (5, 0, 3),
+        (17, 17, 65),
+        (3, 8, 5),
+        (66_001, 130, 3),
+    ):
+        rows = rng.integers(0, num_tokens, num_rows, dtype=np.int32)
+        yield Sample(f"T{num_tokens}_R{num_rows}_D{hidden_size}", (normal(rng, num_tokens, hidden_size), rows))
+
+
+GATHER_ROWS = Operator(
+    schema=OperatorSchema.parse("gather_rows(x: F[T, D], rows: i32[R]) -> (out: F[R, D])"),
+    summary="Row rows[r] of x; rows may repeat an index.",
+    reference=_gather_rows_reference,
+    samples=_gather_rows_samples,
+    tolerances=EXACT,
+    gathered=frozenset({"x"}),
+    check=rows_of("x", "rows"),
+)
+"""Rows of a step's activations that later operators need, such as the last token of every sequence."""
+
+
+def _scatter_rows_reference(x: Array, values: Array, rows: Array) -> Array:
+    out = x.copy()
+    out[rows] = values
+    return out
+
+
+def _scatter_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, num_rows, hidden_size in (
+        (9, 4, 7),
+        (1, 1, 32),
+        (5, 0, 3),
+        (17, 17, 65),
+        (40, 3, 5),
+        (300, 130, 9),
+    ):
+        rows = rng.permutation(num_tokens)[:num_rows].astype(np.int32)
+        inputs = (normal(rng, num_tokens, hidden_size), normal(rng, num_rows, hidden_size), rows)
+        yield Sample(f"T{num_tokens}_E{num_rows}_D{hidden_size}", inputs)
+
+
+SCATTER_ROWS = Operator(
+    schema=OperatorSchema.parse("scatter_rows(x: F[T, D], values: F[E, D], rows: i32[E]) -> (out: F[T, D])"),
+    summary="x with row rows[e] replaced by values[e]; the indices in rows are distinct.",
+    reference=_scatter_rows_reference,
+    samples=_scatter_rows_samples,
+    tolerances=EXACT,
+    check=rows_of("x", "rows"),
+)
+"""Rows of a matrix replaced by others: embeddings that were not looked up by token id enter a step this way."""

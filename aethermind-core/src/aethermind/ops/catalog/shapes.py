@@ -1,0 +1,135 @@
+"""Views and copies of a tensor in another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal
+from aethermind.ops.catalog._tolerances import EXACT
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OperatorSchema
+
+__all__ = ["MERGE_HEADS", "MERGE_LAST", "PERMUTE_HEADS", "SPLIT_HEADS", "SPLIT_LAST", "TRANSPOSE"]
+
+
+def _split_heads_reference(x: Array, *, num_heads: int) -> Array:
+    return x.reshape(x.shape[0], num_heads, x.shape[1] // num_heads)
+
+
+def _split_heads_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, num_heads, head_dim in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 1, 7)):
+        x = normal(rng, num_tokens, num_heads * head_dim)
+        yield Sample(f"T{num_tokens}_H{num_heads}_C{head_dim}", (x,), {"num_heads": num_heads})
+
+
+SPLIT_HEADS = Operator(
+    schema=OperatorSchema.parse("split_heads(x: F[T, Q]; num_heads: int) -> (out: F[T, num_heads, Q/num_heads] = x)"),
+    summary="The same memory seen as [tokens, heads, head dim]; nothing runs.",
+    reference=_split_heads_reference,
+    samples=_split_heads_samples,
+    tolerances=EXACT,
+)
+"""A view: the last dim as heads."""
+
+
+def _merge_heads_reference(x: Array) -> Array:
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+
+
+def _merge_heads_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, num_heads, head_dim in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 1, 7)):
+        yield Sample(f"T{num_tokens}_H{num_heads}_C{head_dim}", (normal(rng, num_tokens, num_heads, head_dim),))
+
+
+MERGE_HEADS = Operator(
+    schema=OperatorSchema.parse("merge_heads(x: F[T, H, C]) -> (out: F[T, H*C] = x)"),
+    summary="The same memory seen as [tokens, heads · head dim]; nothing runs.",
+    reference=_merge_heads_reference,
+    samples=_merge_heads_samples,
+    tolerances=EXACT,
+)
+"""A view: the heads of a token as one vector."""
+
+
+def _split_last_reference(x: Array, *, count: int) -> Array:
+    return x.reshape(*x.shape[:-1], count, x.shape[-1] // count)
+
+
+def _split_last_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, count in (((3, 16), 2), ((1, 33), 11), ((0, 8), 4), ((12,), 12), ((2, 3, 5), 1)):
+        yield Sample(f"{'x'.join(map(str, shape))}_by_{count}", (normal(rng, *shape),), {"count": count})
+
+
+SPLIT_LAST = Operator(
+    schema=OperatorSchema.parse("split_last(x: F[..., D]; count: int) -> (out: F[..., count, D/count] = x)"),
+    summary=(
+        "The same memory with the last dim seen as [count, D/count]; nothing runs. split_last and merge_last together "
+        "express every reshape whose dims are known."
+    ),
+    reference=_split_last_reference,
+    samples=_split_last_samples,
+    tolerances=EXACT,
+)
+"""A view: the last dim as two."""
+
+
+def _merge_last_reference(x: Array) -> Array:
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def _merge_last_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 7), (2, 3, 4, 5)):
+        yield Sample("x".join(map(str, shape)), (normal(rng, *shape),))
+
+
+MERGE_LAST = Operator(
+    schema=OperatorSchema.parse("merge_last(x: F[..., A, B]) -> (out: F[..., A*B] = x)"),
+    summary="The same memory with the last two dims seen as one; nothing runs.",
+    reference=_merge_last_reference,
+    samples=_merge_last_samples,
+    tolerances=EXACT,
+)
+"""A view: the last two dims as one."""
+
+
+def _transpose_reference(x: Array) -> Array:
+    return np.swapaxes(x, -2, -1)
+
+
+def _transpose_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in ((3, 7), (1, 33), (0, 8), (70, 33), (2, 3, 17), (2, 3, 16, 5), (300, 130), (40, 9, 7)):
+        yield Sample("x".join(map(str, shape)), (normal(rng, *shape),))
+
+
+TRANSPOSE = Operator(
+    schema=OperatorSchema.parse("transpose(x: F[..., M, N]) -> (out: F[..., N, M])"),
+    summary="A copy in which the last two dims are swapped.",
+    reference=_transpose_reference,
+    samples=_transpose_samples,
+    tolerances=EXACT,
+)
+"""A copy with the last two dims swapped."""
+
+
+def _permute_heads_reference(x: Array) -> Array:
+    return np.swapaxes(x, -3, -2)
+
+
+def _permute_heads_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 1, 7), (17, 3, 10), (2, 5, 3, 9), (300, 3, 10), (70, 33, 4)):
+        yield Sample("x".join(map(str, shape)), (normal(rng, *shape),))
+
+
+PERMUTE_HEADS = Operator(
+    schema=OperatorSchema.parse("permute_heads(x: F[..., T, H, C]) -> (out: F[..., H, T, C])"),
+    summary=(
+        "A copy in which the second and third dim from the end are swapped: [tokens, heads, head dim] to [heads, "
+        "tokens, head dim] and back. With transpose, split_last and merge_last it expresses every permutation of dims."
+    ),
+    reference=_permute_heads_reference,
+    samples=_permute_heads_samples,
+    tolerances=EXACT,
+)
+"""A copy with tokens and heads swapped, so that the matrix of each head is contiguous."""

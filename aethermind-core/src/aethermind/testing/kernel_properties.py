@@ -1,0 +1,209 @@
+"""Properties of kernels other than their results: statelessness, concurrency of streams, batch invariance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from aethermind.dispatch import Kernel
+from aethermind.dispatch.reference import evaluate, rounded_inputs
+from aethermind.errors import OperatorError
+from aethermind.hal import DType, Stream
+from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample
+from aethermind.runtime import OpenDevice
+from aethermind.testing.operator_calls import KernelCall, KernelCase, assert_same_bits, other_values
+
+__all__ = [
+    "check_batch_invariance",
+    "check_concurrent_streams",
+    "check_stateless",
+    "check_thread_counts",
+    "failing_call",
+    "has_separable_rows",
+]
+
+_NUM_RUNS_BESIDE = 4
+
+RowSubset = tuple[slice, list[Array | None]]
+"""Rows of the first output, and the inputs of a call that computes only them."""
+
+
+def check_stateless(cases: Sequence[KernelCase], operators: OperatorRegistry, opened: OpenDevice) -> None:
+    """Assert that calls with other shapes in between do not change the results of a call."""
+    calls = []
+    for case in cases:
+        inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+        calls.append((KernelCall(case, operators, opened, inputs), inputs))
+    first = [call.run(inputs) for call, inputs in calls]
+    for (call, inputs), outputs in zip(calls, first, strict=True):
+        assert_same_bits(call.run(inputs), outputs, "the same call has other results after calls with other shapes")
+
+
+def check_thread_counts(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
+    """Assert that one and three worker threads compute the same bits as the backend's default number."""
+    inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+    expected = KernelCall(case, operators, opened, inputs).run(inputs)
+    try:
+        for wanted in (1, 3):
+            number = opened.backend.set_num_threads(wanted)
+            outputs = KernelCall(case, operators, opened, inputs).run(inputs)
+            assert_same_bits(outputs, expected, f"with {number} worker threads it has other results")
+            if number != wanted:  # it has no worker threads
+                break
+    finally:
+        opened.backend.set_num_threads(None)
+
+
+def check_concurrent_streams(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
+    """Assert that results do not change while another thread runs the kernel on another stream, with other values."""
+    inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+    given = (inputs, other_values(case.operator, inputs))
+    streams = [opened.backend.streams.create(opened.device.index) for _ in given]
+    calls = [KernelCall(case, operators, opened, inputs, stream=stream) for stream in streams]
+    alone = [call.run(values) for call, values in zip(calls, given, strict=True)]
+
+    def runs(which: int) -> list[list[Array]]:
+        opened.backend.devices.set_current(opened.device.index)
+        return [calls[which].run(given[which]) for _ in range(_NUM_RUNS_BESIDE)]
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        beside = list(pool.map(runs, range(len(calls))))
+    for stream in streams:
+        stream.destroy()
+    for outputs, expected in zip(beside, alone, strict=True):
+        for one in outputs:
+            assert_same_bits(one, expected, "concurrently with a run on another stream it has other results")
+
+
+def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> int:
+    """Assert that some rows have the same bits when computed alone (batch invariance); return the number of subsets.
+
+    Of outputs that are changed in place, it compares the elements that the rows change.
+    """
+    inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+    parts = list(row_subsets(case.operator, operators, inputs, case))
+    if not parts:
+        return 0
+    together = KernelCall(case, operators, opened, inputs).run(inputs)
+    before = {spec.name: array for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)}
+    for rows, own in parts:
+        alone = KernelCall(case, operators, opened, own).run(own)
+        for spec, output, whole in zip(case.operator.schema.outputs, alone, together, strict=True):
+            what = f"rows {rows.start} to {rows.stop - 1} computed alone differ from those in a batch"
+            if spec.alias is None:
+                assert_same_bits([output], [_rows(whole, spec.pattern, _axis(case.operator), rows)], what)
+            else:
+                given = before[spec.alias]
+                assert given is not None
+                is_changed = output.view(f"u{output.itemsize}") != given.view(f"u{given.itemsize}")
+                assert_same_bits([output[is_changed]], [whole[is_changed]], what)
+    return len(parts)
+
+
+def failing_call(operators: OperatorRegistry, opened: OpenDevice, stream: Stream) -> Callable[[], None]:
+    """Return a function that enqueues a kernel on a stream which raises when it runs."""
+    kernel = Kernel("add", opened.backend.name, "failing", frozenset({DType.FLOAT32}), function=_fail)
+    array = np.ones((2, 3), np.float32)
+    case = KernelCase(operators["add"], kernel, DType.FLOAT32, Sample("failing", (array, array)))
+    call = KernelCall(case, operators, opened, (array, array), stream=stream)
+    return lambda: call.start((array, array))
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("This kernel always fails; the conformance kit checks that the failure is reported.")
+
+
+def has_separable_rows(case: KernelCase, operators: OperatorRegistry) -> bool:
+    """Whether rows of a case can be computed alone."""
+    inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+    return next(row_subsets(case.operator, operators, inputs, case), None) is not None
+
+
+def row_subsets(
+    operator: Operator, operators: OperatorRegistry, inputs: Sequence[Array | None], case: KernelCase
+) -> Iterator[RowSubset]:
+    """Yield the first row, the last and one between, or sequences of a ragged batch and their last queries.
+
+    Yields nothing where rows are not independent.
+    """
+    names = [spec.name for spec in operator.schema.inputs]
+    if "cu_seqlens_q" in names:
+        yield from _sequences(names, inputs)
+        return
+    axis = _axis(operator)
+    count = 0 if axis is None else _num_rows(operator, inputs, axis)
+    if axis is None or count < 2:
+        return
+    attributes = operator.schema.complete(case.sample.attributes)
+    position, pattern = _rows_of(operator)
+    with np.errstate(all="ignore"):
+        whole = evaluate(operators, operator, inputs, attributes)[position]
+    for row in sorted({0, count // 2, count - 1}):
+        rows = slice(row, row + 1)
+        own = [
+            array if array is None else _rows(array, spec.pattern, axis, rows)
+            for spec, array in zip(operator.schema.inputs, inputs, strict=True)
+        ]
+        try:
+            with np.errstate(all="ignore"):
+                meant = evaluate(operators, operator, own, attributes)[position]
+        except (OperatorError, IndexError):
+            return  # indices refer to other rows
+        if not np.allclose(meant, _rows(whole, pattern, axis, rows), equal_nan=True):
+            return  # a row alone has another meaning, as a query of causal attention
+        yield rows, own
+
+
+def _sequences(names: Sequence[str], inputs: Sequence[Array | None]) -> Iterator[RowSubset]:
+    given = dict(zip(names, inputs, strict=True))
+    bounds, lengths, tables = (given[name] for name in ("cu_seqlens_q", "seqlens_k", "block_tables"))
+    assert bounds is not None
+    assert lengths is not None
+    assert tables is not None
+    chosen = [one for one in range(len(lengths)) if bounds[one] < bounds[one + 1]]
+    if len(chosen) < 2:
+        return
+    for one in sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}):
+        begin, end = int(bounds[one]), int(bounds[one + 1])
+        for rows in (slice(begin, end), slice(end - 1, end)):  # the whole sequence, and its last query
+            q = given["q"]
+            assert q is not None
+            own = {
+                "q": np.ascontiguousarray(q[rows]),
+                "cu_seqlens_q": np.array([0, rows.stop - rows.start], bounds.dtype),
+                "seqlens_k": lengths[one : one + 1].copy(),
+                "block_tables": tables[one : one + 1].copy(),
+            }
+            yield rows, [own.get(name, given[name]) for name in names]
+
+
+def _rows_of(operator: Operator) -> tuple[int, tuple[str, ...]]:
+    """Return the position and dims of the first output that is not an input's memory; no dims where there is none."""
+    outputs = ((position, spec.pattern) for position, spec in enumerate(operator.schema.outputs) if spec.alias is None)
+    return next(outputs, (0, ()))
+
+
+def _axis(operator: Operator) -> str | None:
+    """Return the dim of rows: the first named one, or `...` where only columns are named; None without dims."""
+    _, pattern = _rows_of(operator)
+    if pattern[:1] != ("...",):
+        return pattern[0] if pattern else None
+    return pattern[1] if len(pattern) > 2 else "..."
+
+
+def _num_rows(operator: Operator, inputs: Sequence[Array | None], axis: str) -> int:
+    for spec, array in zip(operator.schema.inputs, inputs, strict=True):
+        if array is not None and axis in spec.pattern and array.ndim >= len(spec.pattern):
+            where = spec.pattern.index(axis)
+            return int(array.shape[where if axis == "..." else where - len(spec.pattern)])
+    return 0
+
+
+def _rows(array: Array, pattern: Sequence[str], axis: str | None, rows: slice) -> Array:
+    """Return these rows of an array that has the dim of rows; any other array unchanged."""
+    if axis is None or axis not in pattern:
+        return array
+    where = 0 if axis == "..." else array.ndim - len(pattern) + list(pattern).index(axis)
+    return np.ascontiguousarray(array[(slice(None),) * where + (rows,)])
