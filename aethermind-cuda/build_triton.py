@@ -120,7 +120,7 @@ def _compile_here(name: str, target: str) -> Compiled:
     compiled = triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)
     facts: Any = compiled.metadata
     if facts.global_scratch_size or facts.profile_scratch_size or facts.num_ctas != 1:
-        raise TritonError(f"{name} wants scratch memory or clusters for sm_{target}, which nobody provides.")
+        raise TritonError(f"{name} wants scratch memory or clusters for sm_{target}, which is not provided.")
     # Triton has architecture-specific targets (`a`) only, but uses no instructions beyond the family's (`f`).
     ptx = re.sub(r"^\.target sm_\w+", f".target sm_{target}", compiled.asm["ptx"], flags=re.MULTILINE)
     entry = ptx[ptx.index(f".entry {name}(") :]

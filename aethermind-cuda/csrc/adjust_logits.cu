@@ -8,14 +8,14 @@
 
 namespace aether {
 
-constexpr int kStretch = 8192;
+constexpr int kRangeLogits = 8192;
 
 template <class Change>
 __device__ __forceinline__ void change_listed(float* out, const float* logits, const int* tokens, const int* cuts,
                                               int size, const Change& change) {
   const int row = static_cast<int>(blockIdx.x);
-  const int begin = static_cast<int>(blockIdx.y) * kStretch;
-  const int end = min(begin + kStretch, size);
+  const int begin = static_cast<int>(blockIdx.y) * kRangeLogits;
+  const int end = min(begin + kRangeLogits, size);
   out += static_cast<int64_t>(row) * size;
   logits += static_cast<int64_t>(row) * size;
   if (out != logits) {
@@ -58,8 +58,8 @@ extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* lo
                                                      int num_words) {
   aether::begin_kernel();
   const int64_t row = blockIdx.x;
-  const int begin = static_cast<int>(blockIdx.y) * aether::kStretch;
-  const int end = min(begin + aether::kStretch, size);
+  const int begin = static_cast<int>(blockIdx.y) * aether::kRangeLogits;
+  const int end = min(begin + aether::kRangeLogits, size);
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
     const bool is_allowed = mask[row * num_words + i / 32] >> (i % 32) & 1;
     out[row * size + i] = is_allowed ? logits[row * size + i] : aether::Max::kNeutral;

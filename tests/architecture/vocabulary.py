@@ -111,7 +111,7 @@ RETIRED_IDENTIFIERS: tuple[str, ...] = (
     "quantize_finely",
     "quantize_coarsely",
     "hold_up",
-    "Eight",
+    "kEight",
     "row_descent",
     "coded_weight",
     "coded_weights",

@@ -27,7 +27,7 @@ class HcclCommunicator:
         self._size = size
         if address is not None and dist.is_initialized():
             raise DeviceError(
-                "This process has ranks already, and torch.distributed has room for no others. Close them."
+                "This process has ranks already, and torch.distributed supports one group. Close them."
             )
         if not dist.is_initialized():
             method = "env://" if address is None else f"tcp://{address}"

@@ -10,7 +10,7 @@ namespace aether {
 constexpr int kMaxHeadDim = 256;
 
 // Up to 256 elements. Lane l holds pairs l, l + 32, …: elements (p, p + half), or (2p, 2p + 1) when interleaved, so
-// that a rotation stays within a lane. With an odd head_dim the last pair has no second element.
+// that a rotation is local to a lane. With an odd head_dim the last pair has no second element.
 struct HeadRow {
   static constexpr int kPairs = kMaxHeadDim / 2 / kWarpSize;
 

@@ -20,7 +20,7 @@ from aethermind_cann.kernels import (
 
 __all__ = ["load"]
 
-_ROOMS = (
+_MODULES = (
     *(elementwise, norms, matrix, add_low_rank, rotary, kv_cache, paged_attention, attention, rows, logits, sampling),
     collectives,
 )
@@ -28,4 +28,4 @@ _ROOMS = (
 
 def load() -> list[Kernel]:
     """All kernels; the installed torch_npu determines which fused ones are supported."""
-    return [kernel for room in _ROOMS for kernel in room.KERNELS]
+    return [kernel for module in _MODULES for kernel in module.KERNELS]

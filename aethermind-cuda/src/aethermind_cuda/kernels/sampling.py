@@ -13,7 +13,7 @@ from aethermind_cuda.launch import Call, DeviceArray, Launch
 __all__ = ["KERNELS"]
 
 _FLOAT32 = frozenset({DType.FLOAT32})
-_STRETCH = 8192
+_RANGE_LOGITS = 8192
 """Logits of a row per block, as in `adjust_logits.cu`."""
 _SORTING_THREADS = 512
 """Capacity of `common/row_candidates.cuh`."""
@@ -34,7 +34,7 @@ def _adjusting(entry: str) -> Callable[[Call], Iterator[Launch]]:
         (out,) = call.outputs
         num_rows, size = out.shape
         sizes = (size, _width(call)) if entry == "mask_tokens" else (size,)
-        grid = (num_rows, div_up(size, _STRETCH), 1)
+        grid = (num_rows, div_up(size, _RANGE_LOGITS), 1)
         threads = threads_for(size, most=512)
         arguments = (out, *call.inputs, *sizes)
         yield Launch("adjust_logits", f"adjust_logits_{entry}", grid, (threads, 1, 1), arguments)
