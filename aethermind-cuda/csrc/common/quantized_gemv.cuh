@@ -13,14 +13,14 @@
 
 namespace aether {
 
-constexpr int kWeightRingBytes = 4096;  // per warp and weight
+constexpr int kQuantizedRingBytes = 4096;  // per warp and weight
 
 // The ring of a warp's codes: kStages groups of 16 outputs of each weight.
 template <class Source, int kWeights>
-struct WeightRing {
+struct QuantizedWeightRing {
   static constexpr int kGroupBytes = Source::kTileWords * static_cast<int>(sizeof(uint32_t));
   static constexpr int kPieces = kGroupBytes / kVectorBytes;  // each lane copies at most one of 32
-  static constexpr int kMostStages = kWeightRingBytes / kGroupBytes;
+  static constexpr int kMostStages = kQuantizedRingBytes / kGroupBytes;
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
 
   uint32_t* words;  // this warp's ring
@@ -87,14 +87,14 @@ __device__ __forceinline__ void quantized_gemv(const Results<typename Source::El
                                                const typename Source::Place (&places)[kWeights],
                                                int tile = static_cast<int>(blockIdx.y)) {
   using T = typename Source::Element;
-  using Ring = WeightRing<Source, kWeights>;
+  using Ring = QuantizedWeightRing<Source, kWeights>;
   AETHER_DYNAMIC_SHARED(uint4, memory);
 
   let_next_kernel_launch();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
   const Source sources[2] = {Source(places[0], tile), Source(places[kWeights - 1], tile)};
-  constexpr int kRingVectors = kWeights * kWeightRingBytes / kVectorBytes;
+  constexpr int kRingVectors = kWeights * kQuantizedRingBytes / kVectorBytes;
   const Ring ring{reinterpret_cast<uint32_t*>(memory + warp_index() * kRingVectors)};
   int group = warp_index();
 #pragma unroll

@@ -25,7 +25,7 @@ _FEWER_WARPS = 7
 """Warps per block where blocks are many: small blocks start and finish independently."""
 _MANY_TILES = 512
 _RING_BYTES = 4096
-"""Ring per warp and weight: `kWeightRingBytes` of csrc/common/quantized_gemv.cuh."""
+"""Ring per warp and weight: `kQuantizedRingBytes` of csrc/common/quantized_gemv.cuh."""
 _SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
 
 
