@@ -26,9 +26,7 @@ class HcclCommunicator:
         self._rank = rank
         self._size = size
         if address is not None and dist.is_initialized():
-            raise DeviceError(
-                "This process has ranks already, and torch.distributed supports one group. Close them."
-            )
+            raise DeviceError("This process has ranks already, and torch.distributed supports one group. Close them.")
         if not dist.is_initialized():
             method = "env://" if address is None else f"tcp://{address}"
             dist.init_process_group("hccl", init_method=method, rank=rank, world_size=size)
