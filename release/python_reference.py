@@ -64,7 +64,11 @@ def _class(name: str, cls: type) -> Iterator[str]:
     own = vars(cls).get("__init__")
     if own is not None and own.__doc__ and not own.__doc__.startswith("Initialize self"):
         yield _prose(own.__doc__)
-    for member, value in vars(cls).items():
+    members: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if base.__module__.startswith("aethermind"):
+            members = members | {member: value for member, value in vars(base).items() if member not in members}
+    for member, value in members.items():
         if member.startswith("_") or not _doc_of(value):
             continue
         if isinstance(value, property | FunctionType | classmethod):

@@ -44,7 +44,7 @@ def test_paths_may_be_given_where_names_may() -> None:
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(EngineConfig)])
-def test_what_an_option_cannot_be_is_said_in_a_sentence_with_its_name(name: str) -> None:
+def test_a_bad_value_of_an_option_is_an_error_with_its_name(name: str) -> None:
     default = getattr(EngineConfig(), name)
     for value in (object(), [], float("nan"), *(() if default is None else (None,))):
         with pytest.raises(InvalidArgumentError, match=rf"^{name} should be .+, got .+\.$"):
@@ -61,7 +61,7 @@ def test_the_package_exports_what_it_names() -> None:
         assert getattr(aethermind, name) is not None
 
 
-def test_whatever_interrupts_the_reading_of_prompts_leaves_no_request_behind(
+def test_an_interrupt_while_prompts_are_read_leaves_no_request_open(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM("demo", device="null", runtime=runtime) as llm:
@@ -78,7 +78,7 @@ def test_whatever_interrupts_the_reading_of_prompts_leaves_no_request_behind(
         assert not llm.engine.has_unfinished
 
 
-def test_an_answer_whose_logits_processor_cannot_be_made_leaves_no_sibling_behind(
+def test_a_logits_processor_that_cannot_be_created_leaves_no_request_open(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM("demo", device="null", runtime=runtime) as llm:
@@ -98,7 +98,7 @@ def test_an_answer_whose_logits_processor_cannot_be_made_leaves_no_sibling_behin
         assert not engine.has_unfinished
 
 
-def test_a_step_looks_at_those_who_grew_and_not_at_all_who_wait(runtime: Runtime) -> None:
+def test_a_step_looks_only_at_requests_with_new_output(runtime: Runtime) -> None:
     class Counted(set[str]):
         num_looks = 0
 
@@ -118,7 +118,7 @@ def test_a_step_looks_at_those_who_grew_and_not_at_all_who_wait(runtime: Runtime
         llm._forget(list(map(str, range(20))))
 
 
-def test_a_whole_answer_and_a_stream_can_be_open_at_once(runtime: Runtime) -> None:
+def test_generate_and_a_stream_can_be_open_at_once(runtime: Runtime) -> None:
     with LLM("demo", device="null", runtime=runtime) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
         outputs = llm.stream({"prompt_token_ids": [5, 6]}, params)

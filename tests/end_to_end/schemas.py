@@ -13,7 +13,7 @@ YEAR: Schema = {"type": "integer", "minimum": 1900, "maximum": 2100}
 
 
 def record(required: list[str] | None = None, **properties: Schema) -> Schema:
-    """An object of these properties and no others, all of them required unless told otherwise."""
+    """An object of these properties and no others, all of them required unless stated otherwise."""
     names = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 

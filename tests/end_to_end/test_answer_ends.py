@@ -39,7 +39,9 @@ def variant(directory: Path, config: Any = None, generation: Any = None, tokeniz
         ({}, set()),
     ],
 )
-def test_ends_of_all_files(open_demo: Callable[..., LLM], tmp_path: Path, files: Any, ends: set[int]) -> None:
+def test_eos_tokens_of_all_files_end_an_answer(
+    open_demo: Callable[..., LLM], tmp_path: Path, files: Any, ends: set[int]
+) -> None:
     with open_demo(model=variant(tmp_path / "m", **files)) as llm:
         assert llm.engine.compiled.eos_token_ids == ends
         for token_id in ends:
@@ -52,7 +54,7 @@ def test_ends_of_all_files(open_demo: Callable[..., LLM], tmp_path: Path, files:
             assert len(going_on.outputs[0].token_ids) == 9
 
 
-def test_structured_output_ends_with_the_tokenizer_s_end(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
+def test_structured_output_ends_with_the_tokenizer_s_eos_token(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     model = variant(tmp_path / "m", tokenizer={"eos_token": "<|im_end|>"})
     wanted = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputs(choice=["yes"]))
     with open_demo(model=model) as llm:
@@ -61,7 +63,7 @@ def test_structured_output_ends_with_the_tokenizer_s_end(open_demo: Callable[...
     assert found.outputs[0].token_ids[-1] == END_OF_TURN
 
 
-def test_min_tokens_holds_the_tokenizer_s_end_back(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
+def test_min_tokens_suppresses_the_tokenizer_s_eos_token(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     model = variant(tmp_path / "m", config=END_OF_TEXT, tokenizer={"eos_token": "<|im_start|>"})
     bias = {TURN: 100.0}
     with open_demo(model=model) as llm:
@@ -73,7 +75,7 @@ def test_min_tokens_holds_the_tokenizer_s_end_back(open_demo: Callable[..., LLM]
     assert TURN not in long.outputs[0].token_ids[:4]
 
 
-def test_another_tokenizer_brings_its_end(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
+def test_another_tokenizer_brings_its_eos_token(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     model = copy_demo(tmp_path / "m", {"eos_token_id": None}, {"generation_config.json": b"{}"})
     other = variant(tmp_path / "t", tokenizer={"eos_token": "<|im_start|>"})
     with open_demo(model=model, tokenizer=other) as llm:

@@ -1,17 +1,17 @@
-"""Many tasks on one engine: the answers of the offline API, whoever comes, leaves, waits too long or breaks it."""
+"""Many tasks share one engine: answers equal those of the offline API, through aborts, timeouts and failures."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from aethermind import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from aethermind.engine.requests.output_builder import OutputUpdate
+from aethermind.engine.requests.output_delta import OutputSource
 from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
 
@@ -28,13 +28,13 @@ async def open_engine(llm: LLM) -> AsyncIterator[AsyncEngine]:
 
 
 def hold(llm: LLM, patch: pytest.MonkeyPatch) -> None:
-    """Steps compute only while somebody waits for a first token: however late a test looks, no answer is finished."""
+    """Steps compute only while a request waits for its first token, so that no answer finishes too early."""
     engine, advance = llm.engine, llm.engine.advance
 
-    def compute_or_wait() -> list[OutputUpdate]:
+    def compute_or_wait() -> Sequence[OutputSource]:
         if engine.waiting:
             return advance()
-        time.sleep(0.001)  # so that whoever has something to tell the engine's thread finds its lock open
+        time.sleep(0.001)  # so that other threads can take the engine's lock
         return []
 
     patch.setattr(engine, "advance", compute_or_wait)
@@ -70,7 +70,7 @@ def test_many_tasks_get_the_answers_of_the_offline_api(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_every_state_begins_with_the_one_before(demo: LLM) -> None:
+def test_each_output_extends_the_one_before(demo: LLM) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         text = ""
         async for output in engine.generate("The old fox", GREEDY):
@@ -92,7 +92,7 @@ def test_leaving_the_loop_ends_the_request(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_a_cancelled_task_ends_its_request_and_no_other(demo: LLM) -> None:
+def test_cancelling_a_task_ends_only_its_request(demo: LLM) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         alone = await answer(engine, "The hen")
         lost = asyncio.create_task(answer(engine, "Once", ENDLESS))
@@ -106,7 +106,7 @@ def test_a_cancelled_task_ends_its_request_and_no_other(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_others_go_on_while_a_grammar_is_compiled(
+def test_other_requests_run_while_a_grammar_is_compiled(
     open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, may_compile = open_demo(), threading.Event()
@@ -134,7 +134,7 @@ def test_others_go_on_while_a_grammar_is_compiled(
     run(llm, scenario)
 
 
-def test_an_aborted_request_finishes_with_what_there_is(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_request_finishes_with_its_output_so_far(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(demo, monkeypatch)
 
     async def scenario(engine: AsyncEngine) -> None:
@@ -150,7 +150,7 @@ def test_an_aborted_request_finishes_with_what_there_is(demo: LLM, monkeypatch: 
     run(demo, scenario)
 
 
-def test_time_runs_out(demo: LLM) -> None:
+def test_a_request_times_out(demo: LLM) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         with pytest.raises(RequestTimeoutError, match="not finished after 0 seconds"):
             await answer(engine, "Once", ENDLESS, timeout_s=0.0)
@@ -158,7 +158,7 @@ def test_time_runs_out(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_bad_requests_are_refused_one_by_one(demo: LLM) -> None:
+def test_a_bad_request_fails_and_others_do_not(demo: LLM) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         good = asyncio.create_task(answer(engine, "The goat"))
         with pytest.raises(ContextLengthError, match="context holds 128"):
@@ -175,7 +175,7 @@ def test_bad_requests_are_refused_one_by_one(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_a_failing_step_ends_every_request_and_every_later_one(
+def test_a_failing_step_fails_open_and_later_requests(
     open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = open_demo()
@@ -197,7 +197,7 @@ def test_a_failing_step_ends_every_request_and_every_later_one(
     asyncio.run(scenario())
 
 
-def test_closing_ends_what_is_open(open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_open_requests(open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = open_demo()
     hold(llm, monkeypatch)
 
@@ -213,7 +213,7 @@ def test_closing_ends_what_is_open(open_demo: Callable[..., LLM], monkeypatch: p
     asyncio.run(scenario())
 
 
-def test_texts_become_vectors_while_others_are_answered(demo: LLM) -> None:
+def test_texts_are_embedded_while_requests_run(demo: LLM) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         answered = asyncio.create_task(answer(engine, "The goat"))
         vector = await engine.embed(await engine.read("The old fox"), "mean", is_normalized=True)
@@ -225,7 +225,7 @@ def test_texts_become_vectors_while_others_are_answered(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_limits_change_while_it_runs(open_demo: Callable[..., LLM]) -> None:
+def test_limits_are_adjusted_while_requests_run(open_demo: Callable[..., LLM]) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         outputs = engine.generate("Once", ENDLESS)
         await anext(outputs)
@@ -239,7 +239,7 @@ def test_limits_change_while_it_runs(open_demo: Callable[..., LLM]) -> None:
     run(open_demo(), scenario)
 
 
-def test_stats_count_what_is_held(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_count_requests_and_blocks(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(demo, monkeypatch)
 
     async def scenario(engine: AsyncEngine) -> None:
@@ -271,5 +271,5 @@ def test_several_models_by_name_in_one_process(open_demo: Callable[..., LLM]) ->
     asyncio.run(scenario())
 
 
-def _broken() -> list[OutputUpdate]:
+def _broken() -> Sequence[OutputSource]:
     raise RuntimeError("a cable was pulled")

@@ -221,7 +221,7 @@ def assert_is_a_sentence(message: str, says: tuple[str, ...]) -> None:
 
 
 @each_mistake
-def test_from_the_api(mistake: Mistake, model: str, runtime: Runtime) -> None:
+def test_bad_input_to_the_api(mistake: Mistake, model: str, runtime: Runtime) -> None:
     options = {"device": "numpy", **{name: value for name, value in mistake.options.items() if name not in SAMPLING}}
     sampling = {name: value for name, value in mistake.options.items() if name in SAMPLING}
     with pytest.raises(AetherMindError) as caught:
@@ -230,7 +230,7 @@ def test_from_the_api(mistake: Mistake, model: str, runtime: Runtime) -> None:
 
 
 @each_mistake
-def test_from_the_command_line(mistake: Mistake, model: str) -> None:
+def test_bad_input_to_the_command_line(mistake: Mistake, model: str) -> None:
     options = {"model": model, "device": "numpy", **mistake.options}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     result = CliRunner().invoke(app, ["generate", mistake.prompt, *arguments])
@@ -242,7 +242,7 @@ def test_from_the_command_line(mistake: Mistake, model: str) -> None:
     assert_is_a_sentence(result.stderr.removesuffix("\n"), tuple(says))
 
 
-def test_from_a_process_of_its_own(tmp_path: Path) -> None:
+def test_bad_input_to_a_fresh_process(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -324,7 +324,7 @@ def test_a_closed_model_says_so(runtime: Runtime) -> None:
         llm.generate(PROMPT)
 
 
-def test_one_bad_prompt_queues_none(demo: LLM) -> None:
+def test_one_bad_prompt_of_a_batch_queues_no_request(demo: LLM) -> None:
     with pytest.raises(AetherMindError):
         demo.generate([PROMPT, ""])
     assert not demo.engine.has_unfinished

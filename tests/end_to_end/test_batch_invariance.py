@@ -52,24 +52,28 @@ def alone(open_deterministic: Callable[..., LLM]) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("indices", [[0, 1], [2, 0, 4], [5, 4, 3, 2, 1, 0], [3, 5]], ids=str)
-def test_in_any_batch(open_deterministic: Callable[..., LLM], alone: dict[int, Any], indices: list[int]) -> None:
+def test_outputs_do_not_depend_on_the_batch(
+    open_deterministic: Callable[..., LLM], alone: dict[int, Any], indices: list[int]
+) -> None:
     found = answers(open_deterministic(), indices)
     assert found == {index: alone[index] for index in indices}
 
 
-def test_in_small_pieces_of_prompts(open_deterministic: Callable[..., LLM], alone: dict[int, Any]) -> None:
+def test_outputs_do_not_depend_on_chunked_prefill(
+    open_deterministic: Callable[..., LLM], alone: dict[int, Any]
+) -> None:
     llm = open_deterministic(max_num_seqs=3, max_num_batched_tokens=4)
     assert answers(llm, list(range(len(PROMPTS)))) == alone
 
 
-def test_on_reused_keys_and_values(open_demo: Callable[..., LLM], alone: dict[int, Any]) -> None:
+def test_outputs_do_not_depend_on_prefix_cache_hits(open_demo: Callable[..., LLM], alone: dict[int, Any]) -> None:
     llm = open_demo(deterministic=True, block_size=4)
     answers(llm, [3])
     again = answers(llm, [0, 3])
     assert again == {index: alone[index] for index in (0, 3)}
 
 
-def test_answers_of_one_prompt_are_those_of_requests_with_their_seeds(open_deterministic: Callable[..., LLM]) -> None:
+def test_parallel_samples_equal_requests_with_their_seeds(open_deterministic: Callable[..., LLM]) -> None:
     llm = open_deterministic()
     params = {"temperature": 1.0, "max_tokens": 12, "logprobs": 3}
     (several,) = llm.generate(PROMPTS[3], SamplingParams(n=3, seed=11, **params))

@@ -54,7 +54,7 @@ def test_a_conversation_takes_options_of_the_scheduler(open_demo: Callable[..., 
 
 
 @pytest.mark.parametrize("template", ["", " \n"])
-def test_an_empty_template_is_none(tmp_path: Path, template: str) -> None:
+def test_an_empty_template_of_a_model_is_no_template(tmp_path: Path, template: str) -> None:
     copy_demo(tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.from_directory(tmp_path / "model")
@@ -67,7 +67,7 @@ def test_an_empty_template_given_is_the_model_s(demo: LLM) -> None:
     assert chat_prompt(demo.tokenizer, HELLO, chat_template="") == PROMPT
 
 
-def test_the_next_turn_reuses_the_last(demo: LLM) -> None:
+def test_the_next_turn_hits_the_prefix_cache(demo: LLM) -> None:
     (first,) = demo.chat(HELLO, PARAMS)
     answer = {"role": "assistant", "content": first.outputs[0].text}
     (second,) = demo.chat([*HELLO, answer, {"role": "user", "content": "Go on."}], PARAMS)
@@ -75,7 +75,7 @@ def test_the_next_turn_reuses_the_last(demo: LLM) -> None:
     assert second.num_cached_tokens >= len(first.prompt_token_ids) // block_size * block_size > 0
 
 
-def test_with_a_memory_all_that_was_written_is_reused(open_demo: Callable[..., LLM]) -> None:
+def test_with_a_token_memory_the_whole_conversation_hits_the_prefix_cache(open_demo: Callable[..., LLM]) -> None:
     """Hot samples seldom are what the tokenizer would make of their text."""
     llm = open_demo(block_size=1)
     memory = ConversationTokenCache(llm.tokenizer)

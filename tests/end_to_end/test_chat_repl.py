@@ -145,7 +145,7 @@ def test_the_last_message_is_there_to_be_edited(terminal: Any, tmp_path: Path) -
     assert json.loads(saved.read_text(encoding="utf-8"))["messages"][0]["content"] == "The old fox"
 
 
-def test_ctrl_c_drops_what_was_typed_and_twice_at_an_empty_prompt_leaves(terminal: Any) -> None:
+def test_ctrl_c_clears_the_line_and_pressed_twice_exits(terminal: Any) -> None:
     chat = terminal()
     chat.press("half a mess")
     chat.read_until("half a mess")
@@ -157,7 +157,7 @@ def test_ctrl_c_drops_what_was_typed_and_twice_at_an_empty_prompt_leaves(termina
     assert chat.exit_code() == 0
 
 
-def test_what_was_typed_is_there_in_the_next_chat(terminal: Any, tmp_path: Path) -> None:
+def test_the_input_history_is_kept_between_chats(terminal: Any, tmp_path: Path) -> None:
     kept = tmp_path / "aethermind" / "chat_history"
     for options, keys in (((), "/clear\n"), (("--no-history",), "/stats\n"), ((), "/undo\n")):
         chat = terminal(*options)
@@ -184,7 +184,7 @@ def test_pasted_lines_are_one_message(terminal: Any, tmp_path: Path) -> None:
     assert chat.exit_code() == 0
 
 
-def test_a_closed_terminal_loses_nothing_that_was_typed(terminal: Any, tmp_path: Path) -> None:
+def test_the_input_history_survives_a_closed_terminal(terminal: Any, tmp_path: Path) -> None:
     chat = terminal("--max-tokens", "1900", "--ignore-eos")
     chat.press("Tell me all.\n")
     chat.read_until(r"Tell me all\.\n.{20}")
@@ -193,13 +193,13 @@ def test_a_closed_terminal_loses_nothing_that_was_typed(terminal: Any, tmp_path:
     assert (tmp_path / "aethermind" / "chat_history").read_text(encoding="utf-8") == "Tell me all.\n"
 
 
-def test_ctrl_d_leaves(terminal: Any) -> None:
+def test_ctrl_d_exits(terminal: Any) -> None:
     chat = terminal()
     chat.press("\x04")
     assert chat.exit_code() == 0
 
 
-def test_a_context_that_is_full_is_said_and_loses_nothing(terminal: Any) -> None:
+def test_a_full_context_is_reported_and_the_conversation_kept(terminal: Any) -> None:
     chat = terminal("--max-model-len", "64", "--ignore-eos")
     chat.enter("Tell me a story.", r"context of 64 tokens is full; /undo or /clear")
     chat.enter("Another one.", r"no longer fits the context of 64 tokens.*Nothing is lost")
@@ -208,7 +208,7 @@ def test_a_context_that_is_full_is_said_and_loses_nothing(terminal: Any) -> None
     chat.enter("/stats", r"turns +1\n")
 
 
-def test_lines_through_a_pipe() -> None:
+def test_messages_are_read_from_a_pipe() -> None:
     command = (
         sys.executable,
         "-m",

@@ -126,7 +126,7 @@ def test_a_long_prompt_delays_no_answer(watched: Watched, alone: dict[str, list[
         assert step.num_decodes == 4
 
 
-def test_who_comes_late_joins_the_next_step(watched: Watched, alone: dict[str, list[int]]) -> None:
+def test_a_new_request_joins_the_next_step(watched: Watched, alone: dict[str, list[int]]) -> None:
     watched.add("0", PROMPTS[0])
     answers = watched.step()
     answers.update(watched.step())
@@ -138,7 +138,7 @@ def test_who_comes_late_joins_the_next_step(watched: Watched, alone: dict[str, l
     assert len(watched.steps) == 2 + NUM_TOKENS
 
 
-def test_who_is_done_leaves_at_once_and_the_next_takes_the_seat(watched: Watched, alone: dict[str, list[int]]) -> None:
+def test_a_finished_request_is_replaced_in_the_next_step(watched: Watched, alone: dict[str, list[int]]) -> None:
     watched.engine.adjust(max_num_seqs=2)
     cache = watched.engine.cache
     watched.add("0", PROMPTS[0], num_tokens=2)
@@ -156,7 +156,7 @@ def test_who_is_done_leaves_at_once_and_the_next_takes_the_seat(watched: Watched
     assert len(watched.steps) == NUM_TOKENS
 
 
-def test_limits_change_while_it_runs_and_answers_do_not(watched: Watched, alone: dict[str, list[int]]) -> None:
+def test_adjusting_limits_does_not_change_answers(watched: Watched, alone: dict[str, list[int]]) -> None:
     for name, prompt in named(PROMPTS):
         watched.add(name, prompt)
     answers = watched.step()

@@ -79,7 +79,7 @@ async def answer(engine: EngineProcess, prompt: Any, params: SamplingParams = GR
 
 
 def open_files() -> dict[str, str]:
-    """What this process has open, by number; files of other tests that nobody closed are gone."""
+    """The open files of this process, by descriptor, after garbage of other tests was collected."""
     gc.collect()
     found = {}
     for number in os.listdir("/proc/self/fd"):
@@ -110,7 +110,7 @@ def test_many_tasks_get_the_answers_of_the_offline_api(run: Any, llm: LLM) -> No
     run(scenario)
 
 
-def test_several_answers_and_every_state_begins_with_the_one_before(run: Any, llm: LLM) -> None:
+def test_each_output_of_parallel_samples_extends_the_one_before(run: Any, llm: LLM) -> None:
     params = SamplingParams(n=3, seed=5, max_tokens=16, stop="\n")
     (expected,) = llm.generate("The old fox", params)
 
@@ -125,7 +125,7 @@ def test_several_answers_and_every_state_begins_with_the_one_before(run: Any, ll
     run(scenario)
 
 
-def test_embeddings_pass_in_prompts_and_in_answers(run: Any, llm: LLM) -> None:
+def test_embeddings_cross_in_prompts_and_in_results(run: Any, llm: LLM) -> None:
     prompt = {"prompt_embeds": [[0.01 * (i - j) for j in range(256)] for i in range(3)]}
     (expected,) = llm.generate(prompt, GREEDY_16)
 
@@ -137,7 +137,7 @@ def test_embeddings_pass_in_prompts_and_in_answers(run: Any, llm: LLM) -> None:
     run(scenario)
 
 
-def test_requests_end_when_nobody_waits_for_them_and_when_told_to(run: Any) -> None:
+def test_requests_end_when_their_reader_leaves_and_when_aborted(run: Any) -> None:
     async def scenario(engine: EngineProcess) -> None:
         left = engine.generate("Once", ENDLESS)
         await anext(left)
@@ -168,7 +168,7 @@ def test_requests_end_when_nobody_waits_for_them_and_when_told_to(run: Any) -> N
         ("Once", {"logit_bias": {99999999: 1}}, InvalidArgumentError, "vocabulary"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_its_kind_of_error(
+def test_a_refused_request_raises_the_class_of_its_error(
     run: Any, prompt: Any, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     async def scenario(engine: EngineProcess) -> None:
@@ -180,7 +180,7 @@ def test_what_cannot_be_served_is_refused_with_its_kind_of_error(
     run(scenario)
 
 
-def test_who_is_slow_to_ask_gets_the_newest_state(run: Any) -> None:
+def test_a_slow_reader_gets_the_newest_output(run: Any) -> None:
     async def scenario(engine: EngineProcess) -> None:
         outputs = engine.generate("Once", ENDLESS)
         states = [await anext(outputs)]
@@ -192,7 +192,7 @@ def test_who_is_slow_to_ask_gets_the_newest_state(run: Any) -> None:
     run(scenario)
 
 
-def test_a_killed_engine_ends_what_is_open_serves_again_and_is_given_up_at_last(
+def test_a_killed_engine_fails_open_requests_and_is_restarted_until_the_limit(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -221,7 +221,7 @@ def test_a_killed_engine_ends_what_is_open_serves_again_and_is_given_up_at_last(
     assert any("not started again" in record.message for record in caplog.records)
 
 
-def test_an_engine_that_answered_is_started_again_at_once_however_often_it_is_killed(runtime: Runtime) -> None:
+def test_a_healthy_engine_is_restarted_however_often_it_is_killed(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with EngineProcess("demo", CONFIG, runtime=runtime, policy=QUICK) as engine:
             for _ in range(2):
@@ -242,9 +242,9 @@ async def _killed(engine: EngineProcess) -> None:
     """Kill the process under three open requests, which ends them. It stops before: it must not finish one sooner."""
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGSTOP)
-    num_given = len(engine._growing) + 3
+    num_given = len(engine._names) + 3
     opened = [asyncio.create_task(exhaust(engine.generate("Once", ENDLESS))) for _ in range(3)]
-    while len(engine._growing) < num_given and not any(one.done() for one in opened):
+    while len(engine._names) < num_given and not any(one.done() for one in opened):
         await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGKILL)
     for one in opened:
@@ -252,7 +252,7 @@ async def _killed(engine: EngineProcess) -> None:
             await one
 
 
-def test_it_starts_beside_a_thousand_connections(runtime: Runtime) -> None:
+def test_it_starts_with_a_thousand_open_connections(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with EngineProcess("demo", CONFIG, runtime=runtime) as engine:
             assert (await answer(engine, "Once")).finished
@@ -280,7 +280,7 @@ def test_a_process_that_hangs_is_killed(runtime: Runtime) -> None:
     asyncio.run(scenario())
 
 
-def test_why_the_engine_gave_a_request_up_arrives_as_what_it_is(runtime: Runtime, tmp_path: Path) -> None:
+def test_an_error_of_a_request_arrives_with_its_class(runtime: Runtime, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with EngineProcess(str(poisoned_demo(tmp_path)), CONFIG, runtime=runtime) as engine:
             with pytest.raises(ComputationError, match="cannot go on: the model's logits are not finite"):
@@ -289,7 +289,7 @@ def test_why_the_engine_gave_a_request_up_arrives_as_what_it_is(runtime: Runtime
     asyncio.run(scenario())
 
 
-def test_signals_for_the_group_do_not_end_it_and_its_records_arrive(
+def test_it_ignores_signals_to_the_process_group_and_forwards_log_records(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -311,7 +311,9 @@ def test_signals_for_the_group_do_not_end_it_and_its_records_arrive(
     ("model", "options"),
     [("./nowhere", {}), ("demo", {"dtype": "float16", "kv_cache_dtype": "bfloat16"}), ("demo", {"device": "cuda:99"})],
 )
-def test_what_keeps_a_model_from_loading_is_said_as_ever(runtime: Runtime, model: str, options: dict[str, Any]) -> None:
+def test_load_errors_are_those_of_an_engine_in_this_process(
+    runtime: Runtime, model: str, options: dict[str, Any]
+) -> None:
     with pytest.raises(AetherMindError) as expected:
         LLM(model, runtime=runtime, **options)
 
@@ -324,7 +326,7 @@ def test_what_keeps_a_model_from_loading_is_said_as_ever(runtime: Runtime, model
     assert str(given.value) == str(expected.value)
 
 
-def test_the_parent_s_death_is_the_engine_s() -> None:
+def test_the_process_ends_with_its_parent() -> None:
     program = (
         "import asyncio, os\n"
         "from aethermind.engine.config import EngineConfig\n"

@@ -24,7 +24,7 @@ def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(DEMO, tmp_path_factory.mktemp("gguf") / "demo.gguf")
 
 
-def test_answers_are_those_of_safetensors(open_demo: Callable[..., LLM], demo: LLM, demo_gguf: Path) -> None:
+def test_answers_equal_those_from_safetensors(open_demo: Callable[..., LLM], demo: LLM, demo_gguf: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=24)
     (wanted,) = demo.generate("Once upon a time", params)
     with open_demo(model=demo_gguf) as llm:
@@ -59,7 +59,7 @@ def with_pre(name: str) -> Callable[[gguf.GGUFWriter], None]:
     return change
 
 
-def test_a_tokenizer_from_elsewhere(open_demo: Callable[..., LLM], runtime: Runtime, tmp_path: Path) -> None:
+def test_the_tokenizer_of_another_directory(open_demo: Callable[..., LLM], runtime: Runtime, tmp_path: Path) -> None:
     """Where a file has one that is not read: by a model's name, its directory, or the file in it; by servers too."""
     path = write_gguf(DEMO, tmp_path / "bad.gguf", more=with_pre("llama-bpe"))
     with pytest.raises(TokenizerError, match=r"Pass the model's Hugging Face directory as tokenizer\."):
@@ -94,7 +94,7 @@ def test_a_tokenizer_from_elsewhere(open_demo: Callable[..., LLM], runtime: Runt
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(
+def test_an_unusable_file_is_an_error_of_one_sentence(
     open_demo: Callable[..., LLM],
     tmp_path: Path,
     changes: dict[str, Any],

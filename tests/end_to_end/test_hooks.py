@@ -49,7 +49,7 @@ def test_hooks_see_adjusted_steps_too(demo: LLM) -> None:
     assert "sampler.repetition_penalty" in seen
 
 
-def test_the_inside_of_operators_is_the_same_on_every_device(open_demo: Callable[..., LLM]) -> None:
+def test_intermediate_values_are_the_same_on_every_device(open_demo: Callable[..., LLM]) -> None:
     def inside(llm: LLM) -> Any:
         found: list[Any] = []
         with llm.hooks.on("*.2.mlp.*/silu", lambda _, array, info: found.append(array.copy()), fuse=False):
@@ -60,7 +60,7 @@ def test_the_inside_of_operators_is_the_same_on_every_device(open_demo: Callable
     np.testing.assert_allclose(inside(one), inside(other), rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_hook_raises_reaches_the_caller_and_others_go_on(demo: LLM) -> None:
+def test_an_exception_of_a_hook_reaches_the_caller_and_later_requests_run(demo: LLM) -> None:
     expected = answer(demo)
     other = demo.stream(PROMPT, GREEDY)
     next(other)
@@ -74,7 +74,7 @@ def test_what_a_hook_raises_reaches_the_caller_and_others_go_on(demo: LLM) -> No
     assert [output.outputs[0].token_ids for output in other][-1] == expected
 
 
-def test_a_wrong_pattern_is_a_sentence(demo: LLM) -> None:
+def test_a_wrong_pattern_is_an_error_of_one_sentence(demo: LLM) -> None:
     with pytest.raises(InvalidArgumentError, match=r"Did you mean 'model\.layers\.\*\.self_attn"):
         demo.hooks.on("layers.*.attention.*", print)
     assert not demo.hooks.is_active

@@ -81,10 +81,10 @@ def test_swapping_does_not_change_tokens(open_demo: Callable[..., LLM], kv_cache
 
 @each_quantized
 @pytest.mark.parametrize(("num_kv_blocks", "block_size"), [(None, 16), (None, 5), (12, 4)])
-def test_a_quantized_cache_is_the_same_however_it_is_cut(
+def test_a_quantized_cache_does_not_depend_on_block_size_and_chunks(
     open_demo: Callable[..., LLM], kv_cache_dtype: str, num_kv_blocks: int | None, block_size: int
 ) -> None:
-    """Preemption and shared prefixes included: codes and scales stay with their blocks."""
+    """Preemption and shared prefixes included: values and scales move with their blocks."""
     plain = tokens(open_demo(kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False).generate(PROMPTS, PARAMS))
     llm = open_demo(kv_cache_dtype=kv_cache_dtype, num_kv_blocks=num_kv_blocks, block_size=block_size)
     assert tokens(llm.generate(PROMPTS, PARAMS)) == plain
@@ -104,9 +104,7 @@ def test_a_quantized_cache_on_two_devices(open_demo: Callable[..., LLM], kv_cach
 
 
 @each_quantized
-def test_a_quantized_cache_takes_a_byte_a_value_and_its_scales(
-    open_demo: Callable[..., LLM], kv_cache_dtype: str
-) -> None:
+def test_the_size_of_a_quantized_cache(open_demo: Callable[..., LLM], kv_cache_dtype: str) -> None:
     options = {"dtype": "bfloat16", "num_kv_blocks": 8}
     plain, coded = (open_demo(kv_cache_dtype=dtype, **options) for dtype in ("auto", kv_cache_dtype))
     spec = coded.engine.compiled.cache_spec
@@ -121,7 +119,7 @@ def test_a_cache_dtype_that_does_not_fit_is_refused(open_demo: Callable[..., LLM
         open_demo(kv_cache_dtype="int7")
 
 
-def test_preempted_samples_are_drawn_again_alike(open_demo: Callable[..., LLM], demo: LLM) -> None:
+def test_preempted_requests_sample_the_same_tokens(open_demo: Callable[..., LLM], demo: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, ignore_eos=True, repetition_penalty=1.1, logprobs=1)
     llm = open_demo(num_kv_blocks=12, block_size=4)
     assert tokens(llm.generate(PROMPTS, params)) == tokens(demo.generate(PROMPTS, params))

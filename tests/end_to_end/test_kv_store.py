@@ -52,7 +52,7 @@ def ask_in_another_process(address: str, folder: Path, **options: Any) -> tuple[
 
 
 @pytest.mark.parametrize(("kind", "kv_cache_dtype"), [("disk", "auto"), ("disk", "int8"), ("redis", "auto")])
-def test_another_process_reuses_what_this_one_computed(
+def test_another_process_reuses_stored_blocks(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, kv_cache_dtype: str
 ) -> None:
     address = f"disk:{tmp_path}/kv" if kind == "disk" else str(request.getfixturevalue("redis_server").url)
@@ -64,7 +64,7 @@ def test_another_process_reuses_what_this_one_computed(
     assert said == ""
 
 
-def test_a_server_that_goes_away_and_comes_back(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_server_that_is_restarted(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     expected, _ = ask("host:1GiB")
     caplog.clear()
     with LLM("demo", kv_store=redis_server.url, **MODEL) as llm:

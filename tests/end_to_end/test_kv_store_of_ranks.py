@@ -69,7 +69,7 @@ def test_engines_of_any_number_of_ranks_share_entries(open_engine: OpenEngine, k
         reader.close()
 
 
-def test_ranks_that_have_a_head_in_common(open_engine: OpenEngine) -> None:
+def test_ranks_that_share_a_kv_head(open_engine: OpenEngine) -> None:
     """Four ranks of a model with two heads of keys: each entry has a head once, and each rank its own."""
     store = Store()
     (written,) = run(engine := open_engine(store, 4), PROMPT)
@@ -98,7 +98,7 @@ def assert_alike(one: Store, other: Store) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 1}], ids=["own-heads", "one-head-for-both"])
-def test_bytes_come_back_as_they_were(runtime: Runtime, options: dict[str, int], tmp_path: Path) -> None:
+def test_blocks_are_restored_bit_for_bit(runtime: Runtime, options: dict[str, int], tmp_path: Path) -> None:
     """Wherever they are put, through the memory of both ranks."""
     model = copy_demo(tmp_path / "model", options)
     given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 40, "max_model_len": 96}
@@ -124,7 +124,7 @@ def test_bytes_come_back_as_they_were(runtime: Runtime, options: dict[str, int],
         executor.close()
 
 
-def test_blocks_are_written_and_fetched_while_requests_give_way(open_engine: OpenEngine) -> None:
+def test_blocks_are_written_and_fetched_during_preemption(open_engine: OpenEngine) -> None:
     """Of a cache too small for all, what is stored is right all the same."""
     prompts = [[(start * 97 + i * 13) % 900 for i in range(13)] for start in range(4)]
     long = replace(PARAMS, max_tokens=16)
@@ -142,7 +142,7 @@ def test_blocks_are_written_and_fetched_while_requests_give_way(open_engine: Ope
     assert [output.num_cached_tokens for output in outputs] == [12] * 4
 
 
-def test_a_store_that_fails_or_is_damaged_costs_no_answer(open_engine: OpenEngine) -> None:
+def test_a_failing_or_damaged_store_changes_no_answer(open_engine: OpenEngine) -> None:
     store = Store()
     engine = open_engine(store, 2)
     expected = tokens(run(engine, PROMPT))
@@ -163,7 +163,7 @@ def test_a_store_that_fails_or_is_damaged_costs_no_answer(open_engine: OpenEngin
     assert output.num_cached_tokens == 4 * NUM_BLOCKS, "what was there is there still, and the bad entry is whole again"
 
 
-def test_a_rank_that_dies_ends_writing_and_takes_nothing_along(open_engine: OpenEngine) -> None:
+def test_a_dying_rank_ends_writing_and_leaves_no_bad_entry(open_engine: OpenEngine) -> None:
     store = Store()
     engine = open_engine(store, 2)
     run(engine, PROMPT)
@@ -183,7 +183,7 @@ def test_a_rank_that_dies_ends_writing_and_takes_nothing_along(open_engine: Open
 
 
 def test_a_rank_that_dies_while_blocks_are_written(open_engine: OpenEngine) -> None:
-    """The writer asks the other rank for its part when that has gone: it stops, and nobody waits for it."""
+    """The writer asks the other rank for its part when that has gone: it stops, and no thread waits for it."""
     store = Store()
     engine = open_engine(store, 2)
     store.get = lambda keys: [None for _ in keys]  # type: ignore[method-assign]

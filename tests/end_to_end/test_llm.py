@@ -83,7 +83,7 @@ def test_a_seed_repeats_a_request_alone_and_in_any_batch(demo: LLM) -> None:
     assert tokens(batch[4]) != tokens(alone)
 
 
-def test_without_a_seed_the_engine_gives_each_request_its_own(open_demo: Callable[..., LLM]) -> None:
+def test_requests_without_a_seed_get_different_seeds(open_demo: Callable[..., LLM]) -> None:
     params = SamplingParams(temperature=2.0, max_tokens=8)
     first, second, other = (open_demo(seed=seed).generate([PROMPTS[0]] * 2, params) for seed in (5, 5, 6))
     assert [tokens(one) for one in first] == [tokens(one) for one in second]
@@ -155,7 +155,7 @@ def test_a_stop_token_ends_the_request_and_adds_no_text(demo: LLM) -> None:
     assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
 
 
-def test_min_tokens_holds_stop_tokens_and_stop_strings_back(demo: LLM) -> None:
+def test_min_tokens_suppresses_stop_tokens_and_stop_strings(demo: LLM) -> None:
     (whole,) = demo.generate(PROMPTS[0], greedy(1))
     stop = tokens(whole)[0]
     (held,) = demo.generate(PROMPTS[0], greedy(12, min_tokens=6, stop_token_ids=[stop]))
@@ -171,7 +171,7 @@ def test_min_tokens_holds_stop_tokens_and_stop_strings_back(demo: LLM) -> None:
     assert (tokens(stopped), stopped.outputs[0].stop_reason) == (tokens(free)[:6], across)
 
 
-def test_as_many_stop_tokens_as_allowed_can_be_held_back(demo: LLM) -> None:
+def test_the_most_stop_tokens_can_be_suppressed(demo: LLM) -> None:
     params = greedy(3, min_tokens=3, stop_token_ids=list(range(64)))
     for result in demo.generate([PROMPTS[0]] * 4, params):
         assert min(tokens(result)[:2]) >= 64
@@ -199,7 +199,7 @@ def test_end_of_text(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     assert len(tokens(held)) == 10
 
 
-def test_an_end_of_text_below_zero_is_told(
+def test_a_negative_eos_token_id_is_an_error(
     open_demo: Callable[..., LLM], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files: dict[str, bytes | None] = {"generation_config.json": b'{"eos_token_id": [-1, 2]}'}
@@ -218,13 +218,13 @@ def test_max_tokens_none_goes_on_to_the_end_of_the_context(open_demo: Callable[.
     assert len(tokens(brief)) == 2
 
 
-def test_more_requests_than_seats(open_demo: Callable[..., LLM], demo: LLM) -> None:
+def test_more_requests_than_max_num_seqs(open_demo: Callable[..., LLM], demo: LLM) -> None:
     llm = open_demo(max_num_seqs=2, max_num_batched_tokens=8)
     crowded, free = (one.generate(PROMPTS * 2, greedy(6)) for one in (llm, demo))
     assert [tokens(one) for one in crowded] == [tokens(one) for one in free]
 
 
-def test_text_of_many_bytes_a_character(demo: LLM) -> None:
+def test_characters_of_several_bytes(demo: LLM) -> None:
     prompt = "Ünïcödé 漢字 🦊!"
     ids = Tokenizer.from_directory(DEMO).encode(prompt)
     (result,) = demo.generate(prompt, SamplingParams(temperature=5.0, seed=2, max_tokens=24, ignore_eos=True))
@@ -278,7 +278,7 @@ def _weights(llm: LLM) -> list[object]:
     return [checkpoint.info(name) for name in checkpoint.names]
 
 
-def test_a_fork_says_what_it_lacks_instead_of_waiting_for_it(demo: LLM) -> None:
+def test_a_forked_process_gets_an_error_instead_of_a_deadlock(demo: LLM) -> None:
     told, tell = os.pipe()
     child = os.fork()
     if not child:

@@ -102,7 +102,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process holds")
 @pytest.mark.parametrize("quantization", ["dense", "int8"])
-def test_loading_takes_what_is_loaded_and_little_more(
+def test_peak_memory_of_loading_is_little_more_than_the_weights(
     directory: Path, demo: Path, quantization: str, tmp_path: Path
 ) -> None:
     """Though the packed weights are written to disk meanwhile."""

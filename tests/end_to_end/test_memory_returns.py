@@ -159,20 +159,20 @@ def check(model: Path, options: dict[str, Any], home: Path, num_more: int = 0) -
 
 
 @pytest.mark.parametrize("name", ["numpy", "cpu", "sim"])
-def test_a_model_gives_back_what_it_took_and_ten_take_no_more_than_one(
+def test_closed_models_free_their_memory_and_ten_in_turn_need_no_more_than_one(
     name: str, empty_model: Path, tmp_path: Path
 ) -> None:
     check(empty_model, {"device": name, "load_format": "dummy"}, tmp_path, num_more=10)
 
 
 @pytest.mark.parametrize("name", ["numpy", "cpu"])
-def test_mapped_files_are_given_back(name: str, model: Path, tmp_path: Path) -> None:
+def test_mapped_files_are_unmapped(name: str, model: Path, tmp_path: Path) -> None:
     """Those of the checkpoint, and on the CPU of the packed weights, which the first model writes when it is closed."""
     check(model, {"device": name}, tmp_path)
     assert name != "cpu" or len([*(tmp_path / "aethermind" / "weights").iterdir()]) == 1
 
 
-def test_adapters_a_draft_model_swapped_blocks_and_a_store_are_given_back(empty_model: Path, tmp_path: Path) -> None:
+def test_memory_of_adapters_drafts_swapped_blocks_and_stores_is_freed(empty_model: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", linear_shapes(CONFIG), rank=64, size=0.5)
     options = {
         "device": "cpu",

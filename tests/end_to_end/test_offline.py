@@ -28,7 +28,7 @@ def test_greedy_answers_are_those_of_transformers(demo: LLM, reference: Any) -> 
         assert result.outputs[0].token_ids == expected[0, ids.shape[1] :].tolist()
 
 
-def test_a_seed_repeats_an_answer_whatever_stands_beside_it(demo: LLM) -> None:
+def test_a_seed_repeats_an_answer_in_any_batch(demo: LLM) -> None:
     params = SamplingParams(temperature=1.2, top_p=0.95, seed=21, max_tokens=24)
     (alone,) = demo.generate(PROMPTS[0], params)
     (again,) = demo.generate(PROMPTS[0], params)

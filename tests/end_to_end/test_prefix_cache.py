@@ -44,7 +44,7 @@ def conversation(seed: int) -> list[str]:
     ],
     ids=["roomy", "chunked", "short", "tiny"],
 )
-def test_tokens_are_those_of_an_engine_without_it(
+def test_tokens_equal_those_without_prefix_caching(
     open_demo: Callable[..., LLM], options: dict[str, int], params: SamplingParams
 ) -> None:
     without, cached = (open_demo(**options, enable_prefix_caching=is_on) for is_on in (False, True))
@@ -80,7 +80,7 @@ def test_an_answer_cut_short_is_reused_too(open_demo: Callable[..., LLM]) -> Non
     assert result.num_cached_tokens == len(known) - 1
 
 
-def test_what_runs_may_take_the_place_of_what_is_kept(open_demo: Callable[..., LLM]) -> None:
+def test_running_requests_evict_cached_blocks(open_demo: Callable[..., LLM]) -> None:
     llm = open_demo(block_size=4, num_kv_blocks=16)
     prompts = [{"prompt_token_ids": [start + i for i in range(40)]} for start in (100, 200, 300)]
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_what_runs_may_take_the_place_of_what_is_kept(open_demo: Callable[..., L
     assert_idle(llm)
 
 
-def test_embeddings_are_told_apart_by_their_values(open_demo: Callable[..., LLM]) -> None:
+def test_prompts_with_different_embeddings_share_no_blocks(open_demo: Callable[..., LLM]) -> None:
     """They all stand in the places of the same token ids."""
     without, cached = (open_demo(block_size=4, enable_prefix_caching=is_on) for is_on in (False, True))
     values = np.random.default_rng(3).standard_normal((2, 12, 256)).astype(np.float32)
@@ -104,6 +104,6 @@ def test_embeddings_are_told_apart_by_their_values(open_demo: Callable[..., LLM]
     assert plain.num_cached_tokens == 0
 
 
-def test_it_is_on_or_off(open_demo: Callable[..., LLM]) -> None:
+def test_prefix_caching_can_be_disabled(open_demo: Callable[..., LLM]) -> None:
     with pytest.raises(InvalidArgumentError, match="enable_prefix_caching should be True or False"):
         open_demo(enable_prefix_caching="yes")

@@ -41,7 +41,7 @@ def test_a_bias_forces_and_forbids(demo: LLM) -> None:
     assert tokens(plain)[0] not in tokens(forbidden)
 
 
-def test_penalties_on_what_the_answer_holds(demo: LLM) -> None:
+def test_penalties_apply_to_tokens_of_the_answer(demo: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, allowed_token_ids=range(300, 320))
     penalised = [
         SamplingParams(**{**as_arguments(params), name: 2.0}) for name in ("frequency_penalty", "presence_penalty")
@@ -76,7 +76,7 @@ def test_bad_words_never_come(demo: LLM) -> None:
     assert ids
 
 
-def test_answers_share_the_prompt(open_demo: Callable[..., LLM]) -> None:
+def test_parallel_samples_share_the_prompt(open_demo: Callable[..., LLM]) -> None:
     llm = open_demo(block_size=4, num_kv_blocks=40, enable_prefix_caching=False, max_num_seqs=4)
     num_prompt_blocks = 6
     prompt = {"prompt_token_ids": list(range(100, 100 + 4 * num_prompt_blocks - 1))}
@@ -96,7 +96,7 @@ def test_answers_share_the_prompt(open_demo: Callable[..., LLM]) -> None:
 
 
 @pytest.mark.parametrize("num_kv_blocks", [12, 40])
-def test_answers_under_pressure_are_those_without(open_demo: Callable[..., LLM], num_kv_blocks: int) -> None:
+def test_parallel_samples_are_the_same_under_preemption(open_demo: Callable[..., LLM], num_kv_blocks: int) -> None:
     params = SamplingParams(n=5, temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=1)
     options = {"deterministic": True, "block_size": 4, "max_model_len": 40}
     crowded = open_demo(num_kv_blocks=num_kv_blocks, max_num_seqs=2, **options)
@@ -141,7 +141,7 @@ def test_prompt_logprobs_are_those_of_transformers(demo: LLM, reference: Any) ->
     assert (plain.prompt_logprobs, tokens(plain)) == (None, tokens(output))
 
 
-def test_prompt_logprobs_wait_for_room(open_demo: Callable[..., LLM]) -> None:
+def test_prompt_logprobs_wait_for_free_blocks(open_demo: Callable[..., LLM]) -> None:
     llm = open_demo(num_kv_blocks=10, block_size=4, max_model_len=40, max_num_seqs=3)
     prompt = {"prompt_token_ids": list(range(50, 70))}
     results = llm.generate([prompt] * 3, [greedy(10), greedy(10, prompt_logprobs=0), greedy(3, n=2, prompt_logprobs=1)])
@@ -204,7 +204,7 @@ def with_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
     return LLM("demo", device=device, dtype="float32", max_model_len=64, runtime=Runtime.boot())
 
 
-def test_plugins_change_logits_of_those_who_name_them(with_processors: LLM) -> None:
+def test_logits_processors_of_plugins_apply_to_requests_that_name_them(with_processors: LLM) -> None:
     llm = with_processors
     words = ["fox", "dog"]
     params = greedy(4, logits_processors=["only"], extra_args={"words": words})

@@ -19,11 +19,11 @@ def load(open_demo: Callable[..., LLM], directory: Path, generation: Any) -> LLM
     return open_demo(model=copy_demo(directory, files={"generation_config.json": content}))
 
 
-def test_the_demo_says_how_it_wants_to_be_sampled(demo: LLM) -> None:
+def test_sampling_defaults_of_the_demo_model(demo: LLM) -> None:
     assert demo.get_default_sampling_params() == SamplingParams(temperature=0.8, top_k=40, top_p=0.95)
 
 
-def test_a_model_without_the_file_is_sampled_plainly(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
+def test_a_model_without_generation_config_has_no_defaults(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     with load(open_demo, tmp_path / "plain", None) as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
 
@@ -39,7 +39,9 @@ def test_requests_without_parameters_take_them(open_demo: Callable[..., LLM], tm
     assert len(other.outputs[0].token_ids) == 3
 
 
-def test_a_least_length_of_the_model_raises_the_usual_one(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
+def test_min_new_tokens_of_the_model_raises_the_default_max_tokens(
+    open_demo: Callable[..., LLM], tmp_path: Path
+) -> None:
     with load(open_demo, tmp_path / "long", {"do_sample": False, "min_new_tokens": 20}) as llm:
         (found,) = llm.generate("Once upon a time")
     assert len(found.outputs[0].token_ids) == 20

@@ -37,12 +37,12 @@ def save_mid_way(llm: LLM, contents: MemoryContents) -> tuple[bytes, list[int]]:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
-def test_another_engine_goes_on_with_them(runtime: Runtime, device: str, kv_cache_dtype: str) -> None:
+def test_another_engine_resumes_saved_sequences(runtime: Runtime, device: str, kv_cache_dtype: str) -> None:
     assert_gone_on_with(runtime, device, kv_cache_dtype)
 
 
 @pytest.mark.parametrize(("of_first", "of_second"), [(1, 2), (2, 1)])
-def test_an_engine_of_other_ranks_goes_on_with_them(runtime: Runtime, of_first: int, of_second: int) -> None:
+def test_an_engine_with_other_ranks_resumes_saved_sequences(runtime: Runtime, of_first: int, of_second: int) -> None:
     assert_gone_on_with(runtime, "cpu", "int8", of_first, of_second)
 
 
@@ -65,7 +65,7 @@ def assert_gone_on_with(
         llm.close()
 
 
-def test_what_is_not_this_models_is_refused(runtime: Runtime) -> None:
+def test_sequences_of_another_model_are_refused(runtime: Runtime) -> None:
     first, contents = open_demo(runtime, "cpu", "auto")
     data, tokens = save_mid_way(first, contents)
     other, others = open_demo(runtime, "cpu", "int8")

@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing
 from itertools import islice
@@ -19,7 +19,7 @@ from tests.end_to_end.conftest import assert_idle
 
 from aethermind import LLM, AsyncEngine, RequestOptions, RequestOutput, Runtime, SamplingParams, StructuredOutputs
 from aethermind.engine.engine import Engine
-from aethermind.engine.requests.output_builder import OutputUpdate
+from aethermind.engine.requests.output_delta import OutputSource
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 
 NUM_ROUNDS = 1
@@ -38,7 +38,7 @@ AsyncWay = Callable[[AsyncEngine], Awaitable[Any]]
 
 @pytest.fixture(scope="module")
 def shared(open_demo: Callable[..., LLM], runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """The demo model with an adapter, few seats, and little room in the KV cache."""
+    """The demo model with an adapter, a small batch, and a small KV cache."""
     config = json.loads((runtime.open_source("demo").path / "config.json").read_text())
     adapter = write_adapter(tmp_path_factory.mktemp("rhymes"), linear_shapes(config), size=0.5)
     with open_demo(adapters={"rhymes": adapter}, max_num_seqs=6, num_kv_blocks=40) as llm:
@@ -111,7 +111,7 @@ def rotated(names: Any, start: int) -> list[str]:
     return names[start : start + len(names) * NUM_ROUNDS // (NUM_ROUNDS + 1)]
 
 
-def test_sixteen_users_of_one_engine_get_the_lone_answers(shared: LLM) -> None:
+def test_sixteen_concurrent_users_get_the_answers_of_single_users(shared: LLM) -> None:
     """Eight threads with the LLM, and four tasks in each of two event loops, in every way that there is."""
     expected = {name: way(shared) for name, way in WAYS.items()}
     begin = threading.Barrier(10)
@@ -152,7 +152,7 @@ async def with_one_open(llm: LLM) -> AsyncIterator[tuple[AsyncEngine, Any]]:
         yield engine, states
 
 
-def test_generate_beside_an_open_stream(demo: LLM) -> None:
+def test_generate_while_a_stream_is_open(demo: LLM) -> None:
     """The first thing that is tried in a notebook."""
     expected = answers(demo.generate(PROMPTS, SAMPLED))
 
@@ -176,13 +176,13 @@ def test_leaving_an_async_engine_ends_its_requests_and_no_others(demo: LLM) -> N
             with pytest.raises(EngineDeadError, match="closed"):
                 await anext(lost)
             assert await going_on == answers(demo.generate(PROMPTS[1], GREEDY))
-            assert not demo.engine.has_unfinished, "nobody computes what was left open"
+            assert not demo.engine.has_unfinished, "no request is left open"
 
     asyncio.run(scenario())
     assert_idle(demo)
 
 
-def test_an_id_belongs_to_the_user_who_has_it_open(demo: LLM) -> None:
+def test_a_request_id_belongs_to_its_user_while_it_is_open(demo: LLM) -> None:
     """A request that is refused for its id, or comes too late to be aborted, does not end the one that has it."""
 
     async def scenario() -> None:
@@ -208,7 +208,7 @@ def test_an_id_belongs_to_the_user_who_has_it_open(demo: LLM) -> None:
     assert_idle(demo)
 
 
-def test_closing_the_llm_ends_what_others_have_open(open_demo: Callable[..., LLM]) -> None:
+def test_closing_the_llm_ends_requests_of_other_users(open_demo: Callable[..., LLM]) -> None:
     llm = open_demo()
     stream = llm.stream(PROMPTS[1], ENDLESS)
     next(stream)
@@ -232,7 +232,7 @@ def test_closing_the_llm_ends_what_others_have_open(open_demo: Callable[..., LLM
             pass
 
 
-def test_whatever_is_asked_of_a_closed_llm_is_one_sentence(open_demo: Callable[..., LLM]) -> None:
+def test_a_call_of_a_closed_llm_is_an_error_of_one_sentence(open_demo: Callable[..., LLM]) -> None:
     with open_demo() as llm:
         runner = llm.engine.runner
     llm.close()
@@ -256,7 +256,7 @@ def test_whatever_is_asked_of_a_closed_llm_is_one_sentence(open_demo: Callable[.
     assert llm.engine.abort("a") is None
     assert not hasattr(llm.engine, "no_such_thing")
     assert llm.info.architecture
-    assert runner.executor.host_inputs, "whoever holds a part keeps its memory, and reads no freed one"
+    assert runner.executor.host_inputs, "a reference keeps its memory alive"
 
 
 def test_closing_waits_for_the_step_of_another_thread(
@@ -266,7 +266,7 @@ def test_closing_waits_for_the_step_of_another_thread(
     is_in_step, may_go_on, done = threading.Event(), threading.Event(), []
     advance = llm.engine.advance
 
-    def slow() -> list[OutputUpdate]:
+    def slow() -> Sequence[OutputSource]:
         with llm.engine.lock:
             is_in_step.set()
             assert may_go_on.wait(60)
@@ -286,7 +286,7 @@ def test_closing_waits_for_the_step_of_another_thread(
     assert all(done)
 
 
-def test_an_llm_that_is_dropped_leaves_no_cycle(open_demo: Callable[..., LLM]) -> None:
+def test_a_dropped_llm_leaves_no_reference_cycle(open_demo: Callable[..., LLM]) -> None:
     """With everything used that makes objects which refer to each other."""
     llm = open_demo()
     for way in ("generate", "several", "chosen", "scored", "stream", "embed", "left"):

@@ -42,8 +42,8 @@ def test_closing_a_stream_frees_its_blocks(demo: LLM) -> None:
     assert not demo.engine.has_unfinished
 
 
-def test_streams_and_batches_side_by_side(demo: LLM) -> None:
-    """Whoever steps the engine computes for all; nobody's tokens are lost to another."""
+def test_a_stream_and_a_batch_at_the_same_time(demo: LLM) -> None:
+    """A step computes for all callers, and each gets its own tokens."""
     prompts = ["Once upon a time", "The old fox", "A little boy"]
     expected = [result.outputs[0].token_ids for result in demo.generate(prompts, PARAMS)]
     first, second = demo.stream(prompts[0], PARAMS), demo.stream(prompts[1], PARAMS)

@@ -40,7 +40,7 @@ def test_500_answers_by_50_schemas_parse_and_validate(runtime: Runtime) -> None:
                 jsonschema.validate(json.loads(completion.text), schema, format_checker=jsonschema.FormatChecker())
 
 
-def test_each_kind_of_demand(demo: LLM) -> None:
+def test_each_kind_of_structured_output(demo: LLM) -> None:
     params = [
         demanding(choice=["yes", "no", "perhaps"]),
         demanding(regex="[a-f]{4}-[0-9]{2}"),
@@ -57,7 +57,7 @@ def test_each_kind_of_demand(demo: LLM) -> None:
     assert outputs[4].token_ids == alone.outputs[0].token_ids
 
 
-def test_several_answers_have_guides_of_their_own(demo: LLM) -> None:
+def test_parallel_samples_have_their_own_grammar_state(demo: LLM) -> None:
     params = SamplingParams(
         n=4, seed=5, max_tokens=40, logprobs=2, structured_outputs=StructuredOutputs(regex="[a-d]{5}( [a-d]{3})?")
     )
@@ -66,7 +66,7 @@ def test_several_answers_have_guides_of_their_own(demo: LLM) -> None:
     assert len({one.text for one in output.outputs}) > 1
 
 
-def test_demands_survive_preemption(open_demo: Callable[..., LLM]) -> None:
+def test_structured_output_survives_preemption(open_demo: Callable[..., LLM]) -> None:
     llm = open_demo(num_kv_blocks=12, block_size=4, max_model_len=40, max_num_seqs=4)
     wanted = StructuredOutputs(regex="([a-z]{3} ){6}end")
     params = [SamplingParams(seed=seed, max_tokens=32, structured_outputs=wanted) for seed in range(4)]
@@ -78,14 +78,14 @@ def test_demands_survive_preemption(open_demo: Callable[..., LLM]) -> None:
         assert re.fullmatch(pattern, completion.text)
 
 
-def test_what_cannot_be_served_is_an_error_of_the_request(demo: LLM) -> None:
+def test_a_grammar_that_cannot_be_compiled_fails_its_request(demo: LLM) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be served"):
         demo.generate([PROMPT, PROMPT], [SamplingParams(max_tokens=3), demanding(json={"type": "stringg"})])
     with pytest.raises(InvalidArgumentError, match="ignore_eos cannot go with structured_outputs"):
         SamplingParams(ignore_eos=True, structured_outputs=StructuredOutputs(regex="a"))
 
 
-def test_demands_that_contradict_other_parameters_end_the_request(demo: LLM) -> None:
+def test_contradictory_constraints_end_the_request(demo: LLM) -> None:
     params = SamplingParams(
         temperature=0.0, max_tokens=5, allowed_token_ids=[5], structured_outputs=StructuredOutputs(choice=["yes", "no"])
     )

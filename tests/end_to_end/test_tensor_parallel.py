@@ -68,7 +68,7 @@ def test_answers_are_those_of_one_rank(alone: LLM, two: LLM, params: SamplingPar
     assert answers(two, params) == answers(alone, params)
 
 
-def test_scores_and_vectors_are_those_of_one_rank(alone: LLM, two: LLM) -> None:
+def test_prompt_logprobs_and_embeddings_are_those_of_one_rank(alone: LLM, two: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1, logprobs=2)
     found, expected = (llm.generate(PROMPTS[2], params)[0] for llm in (two, alone))
     assert found.prompt_logprobs is not None
@@ -117,7 +117,9 @@ def test_adapters_answer_as_on_one_rank(runtime: Runtime, tmp_path: Path, size: 
     assert len({tuple(one) for one in tokens}) > 1, "adapters change answers"
 
 
-def test_adapters_are_cut_like_the_products_and_need_no_meeting_of_their_own(runtime: Runtime, tmp_path: Path) -> None:
+def test_adapters_are_sharded_like_the_weights_and_need_no_collective_of_their_own(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     TransformersReference().write(ModelCase("adapted", "Qwen3ForCausalLM", {**SMALL, "head_dim": 16}), tmp_path / "m")
     shapes = linear_shapes({**SMALL, "head_dim": 16})
     adapters = {"a": write_adapter(tmp_path / "a", shapes, rank=3)}
@@ -158,7 +160,7 @@ def test_a_hook_that_raises_breaks_nothing(two: LLM) -> None:
     assert answers(two, GREEDY) == expected
 
 
-def test_requests_that_give_way_come_back_and_closing_ends_the_ranks(runtime: Runtime, alone: LLM) -> None:
+def test_preempted_requests_resume_and_closing_ends_the_ranks(runtime: Runtime, alone: LLM) -> None:
     with open_demo(runtime, 2, num_kv_blocks=14, block_size=4, swap_space=0.01) as llm:
         llm.engine.costs.seconds_per_token = 1e6
         (pid,) = pids(llm)
@@ -222,7 +224,7 @@ def test_the_command_line_has_its_short_name(alone: LLM) -> None:
     assert said.stdout.strip() == alone.generate(PROMPTS[0], params)[0].outputs[0].text.strip()
 
 
-def test_what_does_not_fit_is_a_sentence(runtime: Runtime) -> None:
+def test_an_impossible_number_of_ranks_is_an_error_of_one_sentence(runtime: Runtime) -> None:
     with pytest.raises(ConfigError, match="num_kv_heads is 2, which 3 ranks cannot share evenly"):
         open_demo(runtime, 3)
     with pytest.raises(InvalidArgumentError, match="The executor inline runs one rank"):

@@ -1,4 +1,4 @@
-"""A start with a tokenizer that was read before: nobody who asks a model can tell."""
+"""A start with a cached tokenizer does not differ from one without."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def answers(runtime: Runtime) -> tuple[bool, list[object]]:
     return is_mapped, [(one.prompt_token_ids, one.outputs[0].token_ids, one.outputs[0].text) for one in outputs]
 
 
-def test_answers_are_the_same(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_the_same_with_a_cached_tokenizer(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
     monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))

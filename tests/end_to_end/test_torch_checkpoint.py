@@ -43,7 +43,7 @@ def without_torch(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *args], capture_output=True, text=True)
 
 
-def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_torch_the_error_names_what_to_install(tmp_path: Path) -> None:
     directory = str(pickled_demo(tmp_path / "pickled"))
     result = without_torch("generate", "hi", "--model", directory, "--device", "numpy")
     assert (result.returncode, result.stdout) == (2, "")
@@ -55,7 +55,7 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     assert "aethermind-core[torch]" in listing.stdout
 
 
-def test_without_torch_safetensors_are_read_though_both_are_there(tmp_path: Path) -> None:
+def test_without_torch_safetensors_are_preferred(tmp_path: Path) -> None:
     directory = copy_demo(tmp_path / "both")
     (directory / "pytorch_model.bin").write_bytes(b"never opened")
     result = without_torch("generate", "hi", "--model", str(directory), "--device", "numpy", "--max-tokens", "1")

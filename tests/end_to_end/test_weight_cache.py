@@ -63,7 +63,7 @@ def computed_by(llm: LLM) -> tuple[list[int], bytes]:
     [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}],
     ids=lambda options: next(iter(options.values())),
 )
-def test_the_next_start_maps_the_same_bits(folder: Path, model: Path, options: dict[str, str]) -> None:
+def test_the_next_start_maps_the_cached_file(folder: Path, model: Path, options: dict[str, str]) -> None:
     with opened(model, weight_cache=0, **options) as llm:
         wanted = computed_by(llm)
     assert not folder.exists()
@@ -83,7 +83,7 @@ def test_the_next_start_maps_the_same_bits(folder: Path, model: Path, options: d
     assert len([*folder.iterdir()]) == 1
 
 
-def test_what_is_packed_in_another_way_is_not_taken_for_it(folder: Path, model: Path) -> None:
+def test_a_cache_of_another_packing_is_not_used(folder: Path, model: Path) -> None:
     for num_files, options in enumerate(
         [{"dtype": "float32"}, {"quantization": "int4"}, {"lm_head_quantization": "int4"}], 1
     ):
@@ -108,7 +108,7 @@ def test_another_checkpoint_in_the_same_place_is_packed(model: Path) -> None:
         assert computed_by(llm) == after != before
 
 
-def test_a_checkpoint_that_changes_while_it_is_loaded_is_not_kept(folder: Path, model: Path) -> None:
+def test_a_checkpoint_that_changes_during_loading_is_not_cached(folder: Path, model: Path) -> None:
     (file,) = model.glob("*.safetensors")
     beside = Path(shutil.copy(file, model / "new"))
     LLM(model, device="cpu", on_progress=lambda done, total: beside.exists() and beside.replace(file)).close()
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_changes_while_it_is_loaded_is_not_kept(folder: Path, 
     assert not folder.exists()
 
 
-def test_a_damaged_file_is_a_warning_and_is_made_again(
+def test_a_damaged_cache_file_is_reported_and_rewritten(
     folder: Path, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(model) as llm:
@@ -135,7 +135,7 @@ def test_a_damaged_file_is_a_warning_and_is_made_again(
     assert file.stat().st_size == size
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(model: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_cache_directory_is_no_error(model: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.parent.parent.write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING, "aethermind"), opened(model) as llm:
         assert constants_of(llm).found_bytes == 0
@@ -154,7 +154,7 @@ print(list(output.outputs[0].token_ids))
 """
 
 
-def test_processes_that_start_together_compute_the_same_and_leave_one_file(folder: Path, model: Path) -> None:
+def test_concurrent_starts_compute_the_same_and_write_one_file(folder: Path, model: Path) -> None:
     """Each ends at once: what it writes is finished at its end."""
     command = [sys.executable, "-c", PROGRAM, str(model)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Events that are written around their text are those that are written whole, whatever the text."""
+"""Events written from a cached template equal those that are encoded whole, for any text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.framing import NAMED, UNNAMED, Framing, TextEvents
-from aethermind.server.openai.answers import TextPart
+from aethermind.server.openai.answers import PromptState
 from aethermind.server.openai.chat import ChatAnswer, ChatMessage, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
 from aethermind.text.answer_parser import AnswerFormat
@@ -22,7 +23,7 @@ TEXTS = st.text() | st.sampled_from(['"', "\\", "\n\r\t", "\x00\x1f\x7f", "\u202
 
 @pytest.mark.parametrize("framing", [UNNAMED, NAMED])
 @given(text=TEXTS, index=st.integers(0, 3))
-def test_a_text_is_written_as_in_a_whole_event(framing: Framing, text: str, index: int) -> None:
+def test_an_event_from_a_template_equals_an_encoded_event(framing: Framing, text: str, index: int) -> None:
     def event(index: int, text: str) -> dict[str, Any]:
         return {"type": "delta", "choices": [{"index": index, "text": text, "end": None}]}
 
@@ -38,19 +39,19 @@ def test_a_text_is_written_as_in_a_whole_event(framing: Framing, text: str, inde
 def test_a_part_with_nothing_but_text_differs_in_its_text_only(text: str) -> None:
     """Compared with a chunk that is encoded as an object, as the last of an answer is."""
     completion = CompletionAnswer(CompletionRequest(model="m", prompt="x"), MODEL, "req_1")
-    plain, last = (_told(completion, text, reason) for reason in (None, "length"))
+    plain, last = (_events(completion, text, reason) for reason in (None, "length"))
     assert [one["choices"][0]["text"] for one in (plain[0], last[0])] == [text, text]
     assert plain[0] | {"choices": None} == last[0] | {"choices": None}
     assert plain[0]["choices"][0] | {"finish_reason": "length"} == last[0]["choices"][0]
     message = ChatMessage(role="user", content="x")
     chat = ChatAnswer(ChatRequest(model="m", messages=[message]), MODEL, "req_1", "")
-    role, *pieces = _told(chat, "a" + text + "b", None)
+    role, *pieces = _events(chat, "a" + text + "b", None)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(one["choices"][0]["delta"]["content"] for one in pieces) == "a" + text + "b"
     assert all(one | {"choices": None} == role | {"choices": None} for one in pieces)
 
 
-def _told(answer: Any, text: str, reason: str | None) -> list[dict[str, Any]]:
+def _events(answer: Any, text: str, reason: str | None) -> list[dict[str, Any]]:
     """The events of an answer's first part, as a client reads them."""
-    written = UNNAMED.written(answer.part(0, None, TextPart(text, [1], None, 0, True, reason, None)))
+    written = UNNAMED.written(answer.part(0, CompletionDelta(0, text, [1], None, 1, reason), PromptState("x", [1])))
     return [json.loads(one.removeprefix(b"data: ")) for one in written.split(b"\n\n") if one]

@@ -1,4 +1,4 @@
-"""The offline API: a model, some prompts, their answers. The names are those that scripts for vLLM use.
+"""The offline API: `LLM` loads a model and generates answers to prompts. Names follow vLLM.
 
 from aethermind import LLM, SamplingParams
 
@@ -57,11 +57,10 @@ _T = TypeVar("_T")
 
 
 class LLM:
-    """A model loaded on a device. Every bad argument is an AetherMindError whose message says what to do.
+    """A model loaded on a device. A bad argument raises an AetherMindError whose message says how to fix it.
 
-    Threads may share one, and with them an `AsyncEngine` over its `engine`: what they ask for at the same time is
-    answered together, in the same steps. Memory is given back by `close`, at the end of `with`, and with the last
-    reference to the LLM and its engine.
+    Threads may share an LLM, and an `AsyncEngine` may share its `engine`: concurrent requests are batched in the same
+    steps. Memory is freed by `close`, at the end of `with`, and with the last reference to the LLM and its engine.
     """
 
     @short_traceback
@@ -76,8 +75,8 @@ class LLM:
     ) -> None:
         """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
 
-        `options` are those of an engine. The device, kernels and models come from `runtime`, by default
-        from all installed packages. `on_progress` is called with (done, total) while weights are loaded.
+        `options` are those of an engine. `runtime` provides devices, kernels and models, by default those of all
+        installed packages. `on_progress` is called with (done, total) while weights are loaded.
         """
         started = time.perf_counter()
         config = EngineConfig.of(**options)
@@ -85,8 +84,8 @@ class LLM:
         self.engine = Engine.load(parts, on_progress)
         self.tokenizer = self.engine.tokenizer
         self.info = describe_model(self.engine, time.perf_counter() - started)
-        self._inbox = PendingOutputs()
-        self.engine.listen(self._inbox)
+        self._pending = PendingOutputs()
+        self.engine.listen(self._pending)
         log_loaded(self.info)
 
     def __repr__(self) -> str:
@@ -109,28 +108,28 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Finish the device's work and give everything back: the memory of weights and KV cache is free on return.
+        """Finish the device's work and free the memory of weights and KV cache.
 
-        Whatever is asked afterwards is an AetherMindError; so is what other threads and an `AsyncEngine` have open.
+        Later calls raise an AetherMindError, and so do requests that other threads or an `AsyncEngine` have open.
         """
         self.engine.close()
 
     @property
     def hooks(self) -> HookRegistry:
-        """Functions that see values while the model runs; see `aethermind.graph.hooks`."""
+        """Registry of functions that observe values while the model runs; see `aethermind.graph.hooks`."""
         return self.engine.runner.hooks
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
-        """What generation_config.json says, as arguments for SamplingParams; ConfigError names a bad value."""
+        """The values of generation_config.json as arguments for SamplingParams. ConfigError names a bad value."""
         return read_sampling_defaults(self.engine.compiled.generation)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, which is `tokenizer`; vLLM's name for it."""
+        """The model's tokenizer; vLLM's name for `tokenizer`."""
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters that requests without their own get: `sampling_defaults`, else those of SamplingParams."""
+        """The parameters of requests without their own: `sampling_defaults`, else those of SamplingParams."""
         return SamplingParams(**with_defaults({"max_tokens": SamplingParams().max_tokens}, self.sampling_defaults))
 
     @short_traceback
@@ -144,13 +143,14 @@ class LLM:
         use_tqdm: bool = False,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer all prompts, batched together; results are in the order of the prompts.
+        """Generate answers to all prompts in one batch; outputs are in the order of the prompts.
 
         A prompt is a string, `{"prompt_token_ids": [...]}`, `{"prompt_embeds": array}`, or one of the first two as a
-        mapping with `multi_modal_data` (see `engine.requests.prompt_reader`). Without `sampling_params` there are the
-        model's own (see `get_default_sampling_params`). `options` are for the scheduler: priority, deadline, quotas.
-        `adapter` is the name of the one that answers (see `EngineOptions.adapters`), or a name or None for each prompt.
-        `on_output` sees every request after each step in which it grew. `use_tqdm` shows a progress bar on stderr.
+        mapping with `multi_modal_data` (see `engine.requests.prompt_reader`). `sampling_params` default to those of the
+        model (see `get_default_sampling_params`). `options` are for the scheduler: priority, deadline, quotas.
+        `adapter` names a LoRA adapter (see `EngineOptions.adapters`) for all prompts, or one or None for each.
+        `on_output` is called with the output of a request after each step in which it has grown. `use_tqdm` shows a
+        progress bar on stderr.
         """
         items = _listed(prompts)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -179,7 +179,7 @@ class LLM:
         options: RequestOptions = _NO_OPTIONS,
         adapter: str | None = None,
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one prompt, yielding what there is whenever it has grown. Closing the iterator ends the request."""
+        """Answer one prompt; yields the output whenever it has grown. Closing the iterator ends the request."""
         yield from self._stream(prompt, sampling_params, options, adapter)
 
     def _stream(
@@ -208,7 +208,7 @@ class LLM:
         on_output: Callable[[RequestOutput], None] | None = None,
         **template: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several batched together; otherwise like `generate`.
+        """Answer one conversation, or several in one batch; otherwise like `generate`.
 
         A conversation is a list of `{"role": "user", "content": "…"}`. `template` options are
         `chat_template`, `add_generation_prompt`, `tools` and `chat_template_kwargs`, see `text.chat_prompt`.
@@ -232,9 +232,9 @@ class LLM:
         adapter: str | None = None,
         **template: Unpack[TemplateOptions],
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one conversation like `chat`, yielding like `stream`.
+        """Answer one conversation like `chat`; yields like `stream`.
 
-        With the `memory` of a conversation its earlier answers keep the tokens that they were generated with.
+        With a `memory` of the conversation, its earlier answers keep the tokens with which they were generated.
         """
         text = chat_prompt(self.tokenizer, messages, **template)
         token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
@@ -258,12 +258,12 @@ class LLM:
         normalize: bool = True,
         adapter: str | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """One vector for each prompt, float32 [hidden_size]: the hidden states behind the model's final norm, pooled.
+        """Embed prompts: for each a vector, float32 [hidden_size], pooled from the hidden states after the final norm.
 
-        `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`), by default as
-        the model says; with `normalize` vectors have length 1. Prompts are texts, cut where the model says that they
-        are, or token ids; `adapter` is the name of the one that computes the vectors. Between requests of other
-        callers, too.
+        `pooling` takes those of the last token, the mean of all, or those of the first token (`last`, `mean`, `cls`);
+        the default is the model's. With `normalize` vectors have length 1. Prompts are token ids, or texts, which are
+        truncated if the model prescribes that. `adapter` names a LoRA adapter. Other callers' requests go on between
+        the prompts.
         """
         vectors = []
         for prompt in _listed(prompts):
@@ -278,9 +278,9 @@ class LLM:
         return self.engine.prompts.read(prompt)
 
     def _outputs(self, ids: Sequence[str], *, only_last: bool = False) -> Generator[RequestOutput, None, None]:
-        """What these requests got, whenever one has grown, until all have ended; those that have not end with it.
+        """Yield outputs of these requests until all have ended. Closing the iterator aborts those that have not.
 
-        With `only_last` only their last states: to write one down takes longer than to make a token.
+        With `only_last` only the finished outputs, which saves the cost of intermediate ones.
         """
         open_ids = set(ids)
         try:
@@ -293,11 +293,11 @@ class LLM:
             self._forget(ids)
 
     def _next(self, ids: Collection[str], only_last: bool) -> list[RequestOutput]:
-        """Step until some of these requests grew, or ended; others may be open, of this LLM and other users."""
+        """Step the engine until some of these requests have new output. Other callers may have requests open, too."""
         engine = self.engine
         while True:
             with engine.lock:
-                if ready := self._inbox.take(ids, only_last=only_last):
+                if ready := self._pending.take(ids, only_last=only_last):
                     return ready
                 if engine.is_closed:
                     raise AetherMindError("This LLM was closed before the request was answered.")
@@ -309,7 +309,7 @@ class LLM:
     def _forget(self, ids: Sequence[str]) -> None:
         with self.engine.lock:
             for request_id in ids:
-                if self._inbox.drop(request_id):
+                if self._pending.drop(request_id):
                     self.engine.abort(request_id)
 
     def _add_all(
@@ -318,22 +318,22 @@ class LLM:
         params: Sequence[SamplingParams],
         options: Sequence[RequestOptions],
     ) -> list[str]:
-        """Queue all prompts or none."""
+        """Add requests for all prompts, or for none if one fails."""
         ids: list[str] = []
         try:
-            for prompt, one, wishes in zip(prompts, params, options, strict=True):
+            for prompt, one, own_options in zip(prompts, params, options, strict=True):
                 read = self._read(prompt)
                 with self.engine.lock:
                     request_id = self.engine.free_id()
                     ids.append(request_id)
-                    self._inbox.open(request_id)
+                    self._pending.open(request_id)
                     self.engine.add_request(
                         request_id,
                         read.token_ids,
                         one,
                         prompt=read.text,
                         embeddings=read.embeddings,
-                        options=wishes,
+                        options=own_options,
                         is_chat=read.is_chat,
                     )
         except BaseException:  # Ctrl-C and a plugin's own errors, too
@@ -363,7 +363,7 @@ def _options_for(prompts: Sequence[Prompt | EnginePrompt], given: Any, adapter: 
 
 
 def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
-    """One value for all prompts, or a list of as many."""
+    """A value for each prompt, from one for all or from a list."""
     if isinstance(given, kind):
         return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
@@ -377,7 +377,7 @@ def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, k
 
 
 def _checked(output: RequestOutput) -> RequestOutput:
-    """A state, unless the engine or another user of it gave the request up."""
+    """The output; raises if the engine or another user of it aborted the request."""
     output.raise_error()
     if output.finished and any(answer.finish_reason == "abort" for answer in output.outputs):
         raise AetherMindError(_aborted(output.request_id))

@@ -12,7 +12,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 from aethermind import LLM, RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.policies import PriorityWithAging
-from aethermind.engine.requests.output_builder import state_of
+from aethermind.engine.requests.output_delta import OutputReader
 from aethermind.errors import AetherMindError, ConfigError, ContextLengthError, InvalidArgumentError
 
 PROMPT = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41]
@@ -44,19 +44,22 @@ def test_a_chunk_that_is_not_the_last_computes_no_logits_and_changes_no_token(ru
     assert seen == [(4, 0), (4, 0), (2, 1), (1, 1), (1, 1)]
 
 
-def test_states_can_be_left_out_on_the_way_to_the_same_end(runtime: Runtime) -> None:
+def test_output_read_now_and_then_is_the_same(runtime: Runtime) -> None:
     stepped, advanced = open_engine(runtime), open_engine(runtime)
+    readers: dict[str, OutputReader] = {}
     for engine in (stepped, advanced):
         engine.add_request("short", PROMPT, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
         engine.add_request("long", PROMPT, GREEDY)
         engine.add_request("two", PROMPT, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, n=2))
     number = 0
     while stepped.has_unfinished:
-        states, growths = stepped.step(), advanced.advance()
-        assert [one.request_id for one in states] == [one.request_id for one in growths]
+        outputs, sources = stepped.step(), advanced.advance()
+        assert [one.request_id for one in outputs] == [one.request_id for one in sources]
         number += 1
         if number % 3 == 0 or not stepped.has_unfinished:
-            assert [one.outputs for one in states] == [state_of(one).outputs for one in growths]
+            for output, source in zip(outputs, sources, strict=True):
+                reader = readers.setdefault(source.request_id, OutputReader())
+                assert reader.read(source).outputs == output.outputs
     assert not advanced.has_unfinished
 
 

@@ -17,7 +17,8 @@ from tests.server.conftest import await_idle, paused_engine, serving
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess
-from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
+from aethermind.engine.requests.output import RequestMetrics
+from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 from aethermind.server.admission import Limits
 from aethermind.server.observation.records import GenerationRecord
 
@@ -131,12 +132,13 @@ def test_embeddings_count_prompt_tokens(http: httpx.Client) -> None:
     assert gained(http, before, "prompt_tokens_total") == 11
 
 
-def test_tpot_of_parallel_answers_is_that_of_one() -> None:
+def test_tpot_of_parallel_answers_is_that_of_the_longest() -> None:
     record = GenerationRecord("demo", 0.0, SamplingParams(n=3))
     assert record.tpot_s is None
-    for lengths in ((1, 1, 1), (5, 3, 4)):
-        outputs = [CompletionOutput(i, "", [7] * size, None, None, None) for i, size in enumerate(lengths)]
-        record.update(RequestOutput("r", None, [1], outputs, False, RequestMetrics(0.0, None, None)))
+    for new, lengths in (((1, 1, 1), (1, 1, 1)), ((4, 2, 3), (5, 3, 4))):
+        deltas = [CompletionDelta(i, "", [7] * new[i], None, size) for i, size in enumerate(lengths)]
+        assert record.update(OutputDelta("r", deltas, False, RequestMetrics(0.0, None, None), 1)) == sum(new)
+    assert (record.num_output_tokens, record.num_prompt_tokens) == (12, 1)
     record.first_token_s, record.last_token_s = 10.0, 12.0
     assert record.tpot_s == 0.5
 

@@ -17,7 +17,8 @@ from aethermind.engine.parts import EngineParts
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import OutputBuilder, OutputUpdate, state_of
+from aethermind.engine.requests.output_builder import OutputBuilder
+from aethermind.engine.requests.output_delta import OutputReader, OutputSource
 from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings, check_prompt, check_text
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
@@ -228,7 +229,7 @@ class Engine(Shared):
                 builder.begin(token_id)
         self._outputs.update(builders)
         if params.n > 1:
-            self._groups.open(request_id, requests)
+            self._groups.open(request_id, list(builders.values()))
         first = requests[0]
         first.needs_prompt_logprobs = params.prompt_logprobs is not None
         if first.needs_prompt_logprobs or self.kv_offload is None or not self.kv_offload.fetch(first):
@@ -250,24 +251,23 @@ class Engine(Shared):
         limits = (max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
         self.budget = self.budget.changed(self._planned_budget, *limits)
 
-    def _abort(self, request_id: str) -> RequestOutput | None:
+    def _abort(self, request_id: str) -> OutputSource | None:
         group = self._groups.get(request_id)
         if group is not None and group.request_id != request_id:
             return None  # one of several answers, which are aborted together
         if group is not None:
-            builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
+            group.begin(self._outputs[one.request_id] for one in group.requests if not one.is_finished)
             self._end_group(group)
         else:
             builder = self._outputs.pop(request_id, None)
-            builders = [builder] if builder is not None and not builder.request.is_finished else []
-            for builder in builders:
+            if builder is not None and builder.request.is_finished:
+                builder = None
+            if builder is not None:
                 self._finish(builder.request, FinishReason.ABORT)
+                builder.end(self._clock())
         if self.pipeline.is_orphaned:
             self.pipeline.drain()
-        outputs = [builder.snapshot(self._clock()) for builder in builders]
-        if group is not None:
-            return group.merge(outputs)
-        return outputs[0] if outputs else None
+        return builder if group is None else group
 
     @synchronized_call
     def embed(
@@ -283,16 +283,16 @@ class Engine(Shared):
         return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=number)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step and return the outputs of the requests that got tokens or ended in it."""
-        return [state_of(growth) for growth in self.advance()]
+        """Compute one step and return the cumulative outputs of the requests that have new output."""
+        return [OutputReader().read(source) for source in self.advance()]
 
     @synchronized_call
-    def advance(self) -> list[OutputUpdate]:
-        """Compute one step; only finished requests have outputs, `state_of` gives those of the others."""
+    def advance(self) -> Sequence[OutputSource]:
+        """Compute one step and return the requests that have new output, without writing any of it (see `delta`)."""
         if self.kv_offload is not None and self.kv_offload.num_waiting:
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
-        outputs: list[OutputUpdate] = (
+        grown: list[OutputBuilder] = (
             [] if self._pending_prompt_logprobs is None else [*self._score(self._pending_prompt_logprobs)]
         )
         if self._groups:
@@ -305,26 +305,25 @@ class Engine(Shared):
         sampled, now = step.sampled, step.ended
         if self.speculator is not None:
             sampled = self.speculator.verify(step.decision, sampled)
-        outputs += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
+        grown += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
         self._pending_prompt_logprobs = None
         for decision in step.decisions:
             self._pending_prompt_logprobs = decision.pending_prompt_logprobs
             self.num_preemptions += len(decision.preempted)
             if decision.rejected:
-                outputs += self._refuse(decision, now)
+                grown += self._refuse(decision, now)
         if self.pipeline.is_orphaned:
             self.pipeline.drain()
-        if self._groups:
-            outputs = [*self._merge_groups([state_of(growth) for growth in outputs])]
-        self._publish(outputs)
-        return outputs
+        sources: Sequence[OutputSource] = self._merge_groups(grown) if self._groups else grown
+        self._publish(sources)
+        return sources
 
     def _end(self) -> None:
         if self._end_offload is not None:  # write the remaining blocks to the store
             self._end_offload()
         self.executor.close()
 
-    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> OutputUpdate:
+    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> OutputBuilder:
         builder = self._outputs[request.request_id]
         for token in chain(tokens, forced_tokens(request)):
             if token.failure is not None:
@@ -332,22 +331,23 @@ class Engine(Shared):
             reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
             if reason is not None:
                 self._finish(request, reason)
+                builder.end(now)
                 del self._outputs[request.request_id]
-                return builder.snapshot(now)
+                break
         return builder
 
-    def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
+    def _refuse(self, decision: ScheduleDecision, now: float) -> list[OutputBuilder]:
         return [
             self._give_up(self._outputs[entry.request.request_id], AetherMindError(entry.reason), now)
             for entry in decision.rejected
         ]
 
-    def _give_up(self, builder: OutputBuilder, error: AetherMindError, now: float) -> RequestOutput:
+    def _give_up(self, builder: OutputBuilder, error: AetherMindError, now: float) -> OutputBuilder:
         """Abort a request with an error."""
-        builder.error = error
         del self._outputs[builder.request.request_id]
         self._finish(builder.request, FinishReason.ABORT)
-        return builder.snapshot(now)
+        builder.end(now, error)
+        return builder
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if self.kv_offload is not None:
@@ -364,8 +364,8 @@ class Engine(Shared):
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 
-    def _score(self, request: Request) -> list[RequestOutput]:
-        """Compute the prompt's log probabilities of a request; return the request's output if that fails.
+    def _score(self, request: Request) -> list[OutputBuilder]:
+        """Compute the log probabilities of a request's prompt; returns the request if that fails.
 
         If running requests have taken the prompt's blocks meanwhile, a later step tries again.
         """
@@ -383,26 +383,26 @@ class Engine(Shared):
         request.needs_prompt_logprobs = False
         return []
 
-    def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Merge the outputs of each group's answers into one output."""
-        merged, of_groups = self._groups.partition(outputs)
-        for group, parts in of_groups:
-            if any(output.error is not None for output in parts):
+    def _merge_groups(self, builders: list[OutputBuilder]) -> list[OutputSource]:
+        """Replace the requests of each group by the group."""
+        alone, of_groups = self._groups.partition(builders)
+        for group, members in of_groups:
+            group.begin(members)
+            if group.is_finished or any(builder.error is not None for builder in members):
                 self._end_group(group)
-            output = group.merge(parts)
-            if output.finished:
-                self._end_group(group)
-            merged.append(output)
-        return merged
+        return [*alone, *(group for group, _ in of_groups)]
 
     def _end_group(self, group: SampleGroup) -> None:
-        """Abort the unfinished answers of a group and drop it."""
+        """Abort the unfinished answers of a group and remove it."""
         self._groups.remove(group)
         group.pending.clear()
         for request in group.requests:
-            self._outputs.pop(request.request_id, None)
+            builder = self._outputs.pop(request.request_id, None)
             if not request.is_finished:
                 self._finish(request, FinishReason.ABORT)
+                if builder is not None:
+                    builder.end(self._clock())
+        group.has_ended = True
 
     def _place(self, requests: list[Request]) -> None:
         """Give all answers to a prompt one place in the order of a sharing policy, behind the open requests."""

@@ -14,6 +14,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
+from aethermind.engine.requests.output_delta import OutputReader
 from aethermind.engine.requests.sample_group import answer_ids
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 from aethermind.hal.host_memory import trim_heap
@@ -21,7 +22,7 @@ from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.output_builder import OutputUpdate
+    from aethermind.engine.requests.output_delta import OutputSource
 
 __all__ = ["EngineListener", "FairLock", "Shared", "synchronized_call"]
 
@@ -86,8 +87,8 @@ class EngineListener(Protocol):
     own.
     """
 
-    def put(self, updates: Sequence[OutputUpdate]) -> None:
-        """Receive the outputs of a step, or of a request that was aborted."""
+    def put(self, sources: Sequence[OutputSource]) -> None:
+        """Receive the requests that have new output after a step or an abort."""
 
     def closed(self) -> None:
         """Handle the closing of the engine; open requests get no answer."""
@@ -165,10 +166,11 @@ class Shared(ABC):
     def abort(self, request_id: str) -> RequestOutput | None:
         """Abort a request and free its blocks; returns its output so far, None for unknown and finished ids."""
         with self.lock:
-            output = None if self.is_closed else self._abort(request_id)
-            if output is not None:
-                self._publish([output])
-            return output
+            source = None if self.is_closed else self._abort(request_id)
+            if source is None:
+                return None
+            self._publish([source])
+            return OutputReader().read(source)
 
     def close(self) -> None:
         """Finish the device's work and free weights, KV cache and threads. Later calls raise EngineDeadError.
@@ -196,15 +198,15 @@ class Shared(ABC):
         """Finish the work in progress."""
 
     @abstractmethod
-    def _abort(self, request_id: str) -> RequestOutput | None: ...
+    def _abort(self, request_id: str) -> OutputSource | None: ...
 
     @abstractmethod
     def _has(self, request_id: str) -> bool:
         """Whether an open request has this id."""
 
-    def _publish(self, updates: Sequence[OutputUpdate]) -> None:
+    def _publish(self, sources: Sequence[OutputSource]) -> None:
         for listener in self._listeners:
-            listener.put(updates)
+            listener.put(sources)
 
 
 def _check_process(loaded_by: int) -> None:

@@ -1,4 +1,4 @@
-"""Running a request's prompts side by side, and telling their answers whole or as a stream."""
+"""Runs the prompts of an HTTP request concurrently, and streams the events of their answers or returns them whole."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from aethermind.engine.requests.output_delta import OutputAccumulator
 from aethermind.server.framing import EventBatch
 from aethermind.server.observation.records import GenerationRecord
-from aethermind.server.openai.answers import Answer, PartCutter
+from aethermind.server.openai.answers import Answer, PromptState
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.engine.requests.prompt_reader import EnginePrompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from aethermind.server.observation.records import HttpRecord
     from aethermind.server.served_model import ServedModel
 
-    _State = tuple[int, RequestOutput]
+    _Delta = tuple[int, OutputDelta]
+    """The index of a prompt, and new output of its answers."""
 
 __all__ = ["Answering", "stream_events"]
 
@@ -36,7 +39,7 @@ _WHOLE_HOLD_S = 0.25
 
 
 class Answering:
-    """The answers to one HTTP request: a prompt or some, each with its own engine request. Used once."""
+    """The answers to one HTTP request. Each prompt is an engine request of its own. Used once."""
 
     def __init__(
         self,
@@ -59,12 +62,12 @@ class Answering:
         self._metrics = metrics
 
     def cancel(self) -> bool:
-        """End all answers with what there is of them; False if none was open."""
+        """Abort all answers, which end with their output so far; False if none was open."""
         ended = [self._model.engine.abort(self._id_of(index)) for index in range(self._num_prompts)]
         return any(ended)
 
     async def whole(self, prompts: Sequence[EnginePrompt]) -> list[RequestOutput]:
-        """All answers, finished, in the order of the prompts. The first error ends all."""
+        """All finished answers, in the order of the prompts. The first error ends all."""
         self._num_prompts = len(prompts)
         if len(prompts) == 1:
             return [await self._last(0, prompts[0])]
@@ -72,28 +75,28 @@ class Answering:
             tasks = [group.create_task(self._last(i, prompt)) for i, prompt in enumerate(prompts)]
         return [task.result() for task in tasks]
 
-    def states(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_State, None]:
-        """The state of whichever answer has grown, with its prompt's place, until all are finished."""
+    def deltas(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_Delta, None]:
+        """Yield new output of any prompt's answers, until all are finished."""
         self._num_prompts = len(prompts)
-        return self._states_of(0, prompts[0]) if len(prompts) == 1 else self._merged(prompts)
+        return self._deltas_of(0, prompts[0]) if len(prompts) == 1 else self._merged(prompts)
 
-    async def _merged(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_State, None]:
-        news: asyncio.Queue[_State | Exception | None] = asyncio.Queue(maxsize=len(prompts))
+    async def _merged(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_Delta, None]:
+        queue: asyncio.Queue[_Delta | Exception | None] = asyncio.Queue(maxsize=len(prompts))
 
         async def follow(index: int) -> None:
             try:
-                async for state in self._states_of(index, prompts[index]):
-                    await news.put(state)
+                async for delta in self._deltas_of(index, prompts[index]):
+                    await queue.put(delta)
             except Exception as error:
-                await news.put(error)
+                await queue.put(error)
             else:
-                await news.put(None)
+                await queue.put(None)
 
         tasks = [asyncio.create_task(follow(index)) for index in range(len(prompts))]
         try:
             num_open = len(tasks)
             while num_open:
-                item = await news.get()
+                item = await queue.get()
                 if isinstance(item, Exception):
                     raise item
                 if item is None:
@@ -105,14 +108,15 @@ class Answering:
                 task.cancel()
 
     async def _last(self, index: int, prompt: EnginePrompt) -> RequestOutput:
-        async with aclosing(self._states_of(index, prompt)) as states:
-            async for _, state in states:
-                last = state
-        return last
+        accumulator = OutputAccumulator(prompt.text, list(prompt.token_ids))
+        async with aclosing(self._deltas_of(index, prompt)) as deltas:
+            async for _, delta in deltas:
+                output = accumulator.add(delta)
+        return output
 
-    async def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[_State, None]:
+    async def _deltas_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[_Delta, None]:
         record, params = self._record, self._params
-        states = self._model.engine.generate(
+        deltas = self._model.engine.stream_deltas(
             prompt,
             params,
             options=self._options,
@@ -126,11 +130,11 @@ class Answering:
             record.prompts.append(prompt.token_ids if prompt.text is None else prompt.text)
         try:
             with self._metrics.observing(generation):
-                async with aclosing(states):
-                    async for state in states:
+                async with aclosing(deltas):
+                    async for delta in deltas:
                         self._ticket.leave_queue()
-                        self._metrics.update(generation, state)
-                        yield index, state
+                        self._metrics.update(generation, delta)
+                        yield index, delta
         finally:
             self._ticket.charge(generation.num_output_tokens)
 
@@ -139,30 +143,30 @@ class Answering:
 
 
 async def stream_events(
-    first: Awaitable[_State], others: AsyncIterator[_State], answer: Answer, *, num_prompts: int, num_answers: int
+    first: Awaitable[_Delta],
+    others: AsyncIterator[_Delta],
+    answer: Answer,
+    *,
+    prompts: Sequence[EnginePrompt],
+    num_answers: int,
 ) -> AsyncGenerator[EventBatch, None]:
-    """The events of a stream: a beginning, parts of the `num_answers` to each prompt as they grow, and an end, which
-    comes with the last part.
+    """Yield the events of a streamed response: a beginning, those of each delta of the `num_answers` answers to each
+    prompt, and an end, in one batch with the last delta.
     """
     yield EventBatch(list(answer.begin()))
-    num_open = num_prompts
-    cutters: dict[int, PartCutter] = {}
-    last: dict[int, RequestOutput] = {}
-    state: _State | None = await first
-    while state is not None:
-        place, output = state
-        last[place] = output
+    states = [PromptState.before(prompt) for prompt in prompts]
+    num_open = len(prompts)
+    item: _Delta | None = await first
+    while item is not None:
+        place, delta = item
+        state = states[place]
+        state.add(delta)
         events: list[Event] = []
-        for one in output.outputs:
-            index = place * num_answers + one.index
-            cutter = cutters.get(index)
-            if cutter is None:
-                cutter = cutters[index] = PartCutter()
-            part = cutter.cut(one)
-            if part is not None:
-                events += answer.part(index, output, part)
-        num_open -= output.finished
+        for one in delta.completions:
+            if one.text or one.finish_reason is not None or one.logprobs:  # else its text is still held back
+                events += answer.part(place * num_answers + one.index, one, state)
+        num_open -= delta.finished
         if not num_open:
-            events += answer.end([last[place] for place in sorted(last)])
+            events += answer.end(states)
         yield EventBatch(events, is_last=not num_open)
-        state = await anext(others, None)
+        item = await anext(others, None)

@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, 9.2): JSON objects as they come, signs of life between them, a last word."""
+"""A response of server-sent events (WHATWG HTML, 9.2): JSON objects, keep-alive comments, a terminator."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["EventStream", "KEEP_ALIVE_S"]
 
 KEEP_ALIVE_S = 15.0
-"""Seconds of silence after which a comment is sent, so that proxies keep the connection."""
+"""Seconds without an event after which a comment is sent, so that proxies keep the connection open."""
 
 _SMALL_BYTES = 4096
-"""What the system takes at once. The last events of who reads slowly may be all there are."""
+"""A size that the socket takes at once. The last events of a slow reader may be larger."""
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventStream(Response):
-    """Sends events, those that come together at once, and a last word with the last. An error on the way is an event
-    too, and the last one.
+    """Sends batches of events, and the terminator with the last batch. An error is sent as the last event.
 
-    `resources` are closed when the stream ends, however it ends: finished, the client gone, or reading too slowly.
+    `resources` are closed when the stream ends in any way: finished, the client disconnected, or a send timeout.
     """
 
     media_type = "text/event-stream"
@@ -68,20 +67,20 @@ class EventStream(Response):
         try:
             async for batch in self._events:
                 if batch.is_last:
-                    await writer.end(self._framing.written(batch.events), self._framing.last_word)
+                    await writer.end(self._framing.written(batch.events), self._framing.terminator)
                 elif batch.events:
                     await writer.write(self._framing.written(batch.events))
         except Exception as error:
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code
-            await writer.end(self._framing.encode(self._framing.failure(failure)), self._framing.last_word)
+            await writer.end(self._framing.encode(self._framing.failure(failure)), self._framing.terminator)
 
 
 class _Writer:
-    """A response, and a timer that watches over it while the context is open. Mutable.
+    """Writes a response, with a timer for keep-alive comments and the send timeout. Mutable.
 
-    Its start passes the middlewares, which have a say in headers; its parts go by the connection's own `send_chunk`.
-    `is_too_late` is done when the client has not read for too long.
+    The start of the response passes the middlewares, which may change headers; its parts are sent by the connection's
+    own `send_chunk`. `is_too_late` is done when the client has not read for `timeout_s` seconds.
     """
 
     def __init__(
@@ -95,49 +94,50 @@ class _Writer:
         self._now = self._loop.time
         self._last_s = self._now()
         self._waits_since_s: float | None = None
-        """Since when a part waits for the client to read; None while none does."""
+        """Since when a part is blocked by the client; None while none is."""
         self._timer: asyncio.TimerHandle | None = None
-        self._sign_of_life: asyncio.Task[None] | None = None
+        self._keep_alive_task: asyncio.Task[None] | None = None
         self.is_too_late: asyncio.Future[None] = self._loop.create_future()
 
     async def __aenter__(self) -> None:
-        self._look()
+        self._check()
 
     async def __aexit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._sign_of_life is not None:
-            self._sign_of_life.cancel()
-            await asyncio.wait({self._sign_of_life})
+        if self._keep_alive_task is not None:
+            self._keep_alive_task.cancel()
+            await asyncio.wait({self._keep_alive_task})
 
     async def start(self, status: int, headers: Any) -> None:
         await self._watched(self._send({"type": "http.response.start", "status": status, "headers": headers}))
 
     async def write(self, data: bytes) -> None:
-        """Send a part, however long it takes: the timer knows when that is too long."""
+        """Send a part; the timer limits how long that may take."""
         self._waits_since_s = self._now()
         await self._send_chunk(data)
         self._last_s, self._waits_since_s = self._waits_since_s, None
 
-    async def end(self, data: bytes, last_word: bytes) -> None:
-        """Send the last part, with the last word if it is small, and that once hardly anything is left to be read: who
-        is slower than the end of a server would miss it.
+    async def end(self, data: bytes, terminator: bytes) -> None:
+        """Send the last part and the terminator, once the client has read nearly everything before them.
+
+        A client that reads slowly would otherwise miss the terminator when the server shuts down.
         """
         if len(data) > _SMALL_BYTES:
             await self.write(data)
             data = b""
         await self._watched(self._flush())
-        await self._watched(self._send_chunk(data + last_word, is_last=True))
+        await self._watched(self._send_chunk(data + terminator, is_last=True))
 
     async def _watched(self, work: Awaitable[None]) -> None:
         self._waits_since_s = self._now()
         await work
         self._last_s, self._waits_since_s = self._waits_since_s, None
 
-    def _look(self) -> None:
-        """Have a comment written after each KEEP_ALIVE_S of silence, and see whether the client reads.
+    def _check(self) -> None:
+        """Send a comment after KEEP_ALIVE_S without an event, and check whether the client reads.
 
-        It looks as rarely as it may: a timer around every part would cost more than the part.
+        It runs as rarely as possible, because a timer around each part would cost more than the part.
         """
         now, since_s = self._now(), self._waits_since_s
         if since_s is not None:
@@ -148,9 +148,9 @@ class _Writer:
         else:
             wait_s = min(self._last_s + KEEP_ALIVE_S - now, self._timeout_s)
             if wait_s <= 0:
-                self._sign_of_life = self._loop.create_task(self._keep_alive())
+                self._keep_alive_task = self._loop.create_task(self._keep_alive())
                 return
-        self._timer = self._loop.call_later(wait_s, self._look)
+        self._timer = self._loop.call_later(wait_s, self._check)
 
     async def _keep_alive(self) -> None:
         try:
@@ -160,4 +160,4 @@ class _Writer:
             self.is_too_late.set_result(None)
             return
         self._last_s = self._now()
-        self._look()
+        self._check()

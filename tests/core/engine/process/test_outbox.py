@@ -1,4 +1,4 @@
-"""A reader that does not read costs the engine neither time nor memory, and misses nothing that counts."""
+"""The outbox never blocks: output for a slow reader is merged or bounded, and nothing that matters is lost."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from tests.core.engine.requests.sources import WordSource, words
 
 from aethermind.engine.process.outbox import Outbox
-from aethermind.engine.process.output_delta import OutputAccumulator
-from aethermind.engine.process.protocol import EngineOutputs, LogLine, Unpacker, UtilityResult
-from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.process.protocol import EngineOutputs, LogLine, Unpacker, UtilityResult, decode_delta
+from aethermind.engine.requests.output_delta import OutputAccumulator, OutputDelta
 from aethermind.errors import ContextLengthError
-
-PROMPT = EnginePrompt("Once", [3])
-
-
-def state(num_tokens: int, *, finished: bool = False, name: str = "name") -> RequestOutput:
-    answer = CompletionOutput(
-        0, "word " * num_tokens, list(range(num_tokens)), None, "stop" if finished else None, None
-    )
-    return RequestOutput(name, "Once", [3], [answer], finished, RequestMetrics(0.0, None, None))
 
 
 @pytest.fixture
@@ -33,68 +23,75 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def read_all(outbox: Outbox, sock: socket.socket) -> list[EngineOutputs]:
-    unpacker, news = Unpacker(), []
+    unpacker, messages = Unpacker(), list[EngineOutputs]()
     sock.setblocking(False)
     while True:
         is_done = outbox.flush()
         try:
             while True:
-                news += unpacker.feed(sock.recv(1 << 16))
+                messages += unpacker.feed(sock.recv(1 << 16))
         except BlockingIOError:
             if is_done:
-                return news
+                return messages
 
 
-def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.socket]) -> None:
+def read_deltas(outbox: Outbox, sock: socket.socket) -> list[tuple[int, OutputDelta]]:
+    """The deltas that were sent, by handle."""
+    messages = read_all(outbox, sock)
+    return [(handle, decode_delta("name", values)) for one in messages for handle, *values in one.deltas or ()]
+
+
+def test_output_that_was_not_read_is_merged(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
-    outbox = Outbox(theirs)
+    outbox, source = Outbox(theirs), WordSource()
     outbox.open(1, "name")
-    growing = OutputAccumulator("name", PROMPT)
-    num_told = 1
-    outbox.put([state(num_told)])
-    while outbox.flush():  # until the system takes no more, which is sooner or later
-        num_told += 1
-        outbox.put([state(num_told)])
-    for num_tokens in range(num_told + 1, num_told + 2000, 7):
-        outbox.put([state(num_tokens)])
+    outbox.put([source.grow()])
+    while outbox.flush():  # until the socket's buffer is full
+        outbox.put([source.grow()])
+    num_sent = source.num_tokens
+    for _ in range(300):
+        outbox.put([source.grow(7)])
         outbox.flush()
-    outbox.put([state(num_told + 2000, finished=True)])
-    pieces = [piece[1:] for one in read_all(outbox, ours) for piece in one.states or ()]
-    assert len(pieces) == num_told + 1
-    assert [growing.grow(piece) for piece in pieces][-1] == state(num_told + 2000, finished=True)
+    outbox.put([source.end()])
+    deltas = read_deltas(outbox, ours)
+    assert len(deltas) == num_sent + 1
+    accumulator = OutputAccumulator("Once", [3])
+    assert [accumulator.add(delta) for _, delta in deltas][-1] == words(source.num_tokens, finished=True)
     assert outbox.is_empty
 
 
-def test_news_may_be_held_back_but_for_the_first_and_the_last(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_output_is_held_except_the_first_and_the_last(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     now_s = 5.0
-    outbox, growing = Outbox(theirs, lambda: now_s), OutputAccumulator("name", PROMPT)
+    outbox, accumulator = Outbox(theirs, lambda: now_s), OutputAccumulator("Once", [3])
+    sources = [WordSource("name"), WordSource("other")]
     outbox.open(1, "name", 0.5)
     outbox.open(2, "other")
 
-    def told(num_tokens: int, *, finished: bool = False) -> list[int]:
-        outbox.put([state(num_tokens, finished=finished, name=name) for name in ("name", "other")])
-        pieces = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
-        for handle, *piece in pieces:
+    def sent() -> list[int]:
+        deltas = read_deltas(outbox, ours)
+        for handle, delta in deltas:
             if handle == 1:
-                assert growing.grow(piece) == state(num_tokens, finished=finished)
-        return [handle for handle, *_ in pieces]
+                source = sources[0]
+                assert accumulator.add(delta) == words(source.num_tokens, finished=source.has_ended)
+        return [handle for handle, _ in deltas]
 
-    assert told(1) == [1, 2]
-    now_s = 5.2
-    assert told(2) == [2]
-    now_s = 5.4
-    assert told(3) == [2]
+    outbox.put([one.grow() for one in sources])
+    assert sent() == [1, 2]
+    for later_s in (5.2, 5.4):
+        now_s = later_s
+        outbox.put([one.grow() for one in sources])
+        assert sent() == [2]
     assert outbox.is_empty
     now_s = 5.5
-    ((handle, *piece),) = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
-    assert handle == 1
-    assert growing.grow(piece) == state(3)
-    assert told(4) == [2]
-    assert told(5, finished=True) == [1, 2]
+    assert sent() == [1]
+    outbox.put([one.grow() for one in sources])
+    assert sent() == [2]
+    outbox.put([one.end() for one in sources])
+    assert sent() == [1, 2]
 
 
-def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_all_refusals_and_results_arrive_and_log_lines_are_bounded(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)
     num_told = 0
@@ -111,41 +108,41 @@ def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket
         say(number)
         if number % 100 == 0:
             outbox.flush()
-    news = read_all(outbox, ours)
+    messages = read_all(outbox, ours)
     numbers = range(num_told + 3000)
-    assert [one.number for part in news for one in part.results or ()] == list(numbers)
-    refused = [(handle, str(error)) for part in news for handle, error in part.refused or ()]
+    assert [one.number for part in messages for one in part.results or ()] == list(numbers)
+    refused = [(handle, str(error)) for part in messages for handle, error in part.refused or ()]
     assert refused == [(number, f"no {number}") for number in numbers]
-    lines = [line.text for part in news for line in part.logs]
+    lines = [line.text for part in messages for line in part.logs]
     assert lines == [f"line {number}" for number in numbers if number < num_told or number >= numbers[-1000]]
 
 
-def test_dropped_requests_are_not_told_of(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_output_of_dropped_requests_is_not_sent(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)
     outbox.open(1, "name")
-    outbox.put([state(1)])
+    outbox.put([WordSource().grow()])
     outbox.drop(1)
     outbox.drop(1)
     assert outbox.name_of(1) is None
     assert read_all(outbox, ours) == []
 
 
-def test_a_name_that_comes_again_gets_nothing_of_the_request_before(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_reused_name_gets_no_output_of_the_request_before(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)
     outbox.open(1, "name")
-    outbox.put([state(5, finished=True)])
-    assert outbox.name_of(1) == "name", "its end was not told yet"
+    outbox.put([WordSource().end(5)])
+    assert outbox.name_of(1) == "name", "its end was not sent yet"
     outbox.drop(1)
     outbox.open(2, "name")
-    outbox.put([state(2)])
-    ((handle, *piece),) = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
+    outbox.put([WordSource().grow(2)])
+    ((handle, delta),) = read_deltas(outbox, ours)
     assert handle == 2
-    assert OutputAccumulator("name", PROMPT).grow(piece) == state(2)
+    assert OutputAccumulator("Once", [3]).add(delta) == words(2)
 
 
-def test_a_reader_that_has_gone_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_closed_socket_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)
     ours.close()

@@ -84,7 +84,7 @@ VALUES: list[Any] = [
     EngineOutputs(
         [LogLine(30, "aethermind.x", "text", 1.5, "Traceback")], (1, 3), Loaded(INFO, {"top_k": 3}, 9), stats=STATS
     ),
-    EngineOutputs([], refused=[(3, "no")], states=[[1, [["a", [1], None, [0, None, None]]], None, None]], results=[]),
+    EngineOutputs([], refused=[(3, "no")], deltas=[[1, [[0, "a", [1], None, 1, None, None]], False]], results=[]),
 ]
 
 
@@ -94,18 +94,18 @@ def crossed(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_values_come_out_as_they_went_in(value: Any) -> None:
+def test_decoded_values_equal_the_encoded_ones(value: Any) -> None:
     assert crossed(value) == value
 
 
-def test_every_parameter_of_sampling_is_among_them() -> None:
+def test_the_values_cover_every_sampling_parameter() -> None:
     names = {one.name for one in dataclasses.fields(SamplingParams) if one.init}
     assert names == {*EVERY_PARAMETER, "structured_outputs"}
     default = SamplingParams()
     assert all(getattr(SamplingParams(**EVERY_PARAMETER), name) != getattr(default, name) for name in EVERY_PARAMETER)
 
 
-def test_every_message_is_among_them() -> None:
+def test_the_values_cover_every_record() -> None:
     inner = {EngineConfig, EnginePrompt, EngineStats, ModelInfo, RequestOptions, StructuredOutputs, LogLine, Loaded}
     seen = {type(value) for value in VALUES} | inner | {EmbeddingSpan, KVStoreStats}
     assert seen == set(RECORDS)
@@ -120,13 +120,13 @@ def test_embeddings_and_vectors() -> None:
 
 
 @pytest.mark.parametrize("name", errors.__all__)
-def test_errors_keep_their_kind_and_words(name: str) -> None:
+def test_errors_keep_their_class_and_message(name: str) -> None:
     error = getattr(errors, name)("It has 3 of 2.")
     received = crossed(UtilityResult(1, None, error)).error
     assert (type(received), str(received)) == (type(error), "It has 3 of 2.")
 
 
-def test_a_plugin_s_error_is_the_nearest_of_ours_and_a_bug_is_none_of_them() -> None:
+def test_an_error_of_a_plugin_becomes_its_nearest_public_base_class() -> None:
     class TooLongError(ContextLengthError):
         pass
 
@@ -136,12 +136,12 @@ def test_a_plugin_s_error_is_the_nearest_of_ours_and_a_bug_is_none_of_them() -> 
     assert not isinstance(received, AetherMindError)
 
 
-def test_integers_beyond_64_bits_become_the_greatest_that_fit() -> None:
+def test_integers_beyond_64_bits_are_clamped() -> None:
     assert crossed(SamplingParams(max_tokens=10**30)).max_tokens == 2**64 - 1
     assert crossed([10**30, -(10**30), np.int64(-3), np.float32(0.5)]) == [2**64 - 1, -(2**63), -3, 0.5]
 
 
-def test_what_has_no_form_of_its_own_does_not_cross() -> None:
+def test_other_types_cannot_be_encoded() -> None:
     for value in ({1, 2}, object(), print, [b"", lambda: None]):
         with pytest.raises(InvalidArgumentError, match="cannot be sent"):
             pack(value)
@@ -171,7 +171,7 @@ PLAIN = st.recursive(
 
 
 @given(st.lists(PLAIN, max_size=4), st.integers(1, 50))
-def test_any_mixture_in_pieces_of_any_size(values: list[Any], size: int) -> None:
+def test_values_are_decoded_from_chunks_of_any_size(values: list[Any], size: int) -> None:
     data = b"".join(map(pack, values))
     unpacker = Unpacker()
     received = [one for start in range(0, len(data), size) for one in unpacker.feed(data[start : start + size])]

@@ -1,4 +1,4 @@
-"""How processes of an engine start, and how their end is told."""
+"""The start of an engine's processes, and descriptions of their exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print("went on")
 """
 
 
-def test_an_interrupt_before_its_first_line_does_not_end_a_child() -> None:
+def test_an_interrupt_before_initialisation_does_not_end_a_child() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with blocked_signals():
         child = subprocess.Popen(
@@ -33,7 +33,7 @@ def test_an_interrupt_before_its_first_line_does_not_end_a_child() -> None:
     assert (said, child.returncode) == ("went on\n", 0)
 
 
-def test_a_child_does_not_warn_again_of_names_that_no_plugin_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_does_not_repeat_warnings_of_unknown_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AETHERMIND_PLUGINS", raising=False)
     assert "AETHERMIND_PLUGINS" not in child_environment()
     for value, left in {"qwen2, cpu,qwen_3": "cpu,qwen2", "qwen_3": "", "": ""}.items():
@@ -50,5 +50,5 @@ def test_a_child_of_another_version_does_not_start() -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(3, "ended with exit code 3"), (-9, "was killed by SIGKILL"), (-99, "was killed by signal 99")]
 )
-def test_an_end_in_words(code: int, words: str) -> None:
+def test_exit_codes_are_described(code: int, words: str) -> None:
     assert describe_exit(code) == words

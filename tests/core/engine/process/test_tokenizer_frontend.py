@@ -11,7 +11,7 @@ from aethermind.engine.process.client import TokenizerFrontend
 from aethermind.engine.requests.prompt_reader import TextToEmbed
 
 
-def test_texts_to_embed_are_cut_and_no_others(tmp_path: Path, runtime: Runtime) -> None:
+def test_only_texts_to_embed_are_truncated(tmp_path: Path, runtime: Runtime) -> None:
     limits = {"modules.json": b"[]", "sentence_bert_config.json": b'{"max_seq_length": 3}'}
     face = TokenizerFrontend.open(runtime, copy_demo(tmp_path / "model", files=limits), None)
     text = "Once upon a time there was an old fox. " * 1000

@@ -1,4 +1,4 @@
-"""The loop of an engine's process, message by message, over an engine in this one."""
+"""The loop of an engine's process, message by message, with an engine in this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rig:
         self.worker._handle(Add(handle, f"r{handle}", EnginePrompt("Once", [5, 6]), params, None, 0.0))
 
     def compile(self) -> None:
-        """Let all compile that waits for it, and take it."""
+        """Let the pending grammars compile, and add their requests."""
         made = [pending.made for pending in self.worker._pending._waiting.values()]
         self.may_compile.set()
         for future in made:
@@ -51,9 +51,9 @@ class Rig:
 
     def run(self) -> None:
         while self.engine.has_unfinished:
-            self.worker._outbox.put(self.engine.advance())
+            self.engine.advance()
 
-    def told(self) -> Iterator[EngineOutputs]:
+    def sent(self) -> Iterator[EngineOutputs]:
         self.worker._outbox.flush()
         yield from self._unpacker.feed(self._sock.recv(1 << 16))
 
@@ -67,31 +67,31 @@ def rig(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(runtime, monkeypatch)
 
 
-def test_others_go_on_while_a_grammar_is_compiled(rig: Rig) -> None:
+def test_other_requests_run_while_a_grammar_is_compiled(rig: Rig) -> None:
     rig.add(1, demand("a+"))
     rig.add(2, PLAIN)
     rig.run()
-    (news,) = rig.told()
-    assert [handle for handle, *_ in news.states or ()] == [2]
+    (outputs,) = rig.sent()
+    assert [handle for handle, *_ in outputs.deltas or ()] == [2]
     rig.compile()
     assert [builder.request_id for builder in rig.engine._outputs.values()] == ["r1"]
     rig.may_compile.clear()
-    rig.add(3, demand("a+"))  # was compiled, and waits for nobody
+    rig.add(3, demand("a+"))  # compiled before, so it is added at once
     assert len(rig.engine._outputs) == 2
     rig.run()
 
 
-def test_what_is_said_of_a_request_meanwhile_is_heard(rig: Rig) -> None:
+def test_requests_are_aborted_and_forgotten_while_their_grammars_compile(rig: Rig) -> None:
     for handle, text in ((1, "a+"), (2, "b+"), (3, "(")):
         rig.add(handle, demand(text))
     rig.worker._handle(Abort(1))
     rig.worker._handle(Forget(2))
     rig.compile()
     assert not rig.engine.has_unfinished
-    (news,) = rig.told()
-    (state,) = news.states or ()
-    assert (state[0], news.refused is not None) == (1, True)
-    ((handle, error),) = news.refused or ()
+    (outputs,) = rig.sent()
+    (delta,) = outputs.deltas or ()
+    assert (delta[0], outputs.refused is not None) == (1, True)
+    ((handle, error),) = outputs.refused or ()
     assert handle == 3
     assert isinstance(error, InvalidArgumentError)
     assert [rig.worker._outbox.name_of(handle) for handle in (1, 2, 3)] == [None] * 3

@@ -10,7 +10,7 @@ from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.plugins.registry import Registry
 
 
-def test_bad_words_that_the_model_cannot_say_are_left_out() -> None:
+def test_bad_words_with_tokens_outside_the_vocabulary_are_ignored() -> None:
     """A kernel that masks their last token would write beyond the row of logits."""
     ids = {"fox": [1, 7], " fox": [2], "hen": [8], " hen": [3, 8]}
     config = SimpleNamespace(vocab_size=8)

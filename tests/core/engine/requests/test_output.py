@@ -1,12 +1,11 @@
-"""What an answer shows: what there was of it, though what it is made of grows on."""
+"""An output shows the state at which it was made, though its lists are shared with later outputs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from aethermind.engine.process.output_delta import OutputAccumulator, SentOutput
-from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics
+from aethermind.engine.requests.output_delta import CompletionDelta, OutputAccumulator, OutputDelta
 
 SCORE = {1: Logprob(-1.0, 1, "a")}
 
@@ -38,24 +37,21 @@ def test_an_answer_does_not_change_while_its_lists_grow() -> None:
 
 
 def test_what_is_new_is_all_that_is_copied() -> None:
-    kept, before, told = Kept(), 0, list[int]()
+    kept, before, copied = Kept(), 0, list[int]()
     for number in range(100):
         kept.append(number)
         output = CompletionOutput(0, "", kept, None, None, None)
-        told += output.since(before)[0]
+        copied += output.since(before)[0]
         before = output.num_tokens
-    assert told == list(range(100))
+    assert copied == list(range(100))
     assert kept.num_given == 100
 
 
-def test_a_state_crosses_to_another_process_without_a_copy_of_what_crossed_before() -> None:
-    sent, growing, kept = SentOutput(), OutputAccumulator("name", EnginePrompt("Once", [3])), Kept()
-    states = []
+def test_an_accumulator_copies_nothing_but_what_is_new() -> None:
+    accumulator, states = OutputAccumulator("Once", [3]), list[CompletionOutput]()
     for number in range(50):
-        kept.append(number)
-        answer = CompletionOutput(0, "", kept, None, None, None)
-        news = sent.cut(RequestOutput("name", "Once", [3], [answer], False, RequestMetrics(0.0, 0.0, None)))
-        states.append(growing.grow(news).outputs[0])
-    assert kept.num_given == 50
+        delta = CompletionDelta(0, "", [number], None, number + 1)
+        output = accumulator.add(OutputDelta("name", [delta], False, RequestMetrics(0.0, 0.0, None), 1))
+        states.append(output.outputs[0])
     assert all(state._token_ids is states[0]._token_ids for state in states)
     assert [state.num_tokens for state in states] == list(range(1, 51))

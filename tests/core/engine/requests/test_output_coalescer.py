@@ -1,100 +1,79 @@
-"""News of growing answers is told at once, or held back for no longer than allowed, together with others'."""
+"""Output is due at once, or held for no longer than allowed and coalesced with that of other requests."""
 
 from __future__ import annotations
 
-from typing import cast
-
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.engine.requests.sources import WordSource
 
-from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.engine.requests.output_builder import OutputUpdate
 from aethermind.engine.requests.output_coalescer import OutputCoalescer
 
 
-def state(num_tokens: int, *, finished: bool = False, name: str = "a") -> RequestOutput:
-    answer = CompletionOutput(0, "", list(range(num_tokens)), None, "length" if finished else None, None)
-    return RequestOutput(name, None, [3], [answer], finished, RequestMetrics(0.0, None, None))
-
-
-class Growing:
-    """An answer that goes on, as an engine tells of it: its state is written down when it is asked for."""
-
-    def __init__(self, name: str) -> None:
-        self.request_id = name
-        self.num_tokens = 0
-
-    def snapshot(self) -> RequestOutput:
-        return state(self.num_tokens, name=self.request_id)
-
-
-def grown(answer: Growing) -> OutputUpdate:
-    """The answer with one more token."""
-    answer.num_tokens += 1
-    return cast(OutputUpdate, answer)
-
-
-def test_those_who_hold_back_as_long_are_told_together() -> None:
+def test_requests_with_equal_hold_times_are_due_together() -> None:
     now_s = 10.0
-    news = OutputCoalescer(lambda: now_s)
+    coalescer = OutputCoalescer(lambda: now_s)
+    sources: dict[str, WordSource] = {}
     for name in ("a", "b", "c"):
         now_s += 0.05
-        news.open(name, 0.25)
-        news.put([state(1, name=name)])
-        assert [told for told, _ in news.take()] == [name], "the first state is told at once"
+        coalescer.open(name, 0.25)
+        sources[name] = WordSource(name)
+        coalescer.put([sources[name].grow()])
+        assert [taken for taken, _ in coalescer.take()] == [name], "the first output is due at once"
     for name in ("a", "b", "c"):
-        news.put([state(2, name=name)])
-    assert not news.is_due
-    assert news.take() == []
+        coalescer.put([sources[name].grow()])
+    assert not coalescer.is_due
+    assert coalescer.take() == []
     now_s = 10.25
-    assert news.is_due
-    assert [told for told, _ in news.take()] == ["a", "b", "c"]
+    assert coalescer.is_due
+    assert [taken for taken, _ in coalescer.take()] == ["a", "b", "c"]
 
 
-def test_only_what_comes_quickly_is_held_back() -> None:
+def test_only_output_of_quick_steps_is_held() -> None:
     now_s = 10.0
-    news = OutputCoalescer(lambda: now_s)
-    news.open("a", 0.032)
-    for num_tokens in range(1, 20):
+    coalescer = OutputCoalescer(lambda: now_s)
+    source = WordSource("a")
+    coalescer.open("a", 0.032)
+    for _ in range(1, 20):
         now_s += 0.016
-        news.put([state(num_tokens)])
-        assert [name for name, _ in news.take()] == ["a"], "the next one would come when the hold is over"
-    num_told = 0
-    for num_tokens in range(20, 100):
+        coalescer.put([source.grow()])
+        assert [name for name, _ in coalescer.take()] == ["a"], "the next output would come after the hold time"
+    num_taken = 0
+    for _ in range(20, 100):
         now_s += 0.001
-        news.put([state(num_tokens)])
-        num_told += len(news.take())
-    assert 2 <= num_told <= 3, "in 80 ms"
+        coalescer.put([source.grow()])
+        num_taken += len(coalescer.take())
+    assert 2 <= num_taken <= 3, "in 80 ms"
 
 
-def test_what_nobody_waits_for_is_not_kept() -> None:
-    news = OutputCoalescer(lambda: 10.0)
-    news.put([state(1, name="unknown")])
-    news.open("a")
-    news.put([state(1)])
-    news.drop("a")
-    news.drop("a")
-    news.put([state(2)])
-    news.open("b")
-    news.put([state(1, finished=True, name="b")])
-    assert [name for name, _ in news.take()] == ["b"]
-    news.put([state(2, name="b")])
-    assert news.take() == []
+def test_output_of_requests_that_are_not_open_is_ignored() -> None:
+    coalescer = OutputCoalescer(lambda: 10.0)
+    coalescer.put([WordSource("unknown").grow()])
+    source = WordSource("a")
+    coalescer.open("a")
+    coalescer.put([source.grow()])
+    coalescer.drop("a")
+    coalescer.drop("a")
+    coalescer.put([source.grow()])
+    coalescer.open("b")
+    coalescer.put([WordSource("b").end()])
+    assert [name for name, _ in coalescer.take()] == ["b"]
+    coalescer.put([WordSource("b").grow(2)])
+    assert coalescer.take() == []
 
 
-def test_a_name_that_comes_again_gets_nothing_of_the_request_before() -> None:
+def test_a_reused_name_gets_no_output_of_the_request_before() -> None:
     now_s = 10.0
-    news, before = OutputCoalescer(lambda: now_s), Growing("a")
-    news.open("a", 0.25)
-    news.put([grown(before)])
-    assert len(news.take()) == 1
+    coalescer, before = OutputCoalescer(lambda: now_s), WordSource("a")
+    coalescer.open("a", 0.25)
+    coalescer.put([before.grow()])
+    assert len(coalescer.take()) == 1
     now_s += 0.001
-    news.put([grown(before)])
-    news.drop("a")
-    news.open("a", 0.25)
-    assert not news.is_due
+    coalescer.put([before.grow()])
+    coalescer.drop("a")
+    coalescer.open("a", 0.25)
+    assert not coalescer.is_due
     now_s += 1.0
-    assert news.take() == []
+    assert coalescer.take() == []
 
 
 STEPS = st.lists(
@@ -109,35 +88,37 @@ STEPS = st.lists(
 
 
 @given(st.lists(st.sampled_from((0.0, 1 / 30, 0.25)), min_size=3, max_size=3), STEPS)
-def test_nothing_is_lost_nor_held_longer_than_allowed(
+def test_no_output_is_lost_or_held_longer_than_allowed(
     holds_s: list[float], steps: list[tuple[float, set[str], bool]]
 ) -> None:
     now_s = 100.0
-    news = OutputCoalescer(lambda: now_s)
-    answers = {name: Growing(name) for name in "abc"}
+    coalescer = OutputCoalescer(lambda: now_s)
+    answers = {name: WordSource(name) for name in "abc"}
+    received = dict.fromkeys("abc", 0)
     holds = dict(zip("abc", holds_s, strict=True))
     for name, hold_s in holds.items():
-        news.open(name, hold_s)
+        coalescer.open(name, hold_s)
     waits_since_s: dict[str, float] = {}
-    num_told = dict.fromkeys("abc", 0)
+    num_taken = dict.fromkeys("abc", 0)
     for index, (took_s, names, is_looked_at) in enumerate(steps, start=1):
         now_s += took_s
         is_last = index == len(steps)
-        updates = [grown(answers[name]) for name in sorted(names)]
+        sources = [answers[name].grow() for name in sorted(names)]
         if is_last:
-            updates = [state(one.num_tokens, finished=True, name=name) for name, one in answers.items()]
+            sources = [one.end(0) for one in answers.values()]
             names = set(answers)
-        news.put(updates)
+        coalescer.put(sources)
         for name in names:
             waits_since_s.setdefault(name, now_s)
         if not (is_looked_at or is_last):
             continue
-        told = dict(news.take())
+        taken = dict(coalescer.take())
         for name, since_s in waits_since_s.copy().items():
-            must_tell = is_last or not num_told[name] or now_s - since_s > holds[name] + 1e-9
-            assert name in told or not must_tell
-        for name, output in told.items():
-            assert len(output.outputs[0].token_ids) == answers[name].num_tokens, "the newest state"
-            num_told[name] += 1
+            is_due = is_last or not num_taken[name] or now_s - since_s > holds[name] + 1e-9
+            assert name in taken or not is_due
+        for name, delta in taken.items():
+            received[name] += len(delta.completions[0].token_ids)
+            assert received[name] == answers[name].num_tokens, "all output so far"
+            num_taken[name] += 1
             del waits_since_s[name]
-        assert not news.is_due
+        assert not coalescer.is_due

@@ -54,7 +54,7 @@ def test_a_text_begins_with_one_bos_token_and_so_does_a_chat(tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("form", [str, lambda text: {"prompt": text}])
-def test_a_text_far_too_long_is_refused_by_its_beginning(form: Any) -> None:
+def test_a_text_far_too_long_is_rejected_after_encoding_its_beginning(form: Any) -> None:
     prompts, splitter = reader(10)
     with pytest.raises(ContextLengthError, match="has 32 tokens, of 50000 characters in all, and the context holds 10"):
         prompts.read(form("word " * 10_000))
@@ -65,15 +65,17 @@ def test_a_text_far_too_long_is_refused_by_its_beginning(form: Any) -> None:
     ("max_model_len", "text", "num_tokens"),
     [(10, "word " * 12, 12), (10, "a" + " " * 10_000 + "b", 2), (None, "word " * 10_000, 10_000)],
 )
-def test_any_other_text_is_read_as_a_whole(max_model_len: int | None, text: str, num_tokens: int) -> None:
+def test_other_texts_are_encoded_whole(max_model_len: int | None, text: str, num_tokens: int) -> None:
     """Whether that fits is for the engine to say, which knows what else has to."""
     assert len(reader(max_model_len)[0].read(text).token_ids) == num_tokens
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("num_words", [0, 1, 3, 8, 3000])
-def test_a_text_to_embed_is_cut_as_the_library_cuts(tokenizer: Tokenizer, limit: int, num_words: int) -> None:
-    """The special tokens around it stay."""
+def test_a_text_to_embed_is_truncated_as_the_tokenizers_library_does(
+    tokenizer: Tokenizer, limit: int, num_words: int
+) -> None:
+    """The special tokens around it are kept."""
     text = "hello ? " * (num_words // 2) + "hello" * (num_words % 2)
     theirs = tokenizers.Tokenizer.from_str(tokenizer.as_json())
     theirs.enable_truncation(limit)

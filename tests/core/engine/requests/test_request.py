@@ -47,7 +47,7 @@ def test_prefilling_is_having_more_than_the_newest_token_to_compute() -> None:
     assert request.is_prefilling
 
 
-def test_prompt_and_output_grow_as_one() -> None:
+def test_all_token_ids_are_prompt_and_output() -> None:
     request = make(max_tokens=9)
     assert request.append_token(50) is request.append_token(51) is None
     assert request.all_token_ids == [0, 1, 2, 50, 51]
@@ -74,7 +74,7 @@ def test_what_ends_a_request(params: dict[str, Any], tokens: list[int], reasons:
     assert [request.append_token(token) for token in tokens] == reasons
 
 
-def test_the_callers_seed_counts_first() -> None:
+def test_the_seed_of_the_parameters_takes_precedence() -> None:
     assert make().seed == 7
     assert make(seed=0).seed == 0
 
@@ -84,6 +84,6 @@ def test_finish_reasons_are_their_words() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "max_model_len"), [(0, 10), (10, 10)])
-def test_a_prompt_without_tokens_or_room_is_a_programming_error(prompt: int, max_model_len: int) -> None:
+def test_a_prompt_that_is_empty_or_fills_the_context_is_a_programming_error(prompt: int, max_model_len: int) -> None:
     with pytest.raises(AssertionError, match=f"{prompt} prompt tokens in a context of {max_model_len}"):
         make(prompt, max_model_len)

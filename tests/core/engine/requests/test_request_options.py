@@ -23,11 +23,11 @@ from aethermind.errors import InvalidArgumentError
         ({"max_new_tokens": 7, "max_context_tokens": 12}, 50, 12),
     ],
 )
-def test_the_least_of_all_limits_counts(options: dict[str, Any], max_tokens: int | None, expected: int) -> None:
+def test_the_lowest_limit_applies(options: dict[str, Any], max_tokens: int | None, expected: int) -> None:
     assert RequestOptions(**options).max_total_tokens(10, max_tokens, 100) == expected
 
 
-def test_a_request_takes_them_over() -> None:
+def test_a_request_has_its_options() -> None:
     options = RequestOptions(priority=-2, deadline_ms=500.0, max_new_tokens=3)
     request = Request("a", [1, 2], SamplingParams(), 8.0, max_model_len=50, options=options)
     assert (request.priority, request.deadline, request.max_total_tokens) == (-2, 8.5, 5)
@@ -41,6 +41,6 @@ def test_a_request_takes_them_over() -> None:
         *((name, value) for name in ("max_context_tokens", "max_new_tokens") for value in (0, 1.5, True, "many")),
     ],
 )
-def test_bad_values_are_named(name: str, value: Any) -> None:
+def test_the_error_of_a_bad_value_names_the_option(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name} is"):
         RequestOptions(**{name: value})

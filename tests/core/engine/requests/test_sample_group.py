@@ -1,4 +1,4 @@
-"""Several answers to one prompt: one request to whoever asks, and one prompt to compute."""
+"""Parallel sampling: one request for the caller, and one prompt to compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aethermind.graph.executor import PlanExecutor
 PROMPT = list(range(5, 25))
 
 
-def test_one_answer_of_several_is_no_request_of_its_own(runtime: Runtime) -> None:
+def test_a_member_of_a_group_cannot_be_aborted_alone(runtime: Runtime) -> None:
     engine = open_engine(runtime, "null")
     engine.add_request("a", PROMPT, SamplingParams(temperature=1.0, max_tokens=6, n=3, ignore_eos=True))
     for _ in range(3):  # while its siblings wait to fork it, while they run
@@ -29,7 +29,7 @@ def test_one_answer_of_several_is_no_request_of_its_own(runtime: Runtime) -> Non
 
 
 @pytest.mark.parametrize(("max_num_seqs", "num_steps"), [(8, 2), (3, 3), (1, 5)])
-def test_siblings_copy_the_prompt_of_one_that_ends_with_its_first_token(
+def test_siblings_fork_the_prompt_of_a_request_that_ends_with_its_first_token(
     runtime: Runtime, max_num_seqs: int, num_steps: int
 ) -> None:
     engine = open_engine(runtime, "null", max_num_seqs=max_num_seqs, enable_prefix_caching=False)

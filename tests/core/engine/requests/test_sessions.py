@@ -49,7 +49,7 @@ def known(cache: HashedPrefixCache, token_ids: list[int]) -> int:
     return len(cache.match(token_ids)) * 2
 
 
-def test_what_a_session_left_is_given_up_last(clock: Clock) -> None:
+def test_blocks_of_a_session_are_evicted_last(clock: Clock) -> None:
     pool, cache = make()
     sessions = Sessions(cache, 9, 8, 60.0, clock)
     old, new = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
@@ -65,7 +65,7 @@ def test_what_a_session_left_is_given_up_last(clock: Clock) -> None:
     assert (len(sessions), sessions.num_blocks) == (0, 0)
 
 
-def test_a_next_turn_takes_the_place_of_the_last(clock: Clock) -> None:
+def test_the_next_turn_replaces_the_pins_of_the_last(clock: Clock) -> None:
     pool, cache = make()
     sessions = Sessions(cache, 9, 8, 60.0, clock)
     first, second, other = [1, 2, 3, 4], [1, 2, 9, 9], [5, 6, 7, 8]
@@ -78,7 +78,7 @@ def test_a_next_turn_takes_the_place_of_the_last(clock: Clock) -> None:
     assert (known(cache, second), known(cache, first), known(cache, other)) == (4, 2, 0)
 
 
-def test_budgets_and_time(clock: Clock) -> None:
+def test_sessions_are_bounded_by_number_blocks_and_time(clock: Clock) -> None:
     pool, cache = make()
     sessions = Sessions(cache, 2, 3, 60.0, clock)
     turns = {name: [start, start, start + 1, start + 1] for start, name in ((10, "a"), (20, "b"), (30, "c"))}
@@ -100,7 +100,7 @@ def test_budgets_and_time(clock: Clock) -> None:
     assert (len(sessions), sessions.num_blocks) == (2, 1)
 
 
-def test_pins_outlive_blocks_that_were_given_up_anyway(clock: Clock) -> None:
+def test_pins_of_evicted_blocks_are_harmless(clock: Clock) -> None:
     pool, cache = make(2)
     sessions = Sessions(cache, 9, 2, 60.0, clock)
     remember(pool, cache, [1, 1, 2, 2])
@@ -122,22 +122,22 @@ def run(engine: Engine, name: str, token_ids: list[int], session: str = "", salt
     return outputs[0].num_cached_tokens, token_ids + outputs[0].outputs[0].token_ids
 
 
-def test_a_conversation_survives_strangers(runtime: Runtime) -> None:
+def test_a_session_survives_other_requests(runtime: Runtime) -> None:
     """The next turn, an edited one and one asked again all find what they have in common with the last."""
     for session, expected in (("mine", 12), ("", 0)):
         engine = open_engine(runtime, block_size=4, num_kv_blocks=8)
         prompt = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41]
         _, context = run(engine, "first", prompt, session, b"salt")
-        for stranger in range(6):
-            run(engine, f"stranger {stranger}", [100 + stranger] * 14)
+        for other in range(6):
+            run(engine, f"other {other}", [100 + other] * 14)
         assert run(engine, "next", [*context, 7, 8], session, b"salt")[0] == expected
         if session:
             assert run(engine, "again", prompt, session, b"salt")[0] == 8
             assert run(engine, "edited", [*prompt[:5], 1, 2, 3], session, b"salt")[0] == 4
-            assert run(engine, "somebody else", prompt, session)[0] == 0
+            assert run(engine, "another session", prompt, session)[0] == 0
 
 
-def test_a_session_whose_time_is_up_is_none_whatever_comes_next(runtime: Runtime, clock: Clock) -> None:
+def test_an_expired_session_is_unpinned(runtime: Runtime, clock: Clock) -> None:
     options = {"device": "numpy", "dtype": "float32", "max_model_len": 32, "block_size": 4, "num_kv_blocks": 8}
     parts = EngineParts.of(runtime, "demo", **options, session_ttl=60.0)
     engine = Engine(parts, parts.compiled.source.tokenizer(), clock=clock)
@@ -145,11 +145,11 @@ def test_a_session_whose_time_is_up_is_none_whatever_comes_next(runtime: Runtime
     assert EngineStats.of(engine).num_sessions == 1
     clock.now += 60
     assert EngineStats.of(engine).num_sessions == 0
-    run(engine, "stranger", [100] * 6)
+    run(engine, "other", [100] * 6)
     assert engine.sessions.num_blocks == 0
 
 
-def test_a_turn_that_was_cancelled_is_none(runtime: Runtime) -> None:
+def test_an_aborted_turn_is_not_pinned(runtime: Runtime) -> None:
     engine = open_engine(runtime, block_size=4, num_kv_blocks=8)
     _, context = run(engine, "first", [5, 9, 13, 17, 21, 25, 29, 33, 37, 41], "mine")
     engine.add_request("cancelled", [*context, 1, 2, 3, 4], TURN, options=RequestOptions(session="mine"))

@@ -1,12 +1,12 @@
-"""An engine in a process of its own, so that what breaks it breaks nothing else.
+"""An engine in a process of its own, so that a crash of the engine does not end the server.
 
-EngineProcess (client)     what the server holds: requests by name, answers as they grow
-  └ Supervisor             starts the process, notices its end, starts it again
-      └ Child              one process: a private socket, its exit
-─────────────── `messages` in msgpack (`wire`), answers as what is new of them (`growth`) ───────────────
+EngineProcess (client)     the engine as the server sees it: requests and their output
+  └ Supervisor             starts the process, detects its end, restarts it
+      └ Child              one process: a private socket, its exit status
+──────────────────────── messages in msgpack, output as deltas (`protocol`) ────────────────────────
 worker                     the process: loads a model, steps an engine, never waits for its reader (`outbox`)
 
-`start` is what both sides do when a process begins, also that of a rank (`executors`).
+`start` has what both sides do at the start of a process; ranks of tensor parallelism use it, too (`executors`).
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.process.output_delta import OutputAccumulator
 from aethermind.engine.process.protocol import (
     Abort,
     Add,
@@ -20,19 +19,21 @@ from aethermind.engine.process.protocol import (
     Setup,
     UtilityCall,
     UtilityResult,
+    decode_delta,
 )
 from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
-from aethermind.engine.requests.prompt_reader import EnginePrompt, PromptReader
+from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
+from aethermind.plugins.deprecation import deprecated
 from aethermind.runtime import Runtime
 from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
     from aethermind.engine.observation.engine_stats import EngineStats
-    from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.prompt_reader import Prompt
+    from aethermind.engine.requests.output_delta import OutputDelta
+    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.model.input_processor import InputProcessor
     from aethermind.runtime import Runtime
@@ -70,7 +71,7 @@ class EngineProcess(EngineClient):
         self._runtime = runtime
         self._frontend: TokenizerFrontend | None = None
         self._handles: dict[str, int] = {}
-        self._growing: dict[int, tuple[str, OutputAccumulator]] = {}
+        self._names: dict[int, str] = {}
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._on_progress = on_progress
@@ -82,7 +83,7 @@ class EngineProcess(EngineClient):
             on_outputs=self._receive,
             on_up=self._on_up,
             on_down=self._on_down,
-            is_busy=lambda: bool(self._growing or self._calls),
+            is_busy=lambda: bool(self._names or self._calls),
         )
 
     async def __aenter__(self) -> EngineProcess:
@@ -100,6 +101,12 @@ class EngineProcess(EngineClient):
         return self._frontend
 
     @property
+    def face(self) -> TokenizerFrontend:
+        """The deprecated name of `frontend`."""
+        deprecated("EngineProcess.face", instead="EngineProcess.frontend", until="0.4.0")
+        return self.frontend
+
+    @property
     def loaded(self) -> Loaded:
         """Facts about the loaded model. Available once the engine is started."""
         assert self._loaded is not None, "not started"
@@ -115,28 +122,6 @@ class EngineProcess(EngineClient):
         """The latest statistics that the process has sent: at most a second old."""
         assert self._stats is not None, "not started"
         return self._stats
-
-    def generate(
-        self,
-        prompt: Prompt | EnginePrompt,
-        params: SamplingParams,
-        *,
-        options: RequestOptions | None = None,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-        hold_s: float = 0.0,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last; see `EngineClient.generate`."""
-
-        async def add(name: str) -> None:
-            read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
-            handle = next(self._numbers)
-            plain = replace(read, token_ids=list(read.token_ids))
-            self._supervisor.send(Add(handle, name, plain, params, options, hold_s))
-            self._handles[name] = handle
-            self._growing[handle] = (name, OutputAccumulator(name, read))
-
-        return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """Tokenize a prompt in this process; `generate` takes either form."""
@@ -163,6 +148,20 @@ class EngineProcess(EngineClient):
         finally:
             del self._calls[number]
 
+    async def _add(
+        self,
+        name: str,
+        prompt: EnginePrompt,
+        params: SamplingParams,
+        options: RequestOptions | None,
+        hold_s: float,
+    ) -> None:
+        handle = next(self._numbers)
+        plain = replace(prompt, token_ids=list(prompt.token_ids))
+        self._supervisor.send(Add(handle, name, plain, params, options, hold_s))
+        self._handles[name] = handle
+        self._names[handle] = name
+
     def _abort(self, name: str) -> None:
         if (handle := self._handles.get(name)) is not None:
             self._supervisor.send(Abort(handle))
@@ -170,7 +169,7 @@ class EngineProcess(EngineClient):
     def _forget(self, name: str) -> None:
         handle = self._handles.pop(name, None)
         if handle is not None:
-            del self._growing[handle]
+            del self._names[handle]
             self._supervisor.send(Forget(handle))
 
     def _receive(self, outputs: EngineOutputs) -> None:
@@ -181,11 +180,19 @@ class EngineProcess(EngineClient):
         for result in outputs.results or ():
             self._take_result(result)
         for handle, error in outputs.refused or ():
-            if handle in self._growing:
-                self._requests.deliver(self._growing[handle][0], error)
-        for handle, *state in outputs.states or ():
-            if handle in self._growing:
-                self._take_state(handle, state)
+            if (name := self._names.get(handle)) is not None:
+                self._requests.deliver(name, error)
+        for handle, *values in outputs.deltas or ():
+            if (name := self._names.get(handle)) is not None:
+                self._take_delta(handle, decode_delta(name, values))
+
+    def _take_delta(self, handle: int, delta: OutputDelta) -> None:
+        name = delta.request_id
+        if delta.finished:
+            del self._names[handle], self._handles[name]
+            if any(one.finish_reason not in (None, "abort") for one in delta.completions):
+                self._supervisor.mark_healthy()
+        self._requests.deliver(name, delta)
 
     def _take_result(self, result: UtilityResult) -> None:
         waiting = self._calls.get(result.number)
@@ -196,15 +203,6 @@ class EngineProcess(EngineClient):
             waiting.set_result(result.value)
         else:
             waiting.set_exception(result.error)
-
-    def _take_state(self, handle: int, state: list[Any]) -> None:
-        name, growing = self._growing[handle]
-        output = growing.grow(state)
-        if output.finished:
-            del self._growing[handle], self._handles[name]
-            if output.outputs[0].finish_reason != "abort":
-                self._supervisor.mark_healthy()
-        self._requests.deliver(name, output)
 
     def _on_up(self, loaded: Loaded) -> None:
         self._loaded = loaded

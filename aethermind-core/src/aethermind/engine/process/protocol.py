@@ -20,6 +20,8 @@ from aethermind.engine.config import EngineConfig
 from aethermind.engine.kv_offload.health import KVStoreStats
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import ModelInfo
+from aethermind.engine.requests.output import Logprob, RequestMetrics
+from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import InvalidArgumentError
@@ -41,6 +43,8 @@ __all__ = [
     "Unpacker",
     "UtilityCall",
     "UtilityResult",
+    "decode_delta",
+    "encode_delta",
     "pack",
 ]
 
@@ -146,8 +150,8 @@ class EngineOutputs:
     results: list[UtilityResult] | None = None
     refused: list[tuple[int, Exception]] | None = None
     """Handles of requests that could not be added, with the errors."""
-    states: list[list[Any]] | None = None
-    """New output of requests, in the form of `output_delta`."""
+    deltas: list[list[Any]] | None = None
+    """New output of requests: for each its handle and what `encode_delta` returns."""
     stats: EngineStats | None = None
 
 
@@ -176,6 +180,7 @@ _MAX_REUSED_BYTES = 1 << 16
 _CODE_OF = {record: code for code, record in enumerate(RECORDS)}
 _NAMES = {record: tuple(one.name for one in fields(record) if one.init) for record in RECORDS}
 _TUPLE, _ARRAY, _MAPPING, _ERROR = 120, 121, 122, 123
+_METRICS = tuple(one.name for one in fields(RequestMetrics))
 _EMPTY_TUPLE = msgpack.ExtType(_TUPLE, msgpack.packb([]))
 """Encoded once, because most tuples in requests are empty."""
 
@@ -214,6 +219,59 @@ class Unpacker:
         """Yield the values that `data` completes."""
         self._stream.feed(data)
         yield from self._stream
+
+
+def encode_delta(delta: OutputDelta) -> list[Any]:
+    """The values of a delta, without its request id, in lists: the most frequent message, so it has no record types."""
+    completions = [
+        [one.index, one.text, one.token_ids, _flat(one.logprobs), one.num_tokens, one.finish_reason, one.stop_reason]
+        for one in delta.completions
+    ]
+    metrics = [getattr(delta.metrics, name) for name in _METRICS]
+    prompt_logprobs = _flat(delta.prompt_logprobs)
+    return [
+        completions,
+        delta.finished,
+        metrics,
+        delta.num_prompt_tokens,
+        delta.num_cached_tokens,
+        prompt_logprobs,
+        delta.error,
+        delta.error_type,
+    ]
+
+
+def decode_delta(request_id: str, values: list[Any]) -> OutputDelta:
+    """The delta that `encode_delta` encoded, as one of `request_id`."""
+    completions, finished, metrics, num_prompt_tokens, num_cached_tokens, prompt_logprobs, *error = values
+    return OutputDelta(
+        request_id,
+        [
+            CompletionDelta(index, text, token_ids, _named(logprobs), *rest)
+            for index, text, token_ids, logprobs, *rest in completions
+        ],
+        finished,
+        RequestMetrics(*metrics),
+        num_prompt_tokens,
+        num_cached_tokens,
+        _named(prompt_logprobs),
+        *error,
+    )
+
+
+def _flat(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | None:
+    if logprobs is None:
+        return None
+    return [
+        one and {token_id: [own.logprob, own.rank, own.decoded_token] for token_id, own in one.items()}
+        for one in logprobs
+    ]
+
+
+def _named(flat: list[Any] | None) -> Any:
+    if flat is None:
+        return None
+    return [one and {token_id: Logprob(*own) for token_id, own in one.items()} for one in flat]
 
 
 def _unpack(data: bytes) -> Any:

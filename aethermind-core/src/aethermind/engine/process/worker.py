@@ -166,6 +166,7 @@ class _Worker:
         self._inbox = inbox
         self._outbox = outbox
         self._pending = PendingGrammars()
+        engine.listen(outbox)
         self._stats_s = 0.0
 
     def run(self) -> None:
@@ -183,7 +184,7 @@ class _Worker:
                 self._handle(message)
             self._add_compiled()
             if engine.has_unfinished:
-                outbox.put(engine.advance())
+                engine.advance()
 
     def _update_stats(self) -> None:
         """Send statistics with other output, and at intervals without: the parent kills a silent process."""
@@ -205,9 +206,8 @@ class _Worker:
             case Abort() | Forget() if self._pending.cancel(message):
                 pass
             case Abort(handle):
-                name = self._outbox.name_of(handle)
-                if name is not None and (ended := self._engine.abort(name)) is not None:
-                    self._outbox.put([ended])
+                if (name := self._outbox.name_of(handle)) is not None:
+                    self._engine.abort(name)
             case Forget(handle):
                 if (name := self._outbox.name_of(handle)) is not None:
                     self._engine.abort(name)  # without effect if it has finished

@@ -1,3 +1,3 @@
-"""Requests and their text: what a user asks, in tokens, and what has been answered so far."""
+"""Requests: prompts, parameters, sampling groups, sessions, and the output from tokens to deltas."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""What a request gave back so far, in the names that scripts for vLLM know.
+"""The output of a request, in vLLM's names, and log probabilities of tokens.
 
-Nobody changes an output once it is made, though none is frozen: every token makes some, and a frozen dataclass takes
-four times as long to make.
+Outputs are not changed once they are made. They are not frozen because every token makes some, and a frozen dataclass
+takes several times as long to create.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from aethermind import errors
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "TokenLogprobs", "read_logprobs"]
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "TokenLogprobs",
+    "raise_error",
+    "read_logprobs",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of one token, its rank (1 is the most likely) and its text."""
+    """The log probability of a token, its rank (1 is the most likely) and its text."""
 
     logprob: float
     rank: int
@@ -29,9 +37,9 @@ class Logprob:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times in seconds of `time.perf_counter`; `admitted_s` is when the request was first let in to run.
-    `num_preemptions` is how often it gave way since. Of `num_draft_tokens` that were checked, `num_accepted_tokens`
-    were right (see `engine.speculative`).
+    """Times in seconds of `time.perf_counter`, and counts. `admitted_s` is when the request was first admitted to run.
+
+    Of the `num_draft_tokens` that were verified, `num_accepted_tokens` were accepted (see `engine.speculative`).
     """
 
     arrival_s: float
@@ -44,11 +52,11 @@ class RequestMetrics:
 
 
 class CompletionOutput:
-    """One of the answers to a prompt. `finish_reason` is None while it grows, then stop, length or abort;
-    `stop_reason` is the stop string or token.
+    """One of the answers to a prompt. `finish_reason` is None until the answer ends, then stop, length or abort;
+    `stop_reason` is the stop string or the id of the stop token.
 
-    The lists that it is made of may grow on, it shows what they held. Who follows a long answer asks for what is new
-    (`num_tokens`, `since`): the whole of it is cut out when somebody asks for that.
+    The token lists are shared with later outputs of the same request and copied on access; `since` copies only the
+    tokens after a position.
     """
 
     __slots__ = (
@@ -87,11 +95,11 @@ class CompletionOutput:
 
     @property
     def logprobs(self) -> list[dict[int, Logprob]] | None:
-        """For each token its log probability and those of others, by token id; None where nobody asked for them."""
+        """For each token its log probability and those of alternatives, by token id; None if not requested."""
         return None if self._logprobs is None else self._logprobs[: self._num_logprobs]
 
     def since(self, num_tokens: int) -> tuple[list[int], list[dict[int, Logprob]] | None]:
-        """`token_ids` and `logprobs` behind the first `num_tokens`."""
+        """`token_ids` and `logprobs` after the first `num_tokens`."""
         logprobs = None if self._logprobs is None else self._logprobs[num_tokens : self._num_logprobs]
         return self._token_ids[num_tokens : self.num_tokens], logprobs
 
@@ -109,11 +117,11 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request with its answers so far; the last one has `finished` set. `error` says in words why it was aborted
-    by the engine, `error_type` names the class of `aethermind.errors` that this is. `num_cached_tokens` of the prompt
-    were not computed, because an earlier request had.
+    """A request with its answers so far. The last output of a request has `finished` set.
 
-    `prompt_logprobs`, where asked for, has an entry for each token of the prompt; that of the first is None.
+    `error` is the message of the error that ended it, `error_type` its class in `aethermind.errors`.
+    `num_cached_tokens` tokens of the prompt hit the prefix cache. `prompt_logprobs`, if requested, has an entry for
+    each token of the prompt; the first is None.
     """
 
     request_id: str
@@ -128,16 +136,19 @@ class RequestOutput:
     error_type: str | None = None
 
     def raise_error(self) -> None:
-        """Raise `error` as what it is; nothing where there is none."""
-        if self.error is not None:
-            raise getattr(errors, self.error_type or "AetherMindError")(self.error)
+        """Raise `error` as an exception of class `error_type`; without effect if there is none."""
+        raise_error(self.error, self.error_type)
+
+
+def raise_error(error: str | None, error_type: str | None) -> None:
+    """Raise an error, given its message and the name of its class in `aethermind.errors`; None raises nothing."""
+    if error is not None:
+        raise getattr(errors, error_type or "AetherMindError")(error)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities of one step, before temperature and penalties: the chosen token's, and the most likely ones
-    in order.
-    """
+    """Log probabilities before temperature and penalties: of a sampled token, and of the most likely ones in order."""
 
     logprob: float
     rank: int
@@ -145,8 +156,8 @@ class TokenLogprobs:
 
 
 def read_logprobs(columns: Sequence[np.ndarray[Any, Any]], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
-    """Those of a finished run out of its LOGPROB_OUTPUTS, with as many of the most likely tokens as each row wants;
-    None where it is None.
+    """Read the log probabilities of a step from its LOGPROB_OUTPUTS. Each row gets as many of the most likely tokens as
+    `wanted` says, or None where that is None.
     """
     found: list[TokenLogprobs | None] = []
     lists = (column.tolist() for column in columns)

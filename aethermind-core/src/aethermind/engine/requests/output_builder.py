@@ -1,11 +1,12 @@
-"""One request's tokens becoming its answer: detokenised, cut at stop strings, with the log probabilities asked for."""
+"""Builds the output of a request from its tokens: detokenization, stop strings, log probabilities."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from aethermind.engine.requests.output import Logprob, RequestMetrics
+from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 from aethermind.engine.requests.request import FinishReason, Request
 from aethermind.errors import AetherMindError
 from aethermind.text.detokenizer import Detokenizer, last_text_token
@@ -15,29 +16,37 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aethermind.engine.requests.output import TokenLogprobs
+    from aethermind.engine.requests.output_delta import OutputCursor
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["OutputBuilder", "OutputUpdate", "has_ended", "state_of"]
+__all__ = ["OutputBuilder", "error_type_of"]
+
+_UNSEEN = (-1, 0, False)
+"""The position before the first delta of an answer, which is never omitted, even if it is empty."""
 
 
 class OutputBuilder:
-    """Collects the answer of one request; `snapshot` shows it as it is. `error` says why the engine gave the request
-    up.
+    """The output of one request; an `OutputSource`. Mutable.
+
+    `has_ended` and `error`, with which the engine aborted the request, are set by `end`.
     """
 
     __slots__ = (
         "_detokenizer",
+        "_finished_s",
         "_first_token_s",
-        "_index",
         "_is_begun",
         "_logprobs",
-        "_prompt",
         "_prompt_logprobs",
         "_stop",
         "_stop_reason",
         "_text",
         "_tokenizer",
         "error",
+        "has_ended",
+        "index",
+        "prompt",
+        "prompt_token_ids",
         "request",
         "request_id",
     )
@@ -45,12 +54,14 @@ class OutputBuilder:
     def __init__(
         self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0, *, is_chat: bool = False
     ) -> None:
-        """`index` is the answer's among those to its prompt."""
+        """`prompt` is the text of the prompt, `index` the position of the answer among those to its prompt."""
         self.request = request
-        self._index = index
         self.request_id = request.request_id
+        self.index = index
+        self.prompt = prompt
+        self.prompt_token_ids = request.prompt_token_ids
+        self.has_ended = False
         self.error: AetherMindError | None = None
-        self._prompt = prompt
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
         before = _context(request, tokenizer, is_chat=is_chat)
@@ -61,9 +72,10 @@ class OutputBuilder:
         self._logprobs: list[dict[int, Logprob]] = []
         self._stop_reason: str | int | None = None
         self._first_token_s: float | None = None
+        self._finished_s: float | None = None
 
     def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
-        """Take what the model thought of each token of the prompt; None where it thought nothing."""
+        """Set the log probabilities of the tokens of the prompt; None where a token has none."""
         self._prompt_logprobs, is_first = [], True
         for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True):
             named = None if score is None else _named_logprobs(self._tokenizer, token_id, score, is_first=is_first)
@@ -71,14 +83,14 @@ class OutputBuilder:
             is_first = is_first and token_id in self._tokenizer.special_token_ids
 
     def begin(self, token_id: int) -> None:
-        """Give the request a token before it runs, which ends nothing. The first token's time is that of the next."""
+        """Append a token before the request runs; it does not count for the time of the first token."""
         self.request.append_token(token_id)
         self._emit(self._push(token_id))
 
     def add(
         self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float
     ) -> FinishReason | None:
-        """Take the token just appended to the request; returns why the request ends: a stop string may decide."""
+        """Add the token just appended to the request; returns why the request ends, which a stop string may decide."""
         if self._first_token_s is None:
             self._first_token_s = now
         if logprobs is not None:
@@ -86,43 +98,69 @@ class OutputBuilder:
             self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs, is_first=is_first))
         if reason is FinishReason.STOP:
             self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
-            return self._end(reason)
+            return self._flush(reason)
         if self._emit(self._push(token_id)):
             return FinishReason.STOP
-        return self._end(reason) if reason else None
+        return self._flush(reason) if reason else None
 
-    def snapshot(self, ended_s: float | None = None) -> RequestOutput:
-        """The answer as it is; `ended_s` is when it ended, if it has."""
-        request = self.request
-        reason = request.finish_reason
-        completion = CompletionOutput(
-            self._index,
-            self._text,
-            request.output_token_ids,
-            self._logprobs if request.params.logprobs is not None else None,
-            reason.value if reason else None,
+    def end(self, now: float, error: AetherMindError | None = None) -> None:
+        """Mark the output as complete; the request has its finish reason by now."""
+        self.has_ended = True
+        self.error = error
+        self._finished_s = now
+
+    def delta(self, cursor: OutputCursor) -> OutputDelta:
+        """The output since `cursor`, which is moved to the end."""
+        completion = self.completion_delta(cursor)
+        return OutputDelta(
+            self.request_id,
+            [] if completion is None else [completion],
+            self.has_ended,
+            self.metrics,
+            self.request.num_prompt_tokens,
+            self.request.num_cached_tokens,
+            self.new_prompt_logprobs(cursor),
+            None if self.error is None else str(self.error),
+            None if self.error is None else error_type_of(self.error),
+        )
+
+    def completion_delta(self, cursor: OutputCursor) -> CompletionDelta | None:
+        """The answer since `cursor`, which is moved to its end; None if it has not changed."""
+        request, text, token_ids = self.request, self._text, self.request.output_token_ids
+        num_chars, num_tokens, is_finished = cursor.positions.get(self.index, _UNSEEN)
+        reason = request.finish_reason if self.has_ended else None
+        if is_finished or (reason is None and len(token_ids) == num_tokens and len(text) == num_chars):
+            return None
+        cursor.positions[self.index] = (len(text), len(token_ids), reason is not None)
+        return CompletionDelta(
+            self.index,
+            text[max(num_chars, 0) :],
+            token_ids[num_tokens:],
+            None if request.params.logprobs is None else self._logprobs[num_tokens:],
+            len(token_ids),
+            None if reason is None else reason.value,
             self._stop_reason,
         )
-        metrics = RequestMetrics(
+
+    def new_prompt_logprobs(self, cursor: OutputCursor) -> list[dict[int, Logprob] | None] | None:
+        """The log probabilities of the prompt, if there are any that the reader of `cursor` has not received."""
+        if cursor.has_prompt_logprobs or self._prompt_logprobs is None:
+            return None
+        cursor.has_prompt_logprobs = True
+        return self._prompt_logprobs
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Times and counts of the request so far."""
+        request = self.request
+        return RequestMetrics(
             request.arrival,
             self._first_token_s,
-            ended_s if reason else None,
+            self._finished_s,
             request.admitted,
             request.num_preemptions,
             request.num_draft_tokens,
             request.num_accepted_tokens,
-        )
-        return RequestOutput(
-            request.request_id,
-            self._prompt,
-            request.prompt_token_ids,
-            [completion],
-            reason is not None,
-            metrics,
-            None if self.error is None else str(self.error),
-            request.num_cached_tokens,
-            self._prompt_logprobs,
-            None if self.error is None else _kind(self.error),
         )
 
     def _push(self, token_id: int) -> str:
@@ -130,7 +168,7 @@ class OutputBuilder:
         return self._detokenizer.push(token_id)
 
     def _emit(self, delta: str) -> bool:
-        """Add text; True when a stop string ended it. Those count that are complete from `min_tokens` on."""
+        """Append text; returns whether a stop string ended it. Stop strings are matched from `min_tokens` on."""
         if self._stop is None:
             self._text += delta
             return False
@@ -140,8 +178,8 @@ class OutputBuilder:
             self._stop_reason = result.matched
         return result.is_stopped
 
-    def _end(self, reason: FinishReason) -> FinishReason:
-        """Let out what was held back; that text may still hold a stop string."""
+    def _flush(self, reason: FinishReason) -> FinishReason:
+        """Append the text that was held back; it may still contain a stop string."""
         if self._emit(self._detokenizer.finish()):
             return FinishReason.STOP
         if self._stop is not None:
@@ -149,25 +187,11 @@ class OutputBuilder:
         return reason
 
 
-OutputUpdate = RequestOutput | OutputBuilder
-"""What came of a request in a step: its last state, or the answer that goes on, whose state costs more than a token to
-write down.
-"""
-
-
-def state_of(growth: OutputUpdate) -> RequestOutput:
-    """The state of a request between two steps."""
-    return growth if isinstance(growth, RequestOutput) else growth.snapshot()
-
-
-def has_ended(growth: OutputUpdate | None) -> bool:
-    """Whether a state is the last; None is not."""
-    return type(growth) is RequestOutput and growth.finished  # several times quicker than to ask for any of the kind
-
-
 def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequence[int]:
-    """The tokens behind which an answer is decoded: its prompt's, because it goes on with that text. The answer to a
-    chat is a text of its own. What structured outputs demand counts to the character, so no space is taken off.
+    """The tokens after which an answer is detokenized: those of the prompt, whose text it continues.
+
+    The answer to a chat is a text of its own. Structured outputs are exact to the character, so no leading space is
+    removed from them.
     """
     if request.params.structured_outputs is not None:
         return tokenizer.anchor
@@ -177,13 +201,13 @@ def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequen
 def _named_logprobs(
     tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, *, is_first: bool
 ) -> dict[int, Logprob]:
-    """By token id, with the texts of tokens: the most likely ones in order, and the token itself."""
+    """Log probabilities with the texts of tokens, by token id: the most likely ones in order, and the token itself."""
     text = partial(tokenizer.token_text, is_first=is_first)
     named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
     named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
     return named
 
 
-def _kind(error: AetherMindError) -> str:
-    """The class of `aethermind.errors` that it is, or that its class in a package is derived from."""
+def error_type_of(error: AetherMindError) -> str:
+    """The name of the nearest base class in `aethermind.errors`."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AetherMindError.__module__)

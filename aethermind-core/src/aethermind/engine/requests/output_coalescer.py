@@ -1,167 +1,180 @@
-"""When growing answers are told of: their first and last states at once, those between together with others'."""
+"""Output queues between an engine and its clients: when output is due, and for how long it is coalesced."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, KeysView, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import OutputUpdate, has_ended, state_of
+from aethermind.engine.requests.output_delta import OutputCursor, OutputReader
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_delta import OutputDelta, OutputSource
 
 __all__ = ["OutputCoalescer", "PendingOutputs"]
 
+_HAS_ENDED = attrgetter("has_ended")
+
 
 class OutputCoalescer:
-    """Of each open request, by its name, is kept that it has grown, until it is due, and its state then written down.
-    Mutable.
+    """Collects the requests that have new output, and writes a delta for each when it is due. Mutable.
 
-    The first and the last are due at once, and so is what a step took half of the hold or longer to make: there is
-    hardly anything to tell it together with. Any other is due when the request's time to hold news back is over. These
-    times are multiples of the hold, so that requests with the same are due at the same moments: whoever is told wakes
-    up, takes a core from the engine, and might as well hear of all.
+    The first and the last delta of a request are due at once. So is the output of a step that took at least half of
+    the request's hold time, because there is little to coalesce. Other output is due at the next multiple of the hold
+    time: requests with equal hold times become due together, so that their reader, which takes CPU time from the
+    engine, wakes up once for all of them.
 
-    Most steps come soon after the one before, what grew in them is what grew before, and nothing is due after them.
-    What grew in these is noted as a whole, without looking at each request.
+    Most steps come soon after the step before and have new output for the same requests, none of it due. Such a step
+    is noted as a whole, without looking at each request.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open: dict[str, _Open] = {}
-        self._grown: dict[str, OutputUpdate] = {}
-        self._noted: set[OutputUpdate] = set()
+        self._grown: dict[str, OutputSource] = {}
+        self._noted: set[OutputSource] = set()
         self._put_s = -inf
         self._due_s = inf
-        """When something of it may be due."""
-        self._usual: set[OutputUpdate] = set()
+        """The earliest time at which output may be due."""
+        self._usual: set[OutputSource] = set()
         self._shortest_hold_s = inf
         self._next_due_s = inf
-        """Answers that were last looked at, of those that go on; their shortest hold, and when the first is over."""
+        """`_usual` are the unfinished requests of the last step that was looked at; then their shortest hold time, and
+        the time at which the first of them is due."""
 
     def open(self, name: str, hold_s: float = 0.0) -> None:
-        """Expect states of a request, which may be held back so long."""
+        """Accept output of a request, which may be held for `hold_s` seconds."""
         self._open[name] = _Open(hold_s)
 
-    def put(self, updates: Sequence[OutputUpdate]) -> None:
-        """What came of a step; nobody's where a request is not open."""
+    def put(self, sources: Sequence[OutputSource]) -> None:
+        """Add the requests that have new output after a step. Those that are not open are ignored."""
         now = self._clock()
         took_s, self._put_s = now - self._put_s, now
         is_quick = took_s < self._shortest_hold_s / 2 and now < self._next_due_s
-        if is_quick and RequestOutput not in map(type, updates) and self._usual.issuperset(updates):
-            self._noted.update(updates)
+        if is_quick and True not in map(_HAS_ENDED, sources) and self._usual.issuperset(sources):
+            self._noted.update(sources)
             self._due_s = min(self._due_s, self._next_due_s)
             return
         self._forget_usual()
-        for growth in updates:
-            # What follows a last state is of another user's request, which took over the id.
-            request = self._open.get(growth.request_id)
-            if request is not None and not has_ended(self._grown.get(growth.request_id)):
-                self._grown[growth.request_id] = growth
+        for source in sources:
+            # Output after the end of a request belongs to another client's request that reuses the id.
+            request = self._open.get(source.request_id)
+            if request is not None and not _has_ended(self._grown.get(source.request_id)):
+                self._grown[source.request_id] = source
                 if took_s >= request.hold_s / 2:
                     request.due_s = now
-                if type(growth) is not RequestOutput:
-                    self._usual.add(growth)
+                if not source.has_ended:
+                    self._usual.add(source)
                     self._shortest_hold_s = min(self._shortest_hold_s, request.hold_s)
                     self._next_due_s = min(self._next_due_s, request.due_s)
         self._due_s = self._earliest()
 
     def drop(self, name: str) -> bool:
-        """Nobody wants to know of a request any more; whether it was open and has not ended."""
+        """Ignore a request from now on; returns whether it was open and had not ended."""
         self._forget_usual()
         was_open = self._open.pop(name, None) is not None
-        was_open = not has_ended(self._grown.pop(name, None)) and was_open
+        was_open = not _has_ended(self._grown.pop(name, None)) and was_open
         self._due_s = self._earliest()
         return was_open
 
     @property
     def names(self) -> KeysView[str]:
-        """The requests that are open: no last state of theirs was taken."""
+        """The open requests: those whose last delta was not taken yet."""
         return self._open.keys()
 
     @property
     def is_due(self) -> bool:
-        """Whether there may be something to tell now. Everybody is asked in every step, so the answer is quick."""
+        """Whether output may be due. Called in each step, so it is cheap."""
         return self._due_s <= self._clock()
 
-    def take(self) -> list[tuple[str, RequestOutput]]:
-        """What is to be told now; requests that have finished are open no more."""
+    def take(self) -> list[tuple[str, OutputDelta]]:
+        """The deltas that are due, by request. Requests that have finished are closed."""
         now = self._clock()
         if self._due_s > now:
             return []
         self._forget_usual()
         taken = []
-        for name in [name for name, growth in self._grown.items() if self._due_s_of(name, growth) <= now]:
-            state, request = state_of(self._grown.pop(name)), self._open[name]
-            if state.finished:
+        for name in [name for name, source in self._grown.items() if self._due_s_of(name, source) <= now]:
+            request = self._open[name]
+            delta = self._grown.pop(name).delta(request.cursor)
+            if delta.finished:
                 del self._open[name]
             elif request.hold_s:
                 request.due_s = (now // request.hold_s + 1) * request.hold_s
-            taken.append((name, state))
+            taken.append((name, delta))
         self._due_s = self._earliest()
         return taken
 
     def _forget_usual(self) -> None:
-        """Take what was noted to what has grown; the next step is looked at again."""
-        for growth in self._noted:
-            if growth.request_id in self._open:
-                self._grown[growth.request_id] = growth
+        """Move the noted requests to the grown ones, so that the next step is looked at again."""
+        for source in self._noted:
+            if source.request_id in self._open:
+                self._grown[source.request_id] = source
         self._noted.clear()
         self._usual.clear()
         self._shortest_hold_s = self._next_due_s = inf
 
     def _earliest(self) -> float:
-        return min((self._due_s_of(name, growth) for name, growth in self._grown.items()), default=inf)
+        return min((self._due_s_of(name, source) for name, source in self._grown.items()), default=inf)
 
-    def _due_s_of(self, name: str, growth: OutputUpdate) -> float:
-        return 0.0 if has_ended(growth) else self._open[name].due_s
+    def _due_s_of(self, name: str, source: OutputSource) -> float:
+        return 0.0 if source.has_ended else self._open[name].due_s
 
 
 @dataclass(slots=True)
 class _Open:
-    """How long a request's news may be held back, and until when the next are."""
+    """An open request: its hold time, when its output is next due, and how much of it was taken."""
 
     hold_s: float
     due_s: float = 0.0
+    cursor: OutputCursor = field(default_factory=OutputCursor)
 
 
 class PendingOutputs:
-    """Keeps the newest growth of each open request. Mutable; called by the thread that has the engine's turn."""
+    """Collects the requests of one caller that have new output, and returns their cumulative outputs. Mutable.
+
+    Called by the thread that holds the engine's lock.
+    """
 
     def __init__(self) -> None:
-        self._open: set[str] = set()
-        self._grown: dict[str, OutputUpdate] = {}
+        self._open: dict[str, OutputReader] = {}
+        self._grown: dict[str, OutputSource] = {}
 
     def open(self, request_id: str) -> None:
-        """Expect updates of a request."""
-        self._open.add(request_id)
+        """Accept output of a request."""
+        self._open[request_id] = OutputReader()
 
-    def put(self, updates: Sequence[OutputUpdate]) -> None:
-        """Keep those of open requests. A request is open until its last state is taken or it is dropped."""
-        for growth in updates:
-            name = growth.request_id
-            # What follows a last state is of another user's request, which took over the id.
-            if name in self._open and not has_ended(self._grown.get(name)):
-                self._grown[name] = growth
+    def put(self, sources: Sequence[OutputSource]) -> None:
+        """Add the requests that have new output. A request is open until its last output is taken or it is dropped."""
+        for source in sources:
+            name = source.request_id
+            # Output after the end of a request belongs to another client's request that reuses the id.
+            if name in self._open and not _has_ended(self._grown.get(name)):
+                self._grown[name] = source
 
     def closed(self) -> None:
-        """Whoever waits looks at the engine."""
+        """Callers check whether the engine is closed, so there is nothing to do here."""
 
     def take(self, request_ids: Collection[str], *, only_last: bool = False) -> list[RequestOutput]:
-        """The states of these requests that are new, or with `only_last` those that are their last."""
+        """The new outputs of these requests, with `only_last` only those of requests that have ended."""
         names = [
-            name for name, growth in self._grown.items() if name in request_ids and (not only_last or has_ended(growth))
+            name for name, source in self._grown.items() if name in request_ids and (not only_last or source.has_ended)
         ]
-        states = [state_of(self._grown.pop(name)) for name in names]
-        self._open.difference_update(state.request_id for state in states if state.finished)
-        return states
+        return [self._read(name, self._grown.pop(name)) for name in names]
 
     def drop(self, request_id: str) -> bool:
-        """Expect no more; whether the request was open and has not ended."""
-        was_open = request_id in self._open
-        self._open.discard(request_id)
-        return not has_ended(self._grown.pop(request_id, None)) and was_open
+        """Ignore a request from now on; returns whether it was open and had not ended."""
+        was_open = self._open.pop(request_id, None) is not None
+        return not _has_ended(self._grown.pop(request_id, None)) and was_open
+
+    def _read(self, name: str, source: OutputSource) -> RequestOutput:
+        reader = self._open.pop(name) if source.has_ended else self._open[name]
+        return reader.read(source)
+
+
+def _has_ended(source: OutputSource | None) -> bool:
+    return source is not None and source.has_ended

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aethermind.engine.requests.output import RequestMetrics, RequestOutput
-from aethermind.engine.requests.request import Request, RequestState
+from aethermind.engine.requests.output import RequestMetrics
+from aethermind.engine.requests.output_builder import error_type_of
+from aethermind.engine.requests.output_delta import OutputDelta
+from aethermind.engine.requests.request import RequestState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_builder import OutputBuilder
+    from aethermind.engine.requests.output_delta import OutputCursor
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.scheduler import WaitingQueue
 
@@ -18,27 +22,36 @@ __all__ = ["SampleGroup", "SampleGroups", "answer_ids"]
 
 
 class SampleGroup:
-    """The requests for `n` answers to one prompt. The first is queued like any request; the others stay pending until
+    """The requests for `n` answers to one prompt. The first is queued like any request; the others are pending until
     they can fork its sequence or that of a sibling.
+
+    An `OutputSource` for the answers together.
     """
 
-    def __init__(self, request_id: str, requests: list[Request]) -> None:
+    def __init__(self, request_id: str, builders: list[OutputBuilder]) -> None:
         self.request_id = request_id
-        self.requests = requests
-        self.pending = requests[1:]
+        self.requests = [builder.request for builder in builders]
+        self.pending = self.requests[1:]
         """Requests that have not been started."""
-        self._index_of = {request.request_id: index for index, request in enumerate(requests)}
-        self._latest: dict[int, RequestOutput] = {}
+        self.prompt = builders[0].prompt
+        self.prompt_token_ids = builders[0].prompt_token_ids
+        self.has_ended = False
+        self._builders = builders
+        self._begun: set[int] = set()
 
     @property
     def is_finished(self) -> bool:
         """Whether all answers have ended."""
         return all(request.is_finished for request in self.requests)
 
+    def begin(self, builders: Iterable[OutputBuilder]) -> None:
+        """Include these answers in the output of the group from now on."""
+        self._begun.update(builder.index for builder in builders)
+
     def start(self, cache: KVCache, num_slots: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
         """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
 
-        If no sibling's prompt is computed they stay pending; if none is being computed either, one is queued.
+        If no sibling's prompt is computed they remain pending; if none is being computed either, one is queued.
         """
         num_started = 0
         while self.pending and num_started < num_slots:
@@ -58,33 +71,34 @@ class SampleGroup:
             num_started += 1
         return num_started
 
-    def merge(self, outputs: list[RequestOutput]) -> RequestOutput:
-        """Merge new outputs of some requests into the output of the group."""
-        for output in outputs:
-            self._latest[self._index_of[output.request_id]] = output
-        known = [self._latest[index] for index in sorted(self._latest)]
-        completions = [one.outputs[0] for one in known]
-        firsts = [time for one in known if (time := one.metrics.first_token_s) is not None]
-        ends = [time for one in known if (time := one.metrics.finished_s) is not None]
-        is_finished = self.is_finished
-        metrics = RequestMetrics(
-            known[0].metrics.arrival_s,
-            min(firsts, default=None),
-            max(ends, default=None) if is_finished else None,
-            known[0].metrics.admitted_s,
-            sum(one.metrics.num_preemptions for one in known),
-            sum(one.metrics.num_draft_tokens for one in known),
-            sum(one.metrics.num_accepted_tokens for one in known),
+    def delta(self, cursor: OutputCursor) -> OutputDelta:
+        """The output of the answers that have begun since `cursor`, which is moved to the end."""
+        begun = [self._builders[index] for index in sorted(self._begun)]
+        first = begun[0]
+        failed = next((one.error for one in begun if one.error is not None), None)
+        return OutputDelta(
+            self.request_id,
+            [delta for one in begun if (delta := one.completion_delta(cursor)) is not None],
+            self.has_ended,
+            self._metrics([one.metrics for one in begun]),
+            first.request.num_prompt_tokens,
+            first.request.num_cached_tokens,
+            first.new_prompt_logprobs(cursor),
+            None if failed is None else str(failed),
+            None if failed is None else error_type_of(failed),
         )
-        failed = next((one for one in known if one.error is not None), None)
-        return replace(
-            known[0],
-            request_id=self.request_id,
-            outputs=completions,
-            finished=is_finished,
-            metrics=metrics,
-            error=None if failed is None else failed.error,
-            error_type=None if failed is None else failed.error_type,
+
+    def _metrics(self, of_answers: list[RequestMetrics]) -> RequestMetrics:
+        firsts = [time for one in of_answers if (time := one.first_token_s) is not None]
+        ends = [time for one in of_answers if (time := one.finished_s) is not None]
+        return RequestMetrics(
+            of_answers[0].arrival_s,
+            min(firsts, default=None),
+            max(ends, default=None) if self.has_ended else None,
+            of_answers[0].admitted_s,
+            sum(one.num_preemptions for one in of_answers),
+            sum(one.num_draft_tokens for one in of_answers),
+            sum(one.num_accepted_tokens for one in of_answers),
         )
 
     def _forkable(self) -> Request | None:
@@ -123,10 +137,10 @@ class SampleGroups:
         """The group to which the request of this id belongs, None if it belongs to none."""
         return self._group_of.get(request_id)
 
-    def open(self, request_id: str, requests: list[Request]) -> None:
+    def open(self, request_id: str, builders: list[OutputBuilder]) -> None:
         """Add a group."""
-        self._groups[request_id] = group = SampleGroup(request_id, requests)
-        self._group_of.update((request.request_id, group) for request in requests)
+        self._groups[request_id] = group = SampleGroup(request_id, builders)
+        self._group_of.update((builder.request_id, group) for builder in builders)
 
     def remove(self, group: SampleGroup) -> None:
         """Remove a group; without effect if it was removed before."""
@@ -142,12 +156,12 @@ class SampleGroups:
             group.start(cache, max_num_seqs - len(running), waiting, running, now)
 
     def partition(
-        self, outputs: list[RequestOutput]
-    ) -> tuple[list[RequestOutput], list[tuple[SampleGroup, list[RequestOutput]]]]:
-        """The outputs of requests without a group, and those of each group."""
-        alone = [output for output in outputs if output.request_id not in self._group_of]
-        parts: dict[str, list[RequestOutput]] = {}
-        for output in outputs:
-            if (group := self._group_of.get(output.request_id)) is not None:
-                parts.setdefault(group.request_id, []).append(output)
-        return alone, [(self._groups[request_id], of_group) for request_id, of_group in parts.items()]
+        self, builders: list[OutputBuilder]
+    ) -> tuple[list[OutputBuilder], list[tuple[SampleGroup, list[OutputBuilder]]]]:
+        """The builders of requests without a group, and those of each group."""
+        alone = [builder for builder in builders if builder.request_id not in self._group_of]
+        members: dict[str, list[OutputBuilder]] = {}
+        for builder in builders:
+            if (group := self._group_of.get(builder.request_id)) is not None:
+                members.setdefault(group.request_id, []).append(builder)
+        return alone, [(self._groups[request_id], of_group) for request_id, of_group in members.items()]

@@ -1,3 +1,3 @@
-"""An engine as a server sees it, shared by many tasks of an event loop, each of which sees its own request grow."""
+"""An engine shared by the tasks of an event loop: the client interface, and the client of an engine in this process."""
 
 __all__: list[str] = []

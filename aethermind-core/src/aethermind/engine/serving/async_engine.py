@@ -1,24 +1,22 @@
-"""One engine for many asyncio tasks: it steps in a thread of its own, and each task sees its own request grow."""
+"""The client of an engine in this process: a thread steps the engine for the tasks of an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.output_coalescer import OutputCoalescer
-from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import ComputationError, EngineDeadError, InvalidArgumentError, in_words
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
-    from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.output_builder import OutputUpdate
-    from aethermind.engine.requests.prompt_reader import Prompt
+    from aethermind.engine.requests.output_delta import OutputDelta, OutputSource
+    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
@@ -30,16 +28,17 @@ _Result = TypeVar("_Result")
 
 
 class AsyncEngine(EngineClient):
-    """Requests from the tasks of one event loop, batched together, and with what others ask of the same engine: an LLM
-    in other threads, or another AsyncEngine.
+    """An engine for the tasks of one event loop, whose requests are batched together.
+
+    The engine may be shared with an LLM in other threads and with other AsyncEngines.
 
     async with AsyncEngine(llm.engine) as engine:
         async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
             print(output.outputs[0].text)
 
-    A task that is slow to ask misses intermediate states and never holds the engine up: every output is the whole
-    answer so far. If a step fails, or the engine is closed, every open request ends with EngineDeadError, and so does
-    every new one. Leaving `async with` ends the requests that are open here; the engine stays, and belongs to its LLM.
+    A slow task misses intermediate outputs and never blocks the engine: every output is the whole answer so far. If a
+    step fails, or the engine is closed, every open request fails with EngineDeadError, and so does every new one.
+    Leaving `async with` ends the requests that are open here, but not the engine, which belongs to its LLM.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -47,7 +46,7 @@ class AsyncEngine(EngineClient):
         self._engine = engine
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
-        self._news = OutputCoalescer()
+        self._coalescer = OutputCoalescer()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -69,38 +68,17 @@ class AsyncEngine(EngineClient):
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine does at the moment."""
+        """The statistics of the engine at the moment."""
         return EngineStats.of(self._engine)
 
-    def generate(
-        self,
-        prompt: Prompt | EnginePrompt,
-        params: SamplingParams,
-        *,
-        options: RequestOptions | None = None,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-        hold_s: float = 0.0,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last; see `EngineClient.generate`."""
-
-        async def add(name: str) -> None:
-            read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
-            guide: TokenGuide | None = None
-            if (made := self._engine.prepare(params)) is not None:
-                guide = await asyncio.wrap_future(made)
-            await self.call(lambda engine: self._add(engine, name, read, params, options, guide, hold_s))
-
-        return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
-
     async def read(self, prompt: Prompt) -> EnginePrompt:
-        """A prompt as token ids; `generate` takes either. InvalidArgumentError says what is wrong with it."""
+        """Tokenize a prompt; `generate` takes either form. InvalidArgumentError if it is malformed."""
         return await self._engine.prompts.read_beside(prompt)
 
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
-        """Run `function` on the engine between two steps, and return what it returns or raise what it raises.
+        """Run `function` on the engine between two steps; returns or raises its outcome.
 
-        Only here, where the engine is in this process: it is no part of `EngineClient`.
+        Not a part of `EngineClient`, because it needs the engine in this process.
         """
         if self._requests.failure is not None:
             raise self._requests.failure
@@ -112,9 +90,9 @@ class AsyncEngine(EngineClient):
             try:
                 value = function(self._engine)
             except Exception as error:
-                self._tell(_settle, result, None, error)
+                self._call_in_loop(_settle, result, None, error)
             else:
-                self._tell(_settle, result, value, None)
+                self._call_in_loop(_settle, result, value, None)
 
         self._submit(run)
         return await result
@@ -123,7 +101,7 @@ class AsyncEngine(EngineClient):
         return await self.call(lambda engine: getattr(engine, method)(**arguments))
 
     async def close(self) -> None:
-        """Stop after the step under way; requests that are open end with EngineDeadError."""
+        """Stop after the current step; open requests fail with EngineDeadError."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -131,40 +109,40 @@ class AsyncEngine(EngineClient):
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
 
-    def put(self, updates: Sequence[OutputUpdate]) -> None:
-        """What the engine says came of requests, ours and others' (see `EngineListener`)."""
-        self._news.put(updates)
+    def put(self, sources: Sequence[OutputSource]) -> None:
+        """Receive the requests with new output, including those of other clients (see `EngineListener`)."""
+        self._coalescer.put(sources)
 
     def closed(self) -> None:
-        """The engine was closed by its owner."""
+        """Wake the thread: the engine was closed by its owner."""
         with self._wake:
             self._wake.notify()
 
     def _abort(self, name: str) -> None:
         def abort() -> None:
-            if name in self._news.names:
+            if name in self._coalescer.names:
                 self._engine.abort(name)
 
         self._submit(abort)
 
     def _forget(self, name: str) -> None:
         def forget() -> None:
-            if self._news.drop(name):
+            if self._coalescer.drop(name):
                 self._engine.abort(name)
 
         self._submit(forget)
 
-    # Between the two threads: commands go one way, outputs the other.
+    # Between the two threads: commands in one direction, output in the other.
 
     def _submit(self, command: Callable[[], object]) -> None:
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop was closed: nobody waits any more
+        except RuntimeError:  # the loop was closed, and its tasks with it
             _log.debug("an event loop ended before the engine on it was closed")
 
     def _run(self) -> None:
@@ -180,16 +158,16 @@ class AsyncEngine(EngineClient):
             failure = EngineDeadError(f"The engine failed: {in_words(error)}")
         with engine.lock:
             engine.unlisten(self)
-            for name in list(self._news.names):
+            for name in list(self._coalescer.names):
                 engine.abort(name)
         if failure is not None:
-            self._tell(self._fail, failure)
+            self._call_in_loop(self._fail, failure)
 
     def _serve(self) -> bool:
-        """Wait until there is something to do, and do it in one turn; False when it is time to stop."""
-        engine, news = self._engine, self._news
+        """Wait for work and do it while holding the engine's lock: commands, then a step. False once it has to stop."""
+        engine, coalescer = self._engine, self._coalescer
         with self._wake:
-            while not (self._commands or self._is_stopping or engine.is_closed or news.names):
+            while not (self._commands or self._is_stopping or engine.is_closed or coalescer.names):
                 self._wake.wait()
             commands, self._commands = self._commands, []
         with engine.lock:
@@ -199,40 +177,45 @@ class AsyncEngine(EngineClient):
                 return False
             if engine.is_closed:
                 raise EngineDeadError("The engine was closed before the request was finished.")
-            if news.names and engine.has_unfinished:
+            if coalescer.names and engine.has_unfinished:
                 engine.advance()
-            told: list[tuple[str, RequestOutput | Exception]] = [*news.take()]
-            if news.names and not engine.has_unfinished and not told:
-                lost = [name for name in list(news.names) if news.drop(name)]
-                told = [(name, ComputationError(f"Request {name} was lost in a step that failed.")) for name in lost]
-        if told:
-            self._tell(self._deliver, told)
+            outputs: list[tuple[str, OutputDelta | Exception]] = [*coalescer.take()]
+            if coalescer.names and not engine.has_unfinished and not outputs:
+                lost = [name for name in list(coalescer.names) if coalescer.drop(name)]
+                outputs = [(name, ComputationError(f"Request {name} was lost in a step that failed.")) for name in lost]
+        if outputs:
+            self._call_in_loop(self._deliver, outputs)
         return True
 
-    def _add(
+    async def _add(
         self,
-        engine: Engine,
         name: str,
         prompt: EnginePrompt,
         params: SamplingParams,
         options: RequestOptions | None,
-        guide: TokenGuide | None,
         hold_s: float,
     ) -> None:
-        engine.add_request(
-            name,
-            prompt.token_ids,
-            params,
-            prompt=prompt.text,
-            embeddings=prompt.embeddings,
-            is_chat=prompt.is_chat,
-            options=options,
-            guide=guide,
-        )
-        self._news.open(name, hold_s)
+        guide: TokenGuide | None = None
+        if (compiling := self._engine.prepare(params)) is not None:
+            guide = await asyncio.wrap_future(compiling)
 
-    def _deliver(self, news: list[tuple[str, RequestOutput | Exception]]) -> None:
-        for name, output in news:
+        def add(engine: Engine) -> None:
+            engine.add_request(
+                name,
+                prompt.token_ids,
+                params,
+                prompt=prompt.text,
+                embeddings=prompt.embeddings,
+                is_chat=prompt.is_chat,
+                options=options,
+                guide=guide,
+            )
+            self._coalescer.open(name, hold_s)
+
+        await self.call(add)
+
+    def _deliver(self, outputs: list[tuple[str, OutputDelta | Exception]]) -> None:
+        for name, output in outputs:
             self._requests.deliver(name, output)
 
     def _fail(self, failure: EngineDeadError) -> None:
@@ -243,7 +226,7 @@ class AsyncEngine(EngineClient):
 
 
 def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if result.done():  # whoever asked was cancelled
+    if result.done():  # the waiting task was cancelled
         return
     if error is not None:
         result.set_exception(error)

@@ -1,7 +1,7 @@
-"""What a server needs of an engine, whether it runs in this process (`AsyncEngine`) or in one of its own.
+"""The interface of an engine for a server, whether it runs in this process (`AsyncEngine`) or in one of its own.
 
-Everything that crosses is a plain value: token ids, parameters, answers, vectors. Whoever needs something more of an
-engine adds a method here, named after what it does; a function over the engine itself cannot leave the process.
+Everything that passes this interface is a plain value: token ids, parameters, outputs, vectors. An operation that it
+lacks is added as a method named after what it does, because a function over the engine cannot cross to a process.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import asyncio
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from aethermind.engine.requests.output_delta import OutputAccumulator
+from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.errors import EngineDeadError, InvalidArgumentError, RequestTimeoutError
 
 if TYPE_CHECKING:
@@ -20,15 +23,19 @@ if TYPE_CHECKING:
 
     from aethermind.engine.observation.engine_stats import EngineStats
     from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.requests.output_delta import OutputDelta
+    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["EngineClient", "RequestStreams"]
 
+_NUMBERS = itertools.count()
+"""Numbers of request ids, shared by all clients of this process because they may share an engine."""
+
 
 class EngineClient(ABC):
-    """One engine for the tasks of one event loop. Whatever is asked while it is down raises its `failure`."""
+    """One engine for the tasks of one event loop. While it is down, every call raises its `failure`."""
 
     def __init__(self) -> None:
         self._requests = RequestStreams(EngineDeadError("The engine was not started; use `async with`."))
@@ -38,7 +45,7 @@ class EngineClient(ABC):
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why nothing is served at the moment, and whether that will change; None while requests are served."""
+        """Why no request is served at the moment, and whether that will change; None while requests are served."""
         return self._requests.failure
 
     @property
@@ -48,25 +55,24 @@ class EngineClient(ABC):
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for."""
+        """The number of open requests."""
         return len(self._requests)
 
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The id of the engine's process; None where it has none of its own, or there is none at the moment."""
+        """The id of the engine's process; None if it has none of its own, or none at the moment."""
 
     @property
     @abstractmethod
     def stats(self) -> EngineStats:
-        """What the engine does at the moment, or did last when it could tell."""
+        """The latest statistics of the engine."""
 
     @abstractmethod
     async def read(self, prompt: Prompt) -> EnginePrompt:
-        """A prompt as token ids. InvalidArgumentError says what is wrong with it."""
+        """Tokenize a prompt; `generate` takes either form. InvalidArgumentError if it is malformed."""
 
-    @abstractmethod
-    def generate(
+    async def generate(
         self,
         prompt: Prompt | EnginePrompt,
         params: SamplingParams,
@@ -76,25 +82,51 @@ class EngineClient(ABC):
         timeout_s: float | None = None,
         hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last. `options` are about the whole request.
+        """Yield the cumulative output whenever it has grown, the finished one last. `options` are for the scheduler.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
 
-        What is new of a growing answer may be held back for `hold_s` seconds, so that more of it is told at once; its
-        first token and its end never are.
+        Output may be held back for `hold_s` seconds to coalesce it; the first token and the end never are.
 
-        Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
-        answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
+        Raises InvalidArgumentError and ContextLengthError if the request cannot be served, RequestTimeoutError if it is
+        not finished after `timeout_s` seconds, EngineDeadError if the engine failed or was closed.
         """
+        accumulators: list[OutputAccumulator] = []
+
+        async def add(name: str) -> None:
+            read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
+            accumulators.append(OutputAccumulator(read.text, list(read.token_ids)))
+            await self._add(name, read, params, options, hold_s)
+
+        async with aclosing(self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)) as deltas:
+            async for delta in deltas:
+                yield accumulators[0].add(delta)
+
+    def stream_deltas(
+        self,
+        prompt: EnginePrompt,
+        params: SamplingParams,
+        *,
+        options: RequestOptions | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        hold_s: float = 0.0,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Like `generate`, but yield only the new output each time. If the caller is slow, deltas are merged."""
+
+        async def add(name: str) -> None:
+            await self._add(name, prompt, params, options, hold_s)
+
+        return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
 
     def abort(self, request_id: str) -> bool:
-        """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
+        """End an open request; its reader gets the output so far, finished with `abort`. False if it is not open."""
         return self._requests.abort(request_id, self._abort)
 
     async def embed(
         self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool, adapter: str = ""
     ) -> npt.NDArray[np.float32]:
-        """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
+        """The embedding of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
         token_ids = list(prompt.tokens_to_embed())
         vector: npt.NDArray[np.float32] = await self._call_utility(
             "embed", token_ids=token_ids, pooling=pooling, is_normalized=is_normalized, adapter=adapter
@@ -108,7 +140,7 @@ class EngineClient(ABC):
         max_num_batched_tokens: int | None = None,
         max_prefill_chunk: int | None = None,
     ) -> None:
-        """Change the limits of the steps to come (see `Engine.adjust`), until the engine is started again."""
+        """Change the limits of later steps (see `Engine.adjust`), until the engine is restarted."""
         await self._call_utility(
             "adjust",
             max_num_seqs=max_num_seqs,
@@ -117,40 +149,54 @@ class EngineClient(ABC):
         )
 
     async def drain(self) -> None:
-        """Wait until no request is open. New ones are still taken: whoever drains turns them away at the door."""
+        """Wait until no request is open. New requests are still accepted; the caller has to reject them."""
         await self._requests.drained()
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop after the step under way; requests that are open end with EngineDeadError."""
+        """Stop after the current step; open requests fail with EngineDeadError."""
 
     @abstractmethod
-    async def _call_utility(self, method: str, **arguments: Any) -> Any:
-        """Have the engine's method of that name called between two steps; returns or raises what it does."""
+    async def _add(
+        self,
+        name: str,
+        prompt: EnginePrompt,
+        params: SamplingParams,
+        options: RequestOptions | None,
+        hold_s: float,
+    ) -> None:
+        """Add a request to the engine; its output is passed to `RequestStreams.deliver`."""
 
     @abstractmethod
     def _abort(self, name: str) -> None:
-        """Have the engine end a request that was added, and tell what there is of it."""
+        """Have the engine abort a request and deliver its output so far."""
 
+    @abstractmethod
+    def _forget(self, name: str) -> None:
+        """Have the engine end a request, if it is still open, and discard its output."""
 
-_NUMBERS = itertools.count()
-"""Of all clients of this process: several may share an engine, which tells requests apart by their ids."""
+    @abstractmethod
+    async def _call_utility(self, method: str, **arguments: Any) -> Any:
+        """Have a method of the engine called between two steps; returns or raises its outcome."""
 
 
 class RequestStreams:
-    """Mutable; for the tasks of one event loop. `failure` says why nothing is served, None while it is."""
+    """The open requests of the tasks of one event loop. Mutable.
+
+    `failure` says why no request is served; it is None while requests are served.
+    """
 
     def __init__(self, failure: EngineDeadError) -> None:
         self.failure: EngineDeadError | None = failure
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._collectors: dict[str, _OutputCollector] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
     def __len__(self) -> int:
-        return len(self._mailboxes)
+        return len(self._collectors)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._mailboxes
+        return name in self._collectors
 
     async def follow(
         self,
@@ -159,113 +205,116 @@ class RequestStreams:
         forget: Callable[[str], None],
         *,
         timeout_s: float | None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Open a request under a name or one of ours, have it added, and yield what is delivered until it is finished.
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Open a request under `name` or a new name, call `add`, and yield its deltas until it is finished.
 
-        `forget` is called however it ends. Raises what was delivered as an error, RequestTimeoutError after
-        `timeout_s` seconds, and `failure`.
+        `forget` is called in any case. Raises errors that were delivered, RequestTimeoutError after `timeout_s`
+        seconds, and `failure`.
         """
         name = f"async-{next(_NUMBERS)}" if name is None else name
-        mailbox = self._open(name)
-        # One alarm for the whole answer: a timeout around each of its tokens would cost more than taking the token.
-        alarm = None
+        collector = self._open(name)
+        # One timer for the whole request: a timeout around each delta would cost more than taking the delta.
+        timer = None
         if timeout_s is not None:
-            alarm = asyncio.get_running_loop().call_later(timeout_s, mailbox.put, _too_late(name, timeout_s))
+            timer = asyncio.get_running_loop().call_later(timeout_s, collector.put, _timed_out(name, timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
                 await add(name)
-            mailbox.is_added = True
-            if mailbox.abort is not None:
-                mailbox.abort(name)
+            collector.is_added = True
+            if collector.abort is not None:
+                collector.abort(name)
             while True:
-                output = await mailbox.take()
-                output.raise_error()
-                yield output
-                if output.finished:
+                delta = await collector.take()
+                delta.raise_error()
+                yield delta
+                if delta.finished:
                     return
         except TimeoutError:
-            raise _too_late(name, timeout_s) from None
+            raise _timed_out(name, timeout_s) from None
         finally:
-            if alarm is not None:
-                alarm.cancel()
-            del self._mailboxes[name]
-            if not self._mailboxes:
+            if timer is not None:
+                timer.cancel()
+            del self._collectors[name]
+            if not self._collectors:
                 self._is_idle.set()
             forget(name)
 
     def abort(self, name: str, abort: Callable[[str], None]) -> bool:
-        """Have an open request aborted, as soon as it was added; False if none is open."""
-        mailbox = self._mailboxes.get(name)
-        if mailbox is None:
+        """Call `abort` for an open request, as soon as it is added; False if it is not open."""
+        collector = self._collectors.get(name)
+        if collector is None:
             return False
-        if mailbox.is_added:
+        if collector.is_added:
             abort(name)
         else:
-            mailbox.abort = abort
+            collector.abort = abort
         return True
 
-    def deliver(self, name: str, news: RequestOutput | Exception) -> None:
-        """The newest state of a request, or why it has none; nobody's where it is not open."""
-        mailbox = self._mailboxes.get(name)
-        if mailbox is not None:
-            mailbox.put(news)
+    def deliver(self, name: str, output: OutputDelta | Exception) -> None:
+        """Pass new output of a request, or an error, to its reader. It is dropped if the request is not open."""
+        collector = self._collectors.get(name)
+        if collector is not None:
+            collector.put(output)
 
     def fail(self, failure: EngineDeadError) -> None:
-        """End every open request with `failure`, and refuse new ones with it until it is taken back."""
+        """Fail all open requests, and new ones until `failure` is reset."""
         self.failure = failure
-        for mailbox in self._mailboxes.values():
-            mailbox.put(failure)
+        for collector in self._collectors.values():
+            collector.put(failure)
 
     async def drained(self) -> None:
-        """Wait until none is open."""
+        """Wait until no request is open."""
         await self._is_idle.wait()
 
-    def _open(self, name: str) -> _Mailbox:
+    def _open(self, name: str) -> _OutputCollector:
         if self.failure is not None:
             raise self.failure
-        if name in self._mailboxes:
+        if name in self._collectors:
             raise InvalidArgumentError(f"Request id {name!r} is in use; give each request an id of its own.")
         self._is_idle.clear()
-        self._mailboxes[name] = mailbox = _Mailbox()
-        return mailbox
+        self._collectors[name] = collector = _OutputCollector()
+        return collector
 
 
-def _too_late(name: str, timeout_s: float | None) -> RequestTimeoutError:
+def _timed_out(name: str, timeout_s: float | None) -> RequestTimeoutError:
     return RequestTimeoutError(
         f"Request {name} was not finished after {timeout_s:g} seconds and was cancelled; allow more time, or ask for "
         "fewer tokens."
     )
 
 
-class _Mailbox:
-    """The newest state of one request. What was not taken in time is replaced by what came after.
+class _OutputCollector:
+    """Output of one request that its reader has not taken yet. Deltas are merged if the reader is slow. Mutable.
 
-    `abort` is what to call once it `is_added`, where somebody wanted its end before.
+    `abort` is called once the request `is_added`, if it was aborted before.
     """
 
-    __slots__ = ("_newest", "_waiter", "abort", "is_added")
+    __slots__ = ("_output", "_waiter", "abort", "is_added")
 
     def __init__(self) -> None:
         self.is_added = False
         self.abort: Callable[[str], None] | None = None
-        self._newest: RequestOutput | Exception | None = None
+        self._output: OutputDelta | Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, newest: RequestOutput | Exception) -> None:
-        held = self._newest
+    def put(self, output: OutputDelta | Exception) -> None:
+        held = self._output
         if isinstance(held, Exception) or (held is not None and held.finished):
             return
-        self._newest = newest
+        if held is None or isinstance(output, Exception):
+            self._output = output
+        else:
+            held.merge(output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> RequestOutput:
-        """Wait for a state that was not taken yet; for one task."""
-        if self._newest is None:
+    async def take(self) -> OutputDelta:
+        """Wait for output that was not taken yet; for one task."""
+        if self._output is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        newest, self._newest = self._newest, None
-        if isinstance(newest, Exception):
-            raise newest
-        assert newest is not None
-        return newest
+        output, self._output = self._output, None
+        if isinstance(output, Exception):
+            raise output
+        assert output is not None
+        return output

@@ -17,7 +17,7 @@ from aethermind.server.observation.engine_metrics import EngineCollector, Engine
 from aethermind.server.openai.errors import LIMIT_CODES, is_rejection
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.server.admission import AdmissionController
     from aethermind.server.observation.records import EmbeddingRecord, GenerationRecord, HttpRecord
     from aethermind.server.served_model import ServedModels
@@ -119,17 +119,17 @@ class Metrics:
                 record.finish_reasons = ("abort",)
                 self._count(record)
 
-    def update(self, record: GenerationRecord, output: RequestOutput) -> None:
-        """Update a record from the newest output of its request, and count the new tokens."""
-        before_s, num_new = record.last_token_s, record.update(output)
+    def update(self, record: GenerationRecord, delta: OutputDelta) -> None:
+        """Update a record by new output of its request, and count the new tokens."""
+        before_s, num_new = record.last_token_s, record.update(delta)
         if num_new and record.last_token_s is not None:
             if before_s is None:
                 self._first_token.labels(record.model).observe(record.last_token_s - record.arrived_s)
                 self._tokens.count(record.model, num_new, None)
             else:
-                gap_s = (record.last_token_s - before_s) * len(output.outputs) / num_new
+                gap_s = (record.last_token_s - before_s) * len(record.answer_reasons) / num_new
                 self._tokens.count(record.model, num_new, gap_s)
-        if output.finished:
+        if delta.finished:
             self._count(record)
 
     def count_embedding(self, record: EmbeddingRecord) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["EmbeddingRecord", "GenerationRecord", "HttpRecord"]
@@ -41,25 +41,28 @@ class GenerationRecord:
     decode_s: float | None = None
     num_preemptions: int = 0
     finish_reasons: Sequence[str] = ()
-    """The finish reason of each finished answer: stop, length, abort (the client disconnected) or error."""
+    """One for each answer once all have ended: stop, length, abort (the client disconnected) or error."""
+    answer_reasons: dict[int, str | None] = field(default_factory=dict)
+    """The finish reason of each answer so far, by its index."""
 
-    def update(self, output: RequestOutput) -> int:
-        """Update the record from the newest output; returns the number of new tokens."""
-        lengths = [one.num_tokens for one in output.outputs]
-        num_output_tokens = sum(lengths)
-        self.longest_answer = max(lengths, default=0)
-        num_new = num_output_tokens - self.num_output_tokens
-        self.num_output_tokens = num_output_tokens
+    def update(self, delta: OutputDelta) -> int:
+        """Update the record by new output; returns the number of new tokens."""
+        num_new = 0
+        for one in delta.completions:
+            num_new += len(one.token_ids)
+            self.answer_reasons[one.index] = one.finish_reason
+            self.longest_answer = max(self.longest_answer, one.num_tokens)
+        self.num_output_tokens += num_new
         if num_new:
             self.last_token_s = time.perf_counter()
             if self.first_token_s is None:
                 self.first_token_s = self.last_token_s
-        times = output.metrics
-        self.num_prompt_tokens = len(output.prompt_token_ids)
-        self.num_cached_tokens = output.num_cached_tokens
+        times = delta.metrics
+        self.num_prompt_tokens = delta.num_prompt_tokens
+        self.num_cached_tokens = delta.num_cached_tokens
         self.num_preemptions = times.num_preemptions
-        if output.finished:
-            self.finish_reasons = tuple(one.finish_reason or "abort" for one in output.outputs)
+        if delta.finished:
+            self.finish_reasons = tuple(self.answer_reasons[index] or "abort" for index in sorted(self.answer_reasons))
             self.queue_s = _between(times.arrival_s, times.admitted_s)
             self.prefill_s = _between(times.admitted_s, times.first_token_s)
             self.decode_s = _between(times.first_token_s, times.finished_s)

@@ -1,4 +1,4 @@
-"""How an answer is told, whatever the endpoint: what is new of it since the last part, and what it took."""
+"""What the endpoints have in common: an answer written whole or as events, and its token usage."""
 
 from __future__ import annotations
 
@@ -10,102 +10,80 @@ from typing import TYPE_CHECKING, Any
 from aethermind.server.framing import UNNAMED, Event, Framing
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.output import Logprob, RequestOutput
+    from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
+    from aethermind.engine.requests.prompt_reader import EnginePrompt
 
-__all__ = ["Answer", "PartCutter", "TextPart", "own_id", "usage_of"]
+__all__ = ["Answer", "PromptState", "own_id", "usage_of"]
 
 
 @dataclass(slots=True)
-class TextPart:
-    """What an answer gained. `offset` counts the characters before it; `finish_reason` is set in the last part.
+class PromptState:
+    """One prompt of a request, and what its events and its usage need besides each delta. Mutable."""
 
-    There is one for every token, so it is not frozen (see `engine.requests.output`).
-    """
+    text: str | None
+    token_ids: Sequence[int]
+    logprobs: list[dict[int, Logprob] | None] | None = None
+    num_output_tokens: int = 0
+    """Of all answers to the prompt."""
+    num_cached_tokens: int = 0
 
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None
-    offset: int
-    is_first: bool
-    finish_reason: str | None
-    stop_reason: str | int | None
+    @classmethod
+    def before(cls, prompt: EnginePrompt) -> PromptState:
+        """The state of a prompt before its first delta."""
+        return cls(prompt.text, prompt.token_ids)
 
-    @property
-    def is_only_text(self) -> bool:
-        """Whether there is nothing to tell but its text."""
-        return self.logprobs is None and self.finish_reason is None
-
-
-class PartCutter:
-    """Cuts one growing answer into parts. Mutable."""
-
-    def __init__(self) -> None:
-        self._num_chars = 0
-        self._num_tokens = 0
-        self._is_first = True
-        self._is_over = False
-
-    def cut(self, output: CompletionOutput) -> TextPart | None:
-        """What is new since the last part, or None where nothing can be seen of it yet.
-
-        An answer ends once, however often it comes again with others to the same prompt.
-        """
-        if self._is_over:
-            return None
-        token_ids, logprobs = output.since(self._num_tokens)
-        if len(output.text) == self._num_chars and output.finish_reason is None and not logprobs:
-            return None
-        part = TextPart(
-            output.text[self._num_chars :],
-            token_ids,
-            logprobs,
-            self._num_chars,
-            self._is_first,
-            output.finish_reason,
-            output.stop_reason,
+    @classmethod
+    def after(cls, output: RequestOutput) -> PromptState:
+        """The state of a prompt after all deltas of this output."""
+        num_output_tokens = sum(one.num_tokens for one in output.outputs)
+        return cls(
+            output.prompt, output.prompt_token_ids, output.prompt_logprobs, num_output_tokens, output.num_cached_tokens
         )
-        self._num_chars = len(output.text)
-        self._num_tokens = output.num_tokens
-        self._is_first = False
-        self._is_over = output.finish_reason is not None
-        return part
+
+    def add(self, delta: OutputDelta) -> None:
+        """Update the state by the next delta."""
+        self.num_output_tokens += sum(len(one.token_ids) for one in delta.completions)
+        self.num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.logprobs = delta.prompt_logprobs
 
 
 class Answer(ABC):
-    """An endpoint's objects for the answer to one request."""
+    """The objects of an endpoint for the answer to one request."""
 
     framing: Framing = UNNAMED
     """How events are written."""
 
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """All of it at once."""
+        """The body of a response that is not streamed. `outputs` are in the order of the prompts."""
 
     @abstractmethod
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
-        """The events that tell a part of the choice `index`."""
+    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+        """The events for a delta of the choice `index`, an answer to `prompt`."""
 
     def begin(self) -> Iterable[Event]:
-        """The events before the first part."""
+        """The events before the first delta."""
         return ()
 
     @abstractmethod
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
-        """The events after the last part."""
+    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
+        """The events after the last delta."""
 
 
 def own_id(request_id: str, prefix: str) -> str:
-    """The id of an answer, by which its request can be cancelled too."""
+    """The id of an answer, by which its request can be cancelled, too."""
     return prefix + request_id.removeprefix("req_")
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Tokens read and written, in OpenAI's names."""
-    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    num_written = sum(one.num_tokens for output in outputs for one in output.outputs)
+def usage_of(prompts: Sequence[PromptState]) -> dict[str, Any]:
+    """Token counts, in OpenAI's names."""
+    num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
+    num_output = sum(prompt.num_output_tokens for prompt in prompts)
     return {
         "prompt_tokens": num_prompt,
-        "completion_tokens": num_written,
-        "total_tokens": num_prompt + num_written,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": sum(prompt.num_cached_tokens for prompt in prompts)},
     }

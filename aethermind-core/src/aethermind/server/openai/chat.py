@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aethermind.errors import TokenizerError
 from aethermind.server.framing import TextEvents
-from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
+from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.sampling import SamplingFields, naming_fields, sampling_params
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.output_delta import CompletionDelta
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
     from aethermind.server.openai.unknown_fields import IgnoredFields
@@ -291,27 +292,28 @@ class ChatAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._whole_choice(one) for output in outputs for one in output.outputs]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(outputs)}
+        states = [PromptState.after(output) for output in outputs]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(states)}
 
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
-        if part.is_first:
+    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+        if index not in self._readers:
             self._readers[index] = self._new_reader()
             yield self._chunk(index, {"role": "assistant", "content": ""})
         reader = self._readers[index]
-        pieces = reader.read(part.text, is_last=part.finish_reason is not None)
-        logprobs = self._logprobs(part.token_ids, part.logprobs)
+        pieces = reader.read(delta.text, is_last=delta.finish_reason is not None)
+        logprobs = self._logprobs(delta.token_ids, delta.logprobs)
         for piece in pieces or ([Content("")] if logprobs else []):
             if logprobs is None and isinstance(piece, Content):
                 yield self._texts.written(index, piece.text)
             else:
                 yield self._chunk(index, delta_of(piece), logprobs)
             logprobs = None
-        if part.finish_reason is not None:
-            yield self._chunk(index, {}, None, reader.reason(part.finish_reason), part.stop_reason)
+        if delta.finish_reason is not None:
+            yield self._chunk(index, {}, None, reader.reason(delta.finish_reason), delta.stop_reason)
 
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
+    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
         if self._has_usage:
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(outputs)}
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(prompts)}
 
     def _chunk(
         self,

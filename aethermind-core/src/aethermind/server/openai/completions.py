@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from aethermind.engine.requests.output import CompletionOutput
+from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.framing import TextEvents
-from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
+from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
 from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField
@@ -81,75 +81,74 @@ class CompletionAnswer(Answer):
         if self._has_usage:  # all chunks have the field, which is null in all but the last
             self._head["usage"] = None
         self._tokenizer = model.tokenizer
+        self._begun: set[int] = set()
         self._offsets: dict[int, TokenOffsets] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(_choice(index, text)))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
-        outputs = self._shown(outputs)
-        for output in outputs:
-            prefix = self._echoed(output)
+        prompts = [PromptState.after(output) for output in outputs]
+        for output, prompt in zip(outputs, prompts, strict=True):
             for one in output.outputs:
                 index = len(choices)
-                logprobs = self._logprobs(index, one.token_ids, one.logprobs, output)
-                choices.append(_choice(index, prefix + one.text, one.finish_reason, one.stop_reason, logprobs))
-        return {**self._head, "choices": choices, "usage": usage_of(outputs)}
+                delta = CompletionDelta(
+                    index, one.text, one.token_ids, one.logprobs, one.num_tokens, one.finish_reason, one.stop_reason
+                )
+                choices.append(self._choice_of(index, delta, prompt))
+        return {**self._head, "choices": choices, "usage": self._usage(prompts)}
 
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
-        if self._is_only_echo:
-            part = replace(part, text="", token_ids=[], finish_reason="length", stop_reason=None)
-            part.logprobs = None if part.logprobs is None else []
-        text = self._echoed(output) + part.text if part.is_first else part.text
-        if part.is_only_text:
-            return (self._texts.written(index, text),)
-        logprobs = self._logprobs(index, part.token_ids, part.logprobs, output if part.is_first else None)
-        return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, logprobs)),)
+    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+        if delta.logprobs is None and delta.finish_reason is None and not self._is_only_echo:
+            return (self._texts.written(index, self._first_echo(index, prompt) + delta.text),)
+        return (self._chunk(self._choice_of(index, delta, prompt)),)
 
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
+    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
         if not self._has_usage:
             return ()
-        return ({**self._head, "choices": [], "usage": usage_of(self._shown(outputs))},)
+        return ({**self._head, "choices": [], "usage": self._usage(prompts)},)
 
-    def _shown(self, outputs: Sequence[RequestOutput]) -> Sequence[RequestOutput]:
-        """The outputs that the response shows: without text if it only echoes."""
-        if not self._is_only_echo:
-            return outputs
-        return [replace(output, outputs=[_emptied(one) for one in output.outputs]) for output in outputs]
+    def _choice_of(self, index: int, delta: CompletionDelta, prompt: PromptState) -> dict[str, Any]:
+        """The choice for new output of an answer; its first one begins with the echoed prompt."""
+        if self._is_only_echo:
+            no_logprobs: list[dict[int, Logprob]] | None = None if delta.logprobs is None else []
+            delta = CompletionDelta(delta.index, "", [], no_logprobs, 0, "length")
+        logprobs = self._logprobs(index, delta, None if index in self._begun else prompt)
+        text = self._first_echo(index, prompt) + delta.text
+        return _choice(index, text, delta.finish_reason, delta.stop_reason, logprobs)
+
+    def _first_echo(self, index: int, prompt: PromptState) -> str:
+        """The text before that of new output: the echoed prompt if the output is an answer's first, else nothing."""
+        if index in self._begun:
+            return ""
+        self._begun.add(index)
+        return self._echoed(prompt)
+
+    def _usage(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
+        """Token counts; the token that an engine generates for an echo alone is not counted."""
+        return usage_of([replace(one, num_output_tokens=0) for one in prompts] if self._is_only_echo else prompts)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "choices": [choice]}
 
-    def _logprobs(
-        self,
-        index: int,
-        token_ids: Sequence[int],
-        logprobs: Sequence[dict[int, Logprob]] | None,
-        first: RequestOutput | None,
-    ) -> dict[str, Any] | None:
-        """The log probabilities of new tokens, behind those of the echoed prompt in the `first` output of an answer."""
-        if logprobs is None:
+    def _logprobs(self, index: int, delta: CompletionDelta, echoed: PromptState | None) -> dict[str, Any] | None:
+        """The log probabilities of new tokens, after those of the prompt in the first part of an answer."""
+        if delta.logprobs is None:
             return None
         tokens: list[_ScoredToken] = []
-        if first is not None:
-            prefix, prompt_ids = self._echoed(first), first.prompt_token_ids
-            if first.prompt_logprobs is not None and self._is_echoing:
-                offsets = prompt_offsets(self._tokenizer, prefix, prompt_ids)
-                tokens += zip(prompt_ids, first.prompt_logprobs, offsets, strict=True)
-            self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix), before=prompt_ids)
-        offsets = [self._offsets[index].push(token_id) for token_id in token_ids]
-        tokens += zip(token_ids, logprobs, offsets, strict=True)
+        if echoed is not None:
+            prefix = self._echoed(echoed)
+            if echoed.logprobs is not None and self._is_echoing:
+                places = prompt_offsets(self._tokenizer, prefix, echoed.token_ids)
+                tokens += zip(echoed.token_ids, echoed.logprobs, places, strict=True)
+            self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix), before=echoed.token_ids)
+        places = [self._offsets[index].push(token_id) for token_id in delta.token_ids]
+        tokens += zip(delta.token_ids, delta.logprobs, places, strict=True)
         return _logprobs_object(tokens, self._tokenizer)
 
-    def _echoed(self, output: RequestOutput) -> str:
+    def _echoed(self, prompt: PromptState) -> str:
         if not self._is_echoing:
             return ""
-        return output.prompt if output.prompt is not None else self._tokenizer.decode(output.prompt_token_ids)
-
-
-def _emptied(answer: CompletionOutput) -> CompletionOutput:
-    """An answer without its text and tokens."""
-    logprobs: list[dict[int, Logprob]] | None = None if answer.logprobs is None else []
-    return CompletionOutput(answer.index, "", [], logprobs, "length", None)
+        return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.token_ids)
 
 
 def _choice(

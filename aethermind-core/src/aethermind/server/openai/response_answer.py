@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.framing import NAMED
-from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
+from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.chat import AnswerReader, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
@@ -64,30 +65,33 @@ class ResponseAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         one = outputs[0].outputs[0]
-        part = TextPart(one.text, one.token_ids, one.logprobs, 0, True, one.finish_reason, one.stop_reason)
-        for _ in self.part(0, outputs[0], part):
+        delta = CompletionDelta(
+            0, one.text, one.token_ids, one.logprobs, one.num_tokens, one.finish_reason, one.stop_reason
+        )
+        prompts = [PromptState.after(output) for output in outputs]
+        for _ in self.part(0, delta, prompts[0]):
             pass  # creating the events builds the items
-        return self._finished(outputs)
+        return self._finished(prompts)
 
     def begin(self) -> Iterable[Event]:
         yield self._event("response.created", response=self._response)
         yield self._event("response.in_progress", response=self._response)
 
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
-        logprobs = token_logprobs(self._tokenizer, part.token_ids, part.logprobs, self._num_top) or []
-        is_last = part.finish_reason is not None
-        for piece in self._reader.read(part.text, is_last=is_last) or ([Content("")] if logprobs else []):
+    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+        logprobs = token_logprobs(self._tokenizer, delta.token_ids, delta.logprobs, self._num_top) or []
+        is_last = delta.finish_reason is not None
+        for piece in self._reader.read(delta.text, is_last=is_last) or ([Content("")] if logprobs else []):
             yield from self._add(piece, logprobs)
             if isinstance(piece, Content):
                 logprobs = []
         if is_last:
-            self._reason = part.finish_reason
+            self._reason = delta.finish_reason
             if not self._items:  # every answer has at least an empty message
                 yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
             yield from self._close()
 
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
-        response = self._finished(outputs)
+    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
+        response = self._finished(prompts)
         kind = "completed" if response["status"] == "completed" else "incomplete"
         yield self._event(f"response.{kind}", response=response)
 
@@ -179,8 +183,8 @@ class ResponseAnswer(Answer):
 
     # -- the response ----------------------------------------------------------------------------------------
 
-    def _finished(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        tokens = usage_of(outputs)
+    def _finished(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
+        tokens = usage_of(prompts)
         reasoning = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
         usage = {
             "input_tokens": tokens["prompt_tokens"],

@@ -19,7 +19,7 @@ from aethermind.server.sse import KEEP_ALIVE_S, EventStream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
@@ -112,11 +112,11 @@ async def answer_request(
             if outputs is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             return JSONResponse(answer.whole(outputs))
-        states = await resources.enter_async_context(aclosing(answering.states(read)))
-        first = asyncio.ensure_future(anext(states))
+        deltas = await resources.enter_async_context(aclosing(answering.deltas(read)))
+        first = asyncio.ensure_future(anext(deltas))
         if not await _is_connected_at_first_output(request, first):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        events = stream_events(first, states, answer, num_prompts=len(prompts), num_answers=body.num_answers)
+        events = stream_events(first, deltas, answer, prompts=read, num_answers=body.num_answers)
         return EventStream(
             events,
             resources.pop_all(),
@@ -156,7 +156,7 @@ def _output_budget(
     return OutputTokenBudget(most * body.num_answers, field)
 
 
-async def _is_connected_at_first_output(request: Request, first: asyncio.Future[tuple[int, RequestOutput]]) -> bool:
+async def _is_connected_at_first_output(request: Request, first: asyncio.Future[tuple[int, OutputDelta]]) -> bool:
     """Wait for the first output of a stream; False if the client disconnects first. Returns after KEEP_ALIVE_S at most.
 
     Errors of the first step are raised here, while the response can still have an error status.
