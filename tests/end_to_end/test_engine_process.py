@@ -299,7 +299,7 @@ def test_it_ignores_signals_to_the_process_group_and_forwards_log_records(
                 os.kill(engine.pid, number)
             assert (await answer(engine, "Once")).finished
             with pytest.raises(Exception, match="embed"):
-                await engine._ask("embed", nonsense=1)
+                await engine._call_utility("embed", nonsense=1)
 
     asyncio.run(scenario())
     (record,) = [record for record in caplog.records if record.name == "aethermind.engine.process.worker"]
