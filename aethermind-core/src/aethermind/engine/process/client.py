@@ -25,7 +25,7 @@ from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
 from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
-from aethermind.plugins.deprecation import deprecated
+from aethermind.plugins.compatibility import deprecated
 from aethermind.runtime import Runtime
 from aethermind.text.answer_parser import AnswerFormat
 
