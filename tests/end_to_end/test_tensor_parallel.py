@@ -186,7 +186,7 @@ def test_a_rank_that_fails_says_why(runtime: Runtime) -> None:
     llm = open_demo(runtime, 2)
     (pid,) = pids(llm)
     executor: Any = llm.engine.executor
-    executor._ranks.tell("copy_blocks", "nonsense")
+    executor._workers.broadcast("copy_blocks", "nonsense")
     with pytest.raises(EngineDeadError, match="Rank 1 of 2 failed: "):
         llm.generate(PROMPTS[0], GREEDY)
     await_end(pid)

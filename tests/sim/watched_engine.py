@@ -137,7 +137,7 @@ def open_watched(
     parts = EngineParts.of(runtime, str(model), **options)
     engine = Engine(parts, parts.compiled.source.tokenizer())
     if is_pool_watched and not parts.compiled.config.enable_prefix_caching:
-        engine.cache._supply.pool = WatchedPool(engine)
+        engine.cache._allocator.pool = WatchedPool(engine)
     watched = WatchedEngine(engine)
     watched.watch(patch)
     return watched
