@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.cli.chat.conversation import SETTINGS, ChatMessage, Conversation, parse_setting
+from aethermind.cli.chat.conversation import SETTINGS, Conversation, ConversationMessage, parse_setting
 from aethermind.errors import InvalidArgumentError
 
 
@@ -111,7 +111,8 @@ def test_each_attempt_has_a_seed_of_its_own() -> None:
 def test_json_round_trip(turns: list[tuple[str, bool]], system: str | None, temperature: float) -> None:
     sampling = {"temperature": temperature, "stop": ["x"], "seed": None}
     messages = [
-        ChatMessage("assistant" if i % 2 else "user", text, bool(i % 2) and cut) for i, (text, cut) in enumerate(turns)
+        ConversationMessage("assistant" if i % 2 else "user", text, bool(i % 2) and cut)
+        for i, (text, cut) in enumerate(turns)
     ]
     conversation = Conversation("demo", system, sampling, messages)
     assert (
@@ -124,7 +125,7 @@ def test_fields_that_a_record_lacks_keep_their_values() -> None:
     now = talk("lost", system="be brief")
     now.set("seed", 3)
     read = Conversation.from_record({"messages": [QUESTION]}, now)
-    assert read == Conversation("demo", "be brief", {"seed": 3}, [ChatMessage("user", "a")])
+    assert read == Conversation("demo", "be brief", {"seed": 3}, [ConversationMessage("user", "a")])
     assert Conversation.from_record({"messages": [], "system": None, "sampling": {}}, now) == Conversation("demo")
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from aethermind.cli.chat.conversation import ChatMessage, Conversation, load_conversation, save_conversation
+from aethermind.cli.chat.conversation import Conversation, ConversationMessage, load_conversation, save_conversation
 from aethermind.errors import InvalidArgumentError
 
 CONVERSATION = Conversation(
-    "demo", "sé brief", {"seed": 3}, [ChatMessage("user", "a\nb"), ChatMessage("assistant", "c", True)]
+    "demo", "sé brief", {"seed": 3}, [ConversationMessage("user", "a\nb"), ConversationMessage("assistant", "c", True)]
 )
 
 OTHER = Conversation("other")

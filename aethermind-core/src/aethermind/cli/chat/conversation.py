@@ -16,7 +16,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams
 
-__all__ = ["ChatMessage", "Conversation", "SETTINGS", "load_conversation", "parse_setting", "save_conversation"]
+__all__ = ["Conversation", "ConversationMessage", "SETTINGS", "load_conversation", "parse_setting", "save_conversation"]
 
 
 _NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs", "structured_outputs")
@@ -30,7 +30,7 @@ _ALIASES = {"temp": "temperature"}
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
+class ConversationMessage:
     """A message of one role; `is_interrupted` marks an answer that was aborted."""
 
     role: str
@@ -46,7 +46,7 @@ class Conversation:
     system: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     """Valid arguments for SamplingParams."""
-    messages: list[ChatMessage] = field(default_factory=list)
+    messages: list[ConversationMessage] = field(default_factory=list)
 
     @property
     def num_turns(self) -> int:
@@ -67,11 +67,11 @@ class Conversation:
         """Append a question; it replaces an unanswered last one, because models are trained on alternating turns."""
         if self.messages and self.messages[-1].role == "user":
             self.messages.pop()
-        self.messages.append(ChatMessage("user", text))
+        self.messages.append(ConversationMessage("user", text))
 
     def answer(self, text: str, *, is_interrupted: bool = False) -> None:
         """Append the answer to the last question."""
-        self.messages.append(ChatMessage("assistant", text, is_interrupted))
+        self.messages.append(ConversationMessage("assistant", text, is_interrupted))
 
     def undo(self) -> str:
         """Remove the last question with its answer; returns the question."""
@@ -167,14 +167,14 @@ def parse_setting(text: str) -> Any:
         return text
 
 
-def _as_record(message: ChatMessage) -> dict[str, Any]:
+def _as_record(message: ConversationMessage) -> dict[str, Any]:
     record: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.is_interrupted:
         record["interrupted"] = True
     return record
 
 
-def _from_record(record: Any, where: str) -> ChatMessage:
+def _from_record(record: Any, where: str) -> ConversationMessage:
     _require(isinstance(record, Mapping), f"{where} is not an object")
     for name in record:
         _require(name in ("role", "content", "interrupted"), f"{where} has an unknown key {name!r}")
@@ -182,7 +182,7 @@ def _from_record(record: Any, where: str) -> ChatMessage:
     _require(role in ("user", "assistant"), f"the role of {where} is {role!r}, neither 'user' nor 'assistant'")
     _require(isinstance(content, str), f"the content of {where} is not a text")
     _require(isinstance(is_interrupted, bool), f'"interrupted" of {where} is neither true nor false')
-    return ChatMessage(role, content, is_interrupted)
+    return ConversationMessage(role, content, is_interrupted)
 
 
 def _require(condition: bool, complaint: str) -> None:
