@@ -1,8 +1,8 @@
-# Which levels of instruction sets are compiled, and what each of them is made of.
+# Instruction set levels to compile, and the units of each level.
 #
-# A unit is the files whose names end in it, compiled with instructions of its own; everything else runs on any CPU of
-# the family. A level is what a CPU of that level takes kernels from, besides the portable ones: units that a better one
-# replaces are not among them. Levels have the names of aethermind_cpu.isa.
+# A unit is the files whose names end in its name, compiled with its machine flags; all other files run on any CPU of the
+# architecture. A level is the set of units from which a CPU of that level takes kernels, besides the portable ones; units that
+# a better one replaces are not among them. Levels have the names of aethermind_cpu.isa.
 set(AETHER_LEVELS "native" CACHE STRING
     "Levels to compile beside portable: native (the one of this machine), all, or a list such as avx2,avx512_vnni")
 
@@ -21,7 +21,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(AETHER_FLAGS_OF_avx2vnni ${AETHER_FLAGS_OF_avx2} -mavxvnni)
   set(AETHER_FLAGS_OF_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    # GCC's own header of AVX-512 intrinsics trips over these warnings (GCC bug 105593).
+    # GCC's AVX-512 intrinsics trigger these warnings (GCC bug 105593).
     list(APPEND AETHER_FLAGS_OF_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
   set(AETHER_FLAGS_OF_avx512madd ${AETHER_FLAGS_OF_avx512})
@@ -38,7 +38,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(AETHER_FLAGS_OF_neoni8mm ${AETHER_FLAGS_OF_neondot}+i8mm)
 endif()
 
-# The level of this machine, by the same detection as at run time; all of them where it cannot be asked.
+# The level of this machine, by the run-time detection; all levels where that cannot run.
 function(aether_native_level result)
   set(levels ${AETHER_KNOWN_LEVELS})
   if(NOT CMAKE_CROSSCOMPILING)
@@ -79,7 +79,7 @@ foreach(level IN LISTS AETHER_LEVELS_TO_BUILD)
 endforeach()
 list(REMOVE_DUPLICATES AETHER_UNITS_TO_BUILD)
 
-# What that makes complete, in order: with the units of a level there may be all of a lower one.
+# Complete levels, in order: the units of a level may include all units of a lower one.
 set(AETHER_BUILT_LEVELS "portable")
 foreach(level IN LISTS AETHER_KNOWN_LEVELS)
   set(missing ${AETHER_UNITS_OF_${level}})
@@ -90,7 +90,7 @@ foreach(level IN LISTS AETHER_KNOWN_LEVELS)
 endforeach()
 message(STATUS "Levels of instruction sets: ${AETHER_BUILT_LEVELS} (AETHER_LEVELS is ${AETHER_LEVELS})")
 
-# For the files that name units. Everything else compiles to the same object whichever levels are built.
+# Only files that name units include this header, so that all other objects are the same whichever levels are built.
 set(content "#pragma once\n#define AETHER_BUILT_LEVELS \"${AETHER_BUILT_LEVELS}\"\n")
 foreach(unit IN LISTS AETHER_UNITS)
   string(TOUPPER "${unit}" name)

@@ -1,4 +1,4 @@
-// Prints the best level that this machine has, for AETHER_LEVELS=native.
+// Prints the highest level of this machine, for AETHER_LEVELS=native.
 #include <cstdio>
 
 #include "../csrc/cpu_features.cc"

@@ -1,4 +1,4 @@
-// On which of the machine's processors a thread may run.
+// CPU affinity of threads.
 #ifndef AETHER_CPU_AFFINITY_H
 #define AETHER_CPU_AFFINITY_H
 
@@ -8,16 +8,16 @@
 
 namespace aether::cpu {
 
-// Some of the processors, by the numbers that the system gives them; without any, nobody cares.
-class Place {
+// A set of processors, by the operating system's numbers; the empty set allows all.
+class CpuSet {
  public:
-  Place() = default;
-  explicit Place(const std::vector<int>& processors);
+  CpuSet() = default;
+  explicit CpuSet(const std::vector<int>& processors);
 
-  bool operator==(const Place&) const = default;
+  bool operator==(const CpuSet&) const = default;
 
-  // Keeps a thread there. The system may refuse: then the thread goes on where it was, as right, and slower.
-  void keep(pthread_t thread) const noexcept;
+  // Pins a thread to the set. If the system refuses, the thread keeps its affinity: results are the same.
+  void pin(pthread_t thread) const noexcept;
 
  private:
   std::vector<unsigned long> mask_;

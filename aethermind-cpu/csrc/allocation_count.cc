@@ -1,5 +1,5 @@
-// Replaces the global operator new for this library only: exports.map keeps the definitions from leaving it. Memory
-// comes from malloc, as in the standard library's own version, so that blocks may cross the border in either direction.
+// Replaces the global operator new for this library only: exports.map keeps the definitions local. Memory comes from
+// malloc, as in the standard library's version, so that either side can free the other's blocks.
 #include "allocation_count.h"
 
 #include <atomic>

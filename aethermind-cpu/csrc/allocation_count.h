@@ -1,4 +1,4 @@
-// Counts what the extension takes from the heap, so that "a run allocates nothing" is a test and not a claim.
+// Counts heap allocations of the extension, so that tests can assert that a run allocates nothing.
 #ifndef AETHER_CPU_ALLOCATION_COUNT_H
 #define AETHER_CPU_ALLOCATION_COUNT_H
 
@@ -6,11 +6,10 @@
 
 namespace aether::cpu {
 
-// Calls of operator new in this extension, plus blocks its Allocator handed out, since it was loaded. Safe from any
-// thread.
+// Calls of operator new in this extension plus blocks of its Allocator, since it was loaded. Safe from any thread.
 uint64_t allocation_count() noexcept;
 
-// Adds one for memory that does not come from operator new.
+// Adds one, for memory that does not come from operator new.
 void count_allocation() noexcept;
 
 }  // namespace aether::cpu

@@ -25,13 +25,13 @@ size_t page_bytes() {
   return value;
 }
 
-// A large block ends with small pages: a model has hundreds of them, and half a huge page each would be wasted.
+// Large blocks end with small pages: rounding hundreds of blocks up to huge pages would waste half a huge page each.
 size_t reserved_bytes(size_t nbytes) {
   return nbytes < kHugePageBytes ? round_up(std::max<size_t>(nbytes, 1), kCacheLineBytes)
                                  : round_up(nbytes, page_bytes());
 }
 
-// Maps one huge page more than needed and gives the ends back, so that the block begins at a huge page.
+// Maps one huge page more than needed and unmaps the ends, so that the block begins at a huge page.
 void* map_huge(size_t nbytes) noexcept {
   void* mapping = mmap(nullptr, nbytes + kHugePageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1,
                        /*offset=*/0);
@@ -49,14 +49,14 @@ void* map_huge(size_t nbytes) noexcept {
   return block;
 }
 
-void* take(size_t nbytes) noexcept {
+void* allocate_block(size_t nbytes) noexcept {
   if (nbytes > kMaxBytes) return nullptr;
   count_allocation();
   const size_t reserved = reserved_bytes(nbytes);
   return nbytes < kHugePageBytes ? std::aligned_alloc(kCacheLineBytes, reserved) : map_huge(reserved);
 }
 
-void give_back(void* block, size_t nbytes) noexcept {
+void free_block(void* block, size_t nbytes) noexcept {
   if (nbytes < kHugePageBytes) {
     std::free(block);
   } else {
@@ -67,7 +67,7 @@ void give_back(void* block, size_t nbytes) noexcept {
 }  // namespace
 
 void* Allocator::allocate(size_t nbytes) noexcept {
-  void* block = take(nbytes);
+  void* block = allocate_block(nbytes);
   if (block == nullptr) return nullptr;
   const std::lock_guard lock(mutex_);
   stats_.allocated_bytes += nbytes;
@@ -78,7 +78,7 @@ void* Allocator::allocate(size_t nbytes) noexcept {
 }
 
 void Allocator::release(void* block, size_t nbytes) noexcept {
-  give_back(block, nbytes);
+  free_block(block, nbytes);
   const std::lock_guard lock(mutex_);
   stats_.allocated_bytes -= nbytes;
   stats_.reserved_bytes -= reserved_bytes(nbytes);
@@ -89,7 +89,7 @@ MemoryStats Allocator::stats() const noexcept {
   return stats_;
 }
 
-// An atomic operation that changes nothing, rather than madvise: a fault keeps nobody else from mapping memory.
+// An atomic operation that changes nothing, rather than madvise: page faults do not hold the lock that mmap needs.
 void touch_pages(void* block, size_t nbytes) noexcept {
   auto* bytes = static_cast<char*>(block);
   for (size_t offset = 0; offset < nbytes; offset += page_bytes())
@@ -97,7 +97,7 @@ void touch_pages(void* block, size_t nbytes) noexcept {
 }
 
 Block::~Block() {
-  if (address_ != nullptr) give_back(address_, nbytes_);
+  if (address_ != nullptr) free_block(address_, nbytes_);
 }
 
 Block::Block(Block&& other) noexcept
@@ -111,9 +111,9 @@ Block& Block::operator=(Block&& other) noexcept {
 
 void Block::reserve(size_t nbytes) {
   if (nbytes <= nbytes_) return;
-  void* address = take(nbytes);
+  void* address = allocate_block(nbytes);
   if (address == nullptr) throw std::bad_alloc();
-  if (address_ != nullptr) give_back(address_, nbytes_);
+  if (address_ != nullptr) free_block(address_, nbytes_);
   address_ = address;
   nbytes_ = nbytes;
 }

@@ -1,4 +1,4 @@
-// Device memory of the CPU: aligned, friendly to huge pages, counted.
+// Device memory of the CPU: aligned, on huge pages, counted.
 #ifndef AETHER_CPU_ALLOCATOR_H
 #define AETHER_CPU_ALLOCATOR_H
 
@@ -11,7 +11,7 @@ namespace aether::cpu {
 inline constexpr size_t kCacheLineBytes = 64;
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// `allocated` is what callers asked for and still hold, `reserved` what that takes from the system.
+// `allocated` is what callers requested and have not released; `reserved` is what the system provides for it.
 struct MemoryStats {
   size_t allocated_bytes = 0;
   size_t reserved_bytes = 0;
@@ -20,14 +20,14 @@ struct MemoryStats {
 };
 
 // Blocks below 2 MiB come from the heap, aligned to a cache line; larger ones from the system, aligned to 2 MiB and
-// marked for huge pages. Pages are not touched, so that a caller may place them by touching them first. Safe from any
+// marked for huge pages. Pages are not touched, so that a caller can place them by first touch (NUMA). Safe from any
 // thread.
 class Allocator {
  public:
-  // A block of `nbytes` (0 is allowed), or nullptr when the system has no more. The caller owns it until `release`.
+  // A block of `nbytes` (0 is allowed), or nullptr when out of memory. The caller owns it until `release`.
   void* allocate(size_t nbytes) noexcept;
 
-  // Gives back a block together with the size it was asked for with.
+  // Frees a block; `nbytes` is its requested size.
   void release(void* block, size_t nbytes) noexcept;
 
   MemoryStats stats() const noexcept;
@@ -37,10 +37,10 @@ class Allocator {
   MemoryStats stats_;
 };
 
-// Touches every page of a block and leaves its contents as they are, even where others write to it meanwhile.
+// Touches every page of a block without changing its contents, even if other threads write to it meanwhile.
 void touch_pages(void* block, size_t nbytes) noexcept;
 
-// A block that frees itself; `address()` is nullptr only when nothing has been reserved.
+// A block that its destructor frees; `address()` is nullptr only before the first `reserve`.
 class Block {
  public:
   Block() = default;
@@ -48,7 +48,7 @@ class Block {
   Block(Block&& other) noexcept;
   Block& operator=(Block&& other) noexcept;
 
-  // Makes room for at least `nbytes`, forgetting the contents when it grows. Throws std::bad_alloc.
+  // Grows to at least `nbytes`; growing discards the contents. Throws std::bad_alloc.
   void reserve(size_t nbytes);
 
   void* address() const noexcept { return address_; }

@@ -1,4 +1,4 @@
-// The clock by which events and steps are timed.
+// The steady clock of events and step times.
 #ifndef AETHER_CPU_CLOCK_H
 #define AETHER_CPU_CLOCK_H
 

@@ -1,4 +1,4 @@
-// Which instruction sets this CPU has and the operating system has switched on.
+// Instruction sets that this CPU has and the operating system has enabled.
 #ifndef AETHER_CPU_CPU_FEATURES_H
 #define AETHER_CPU_CPU_FEATURES_H
 

@@ -24,10 +24,10 @@ bool Event::query() const {
 
 void Event::synchronize() const {
   const WaitTask current = mark();
-  if (current.progress != nullptr) current.progress->wait_until(current.target, kHostPatience);
+  if (current.progress != nullptr) current.progress->wait_until(current.target, kHostSpin);
 }
 
-void Event::hold_up(Stream& stream) const {
+void Event::make_wait(Stream& stream) const {
   WaitTask current = mark();
   if (current.progress != nullptr) stream.submit(std::move(current));
 }

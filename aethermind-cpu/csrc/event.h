@@ -1,4 +1,4 @@
-// A mark in a stream.
+// An event: a mark in a stream.
 #ifndef AETHER_CPU_EVENT_H
 #define AETHER_CPU_EVENT_H
 
@@ -11,25 +11,25 @@
 
 namespace aether::cpu {
 
-// A mark is a place in a stream's count of finished tasks; recording again moves it. Safe from any thread.
+// The mark is a position in the stream's count of finished tasks; recording again moves it. Safe from any thread.
 class Event : public std::enable_shared_from_this<Event> {
  public:
-  // Puts the mark behind everything submitted to `stream` so far.
+  // Sets the mark behind everything submitted to `stream` so far.
   void record(Stream& stream);
 
-  // Whether the mark has been reached; an event that was never recorded has.
+  // Whether the mark has been reached; true for an event that was never recorded.
   bool query() const;
 
   // Returns when the mark has been reached.
   void synchronize() const;
 
-  // Lets later work of `stream` start only after the mark as it is now.
-  void hold_up(Stream& stream) const;
+  // Makes later work of `stream` wait for the current mark (cudaStreamWaitEvent).
+  void make_wait(Stream& stream) const;
 
   // When the latest mark was reached, in nanoseconds of a steady clock, or nothing if it has not been.
   std::optional<int64_t> reached_at_ns() const;
 
-  // For the stream, when it arrives at the mark of `record` call number `generation`.
+  // Called by the stream at the mark of `record` call number `generation`.
   void reached(uint64_t generation) noexcept;
 
  private:

@@ -14,61 +14,56 @@
 namespace aether::cpu {
 namespace {
 
-// Several times the largest last-level cache that one process commonly gets to itself.
+// Several times the last-level cache that one process commonly has for itself.
 constexpr size_t kBufferBytes = size_t{256} << 20;
 constexpr size_t kChunkBytes = 4096;
 constexpr int kNumReadPasses = 5;
 constexpr int kNumRatePasses = 5;
-// Some 10 ms at 16 multiply-adds a round, long enough for the clock to settle.
+// About 10 ms of multiply-adds, long enough for the clock frequency to settle.
 constexpr int64_t kNumRounds = 2'000'000;
 
 std::atomic<float> sink;
 
-struct Probes {
-  ReadProbe read;
-  RateProbe float32, bfloat16, int8;
-};
-
-// What a level of instruction sets does better than those before it; null where it does not.
+// An instruction set level, and what it measures faster than the levels before it.
 struct Level {
   const char* name;
   bool (CpuFeatures::*is_present)() const noexcept;  // null: everywhere
-  Probes probes;
+  const Probes* probes;                              // null: nothing
 };
 
 constexpr Level kLevels[] = {
-    {"portable", nullptr, {read_portable, float32_rate_portable, nullptr, nullptr}},
+    {"portable", nullptr, &kPortableProbes},
 #if AETHER_BUILT_AVX2
-    {"avx2", &CpuFeatures::has_avx2, {read_avx2, float32_rate_avx2, nullptr, int8_rate_avx2}},
+    {"avx2", &CpuFeatures::has_avx2, &kAvx2Probes},
 #endif
 #if AETHER_BUILT_AVX2VNNI
-    {"avx2_vnni", &CpuFeatures::has_avx2vnni, {nullptr, nullptr, nullptr, int8_rate_avx2vnni}},
+    {"avx2_vnni", &CpuFeatures::has_avx2vnni, &kAvx2VnniProbes},
 #endif
 #if AETHER_BUILT_AVX512
-    {"avx512", &CpuFeatures::has_avx512, {read_avx512, float32_rate_avx512, nullptr, int8_rate_avx512}},
+    {"avx512", &CpuFeatures::has_avx512, &kAvx512Probes},
 #endif
 #if AETHER_BUILT_AVX512VNNI
-    {"avx512_vnni", &CpuFeatures::has_avx512vnni, {nullptr, nullptr, nullptr, int8_rate_avx512vnni}},
+    {"avx512_vnni", &CpuFeatures::has_avx512vnni, &kAvx512VnniProbes},
 #endif
 #if AETHER_BUILT_AVX512BF16
-    {"avx512_bf16", &CpuFeatures::has_avx512bf16, {nullptr, nullptr, bfloat16_rate_avx512, nullptr}},
+    {"avx512_bf16", &CpuFeatures::has_avx512bf16, &kAvx512Bf16Probes},
 #endif
 #if AETHER_BUILT_NEON
-    {"neon", &CpuFeatures::has_neon, {nullptr, float32_rate_neon, nullptr, nullptr}},
+    {"neon", &CpuFeatures::has_neon, &kNeonProbes},
 #endif
 #if AETHER_BUILT_NEONDOT
-    {"neon_dot", &CpuFeatures::has_neondot, {nullptr, nullptr, nullptr, int8_rate_neondot}},
+    {"neon_dot", &CpuFeatures::has_neondot, &kNeonDotProbes},
 #endif
 #if AETHER_BUILT_NEONI8MM
-    {"neon_i8mm", &CpuFeatures::has_neoni8mm, {}},
+    {"neon_i8mm", &CpuFeatures::has_neoni8mm, nullptr},
 #endif
 };
 
 Probes choose_probes(std::string_view highest_level) {
   Probes probes{};
   for (const Level& level : kLevels) {
-    if (!level.is_present || (cpu_features().*level.is_present)()) {
-      const Probes& better = level.probes;
+    if (level.probes && (!level.is_present || (cpu_features().*level.is_present)())) {
+      const Probes& better = *level.probes;
       if (better.read) probes.read = better.read;
       if (better.float32) probes.float32 = better.float32;
       if (better.bfloat16) probes.bfloat16 = better.bfloat16;
@@ -109,7 +104,7 @@ double measure_memory(Team& team, const Team::Lock& held, ReadProbe read) {
   double best = 0;
   for (int pass = 0; pass < kNumReadPasses; ++pass) {
     const double seconds = timed(team, held, [&](const am_team& view) {
-      sink.store(static_cast<float>(read(data + view.worker * share(view), share(view))), std::memory_order_relaxed);
+      sink.store(read(data + view.worker * share(view), share(view)), std::memory_order_relaxed);
     });
     best = std::max(best, static_cast<double>(kBufferBytes) / seconds);
   }

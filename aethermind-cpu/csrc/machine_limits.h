@@ -1,4 +1,4 @@
-// What this machine reaches right now: the roof that kernels are measured against.
+// What this machine reaches right now: the roofline that kernels are compared with.
 #ifndef AETHER_CPU_MACHINE_LIMITS_H
 #define AETHER_CPU_MACHINE_LIMITS_H
 
@@ -9,7 +9,7 @@
 namespace aether::cpu {
 
 // Bytes read per second from memory, and arithmetic operations per second (a multiply-add is two) by element type. A
-// type without instructions of its own is computed in float32, so it has float32's rate.
+// type without its own instructions is computed in float32 and has float32's rate.
 struct Limits {
   double memory_bytes_per_s;
   double float32_flops_per_s;
@@ -17,9 +17,9 @@ struct Limits {
   double int8_ops_per_s;
 };
 
-// Measures with all workers of `team` in well under 1.5 s; the best of several passes counts. Instruction sets are used
-// up to `highest_level`, a level of aethermind_cpu.isa, or all that there are. Throws std::bad_alloc when there is no
-// room for a buffer much larger than the caches.
+// Measures with all workers of `team` in well under 1.5 s; the best of several passes counts. Uses instruction sets up
+// to `highest_level`, a level of aethermind_cpu.isa, or all of them. Throws std::bad_alloc where a buffer much larger
+// than the caches cannot be allocated.
 Limits measure_limits(Team& team, std::string_view highest_level = {});
 
 }  // namespace aether::cpu

@@ -8,27 +8,27 @@
 namespace aether::cpu {
 namespace {
 
-// A pause takes 10-40 ns, a yield some 300 ns while nobody else wants the core. Workers usually reach a barrier within
-// a microsecond of each other. After that a worker yields rather than spins: the one it waits for may be queued on this
-// very core, and every pause delays it. Between two runs lies the host's part of a step, some tens of microseconds.
-constexpr Patience kBarrierPatience{.num_pauses = 50, .num_yields = 500};
-constexpr Patience kIdlePatience{.num_pauses = 50, .num_yields = 300};
-// With more workers than cores somebody always waits for a core that a spinning worker would keep.
-constexpr Patience kCrowdedPatience{.num_pauses = 20, .num_yields = 20};
+// Workers usually reach a barrier within a microsecond of each other, so they spin first. Then they yield instead: the
+// worker they wait for may be queued on the same core, where every pause delays it. Between two runs the host takes
+// some tens of microseconds.
+constexpr SpinPolicy kBarrierSpin{.num_pauses = 50, .num_yields = 500};
+constexpr SpinPolicy kIdleSpin{.num_pauses = 50, .num_yields = 300};
+// With more workers than cores, a spinning worker takes a core from one with work to do.
+constexpr SpinPolicy kOversubscribedSpin{.num_pauses = 20, .num_yields = 20};
 
-void require_team(int num_workers, const std::vector<Place>& places) {
+void require_team(int num_workers, const std::vector<CpuSet>& cpu_sets) {
   if (num_workers < 1)
     throw std::invalid_argument("a team needs at least one worker, not " + std::to_string(num_workers));
-  if (!places.empty() && places.size() != static_cast<size_t>(num_workers))
-    throw std::invalid_argument("a team of " + std::to_string(num_workers) + " has as many places, not " +
-                                std::to_string(places.size()));
+  if (!cpu_sets.empty() && cpu_sets.size() != static_cast<size_t>(num_workers))
+    throw std::invalid_argument("a team of " + std::to_string(num_workers) + " workers needs as many CPU sets, not " +
+                                std::to_string(cpu_sets.size()));
 }
 
 }  // namespace
 
-Team::Team(int num_workers, std::vector<Place> places) {
-  require_team(num_workers, places);
-  start(num_workers, std::move(places));
+Team::Team(int num_workers, std::vector<CpuSet> cpu_sets) {
+  require_team(num_workers, cpu_sets);
+  start(num_workers, std::move(cpu_sets));
 }
 
 Team::~Team() {
@@ -36,28 +36,28 @@ Team::~Team() {
   stop();
 }
 
-void Team::set_num_workers(int num_workers, std::vector<Place> places) {
-  require_team(num_workers, places);
+void Team::set_num_workers(int num_workers, std::vector<CpuSet> cpu_sets) {
+  require_team(num_workers, cpu_sets);
   const Lock held = acquire();
-  if (num_workers == this->num_workers() && places == places_) return;
+  if (num_workers == this->num_workers() && cpu_sets == cpu_sets_) return;
   stop();
-  start(num_workers, std::move(places));
+  start(num_workers, std::move(cpu_sets));
 }
 
-void Team::settle(uint64_t& settled) {
-  if (settled == num_starts_.load(std::memory_order_acquire)) return;
+void Team::pin_caller(uint64_t& pinned) {
+  if (pinned == num_starts_.load(std::memory_order_acquire)) return;
   const Lock held = acquire();
-  if (!places_.empty()) places_[0].keep(pthread_self());
-  settled = num_starts_.load(std::memory_order_relaxed);
+  if (!cpu_sets_.empty()) cpu_sets_[0].pin(pthread_self());
+  pinned = num_starts_.load(std::memory_order_relaxed);
 }
 
-void Team::start(int num_workers, std::vector<Place> places) {
-  const bool is_crowded = num_workers > static_cast<int>(std::thread::hardware_concurrency());
-  barrier_patience_ = is_crowded ? kCrowdedPatience : kBarrierPatience;
-  idle_patience_ = is_crowded ? kCrowdedPatience : kIdlePatience;
+void Team::start(int num_workers, std::vector<CpuSet> cpu_sets) {
+  const bool is_oversubscribed = num_workers > static_cast<int>(std::thread::hardware_concurrency());
+  barrier_policy_ = is_oversubscribed ? kOversubscribedSpin : kBarrierSpin;
+  idle_policy_ = is_oversubscribed ? kOversubscribedSpin : kIdleSpin;
   is_stopping_ = false;
   workers_ = std::vector<Worker>(num_workers);
-  places_ = std::move(places);
+  cpu_sets_ = std::move(cpu_sets);
   num_starts_.fetch_add(1, std::memory_order_release);
   num_workers_.store(num_workers, std::memory_order_relaxed);
   const uint64_t num_runs_before = num_runs_.value();
@@ -75,8 +75,8 @@ void Team::start(int num_workers, std::vector<Place> places) {
   try {
     for (int index = 1; index < num_workers; ++index) {
       const am_team& view = workers_[index].view;
-      workers_[index].thread = std::thread([this, &view, num_runs_before] { help(view, num_runs_before); });
-      if (!places_.empty()) places_[index].keep(workers_[index].thread.native_handle());
+      workers_[index].thread = std::thread([this, &view, num_runs_before] { serve_runs(view, num_runs_before); });
+      if (!cpu_sets_.empty()) cpu_sets_[index].pin(workers_[index].thread.native_handle());
     }
   } catch (...) {
     stop();
@@ -113,9 +113,9 @@ void Team::run([[maybe_unused]] const Lock& held, Body body, void* context) noex
   barrier();
 }
 
-void Team::help(const am_team& view, uint64_t num_runs_before) noexcept {
+void Team::serve_runs(const am_team& view, uint64_t num_runs_before) noexcept {
   for (uint64_t run = num_runs_before + 1;; ++run) {
-    num_runs_.wait_until(run, idle_patience_);
+    num_runs_.wait_until(run, idle_policy_);
     if (is_stopping_) return;
     body_(context_, view);
     barrier();
@@ -123,23 +123,23 @@ void Team::help(const am_team& view, uint64_t num_runs_before) noexcept {
 }
 
 template <typename LastAction>
-void Team::meet(LastAction last_action) noexcept {
+void Team::arrive_and_wait(LastAction last_action) noexcept {
   const uint64_t phase = phase_.value();
   if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_workers()) {
     num_arrived_.store(0, std::memory_order_relaxed);
     last_action();
     phase_.advance();
   } else {
-    phase_.wait_until(phase + 1, barrier_patience_);
+    phase_.wait_until(phase + 1, barrier_policy_);
   }
 }
 
 void Team::barrier() noexcept {
-  meet([] {});
+  arrive_and_wait([] {});
 }
 
 void Team::next_step() noexcept {
-  meet([this] { next_ticket_.store(0, std::memory_order_relaxed); });
+  arrive_and_wait([this] { next_ticket_.store(0, std::memory_order_relaxed); });
 }
 
 void Team::barrier_of(const am_team* view) noexcept { static_cast<Team*>(view->shared)->barrier(); }

@@ -1,4 +1,4 @@
-// A team of workers that run one function together, each knowing its number.
+// A team of worker threads that run one function together (SPMD), each with its own number.
 #ifndef AETHER_CPU_PARALLEL_H
 #define AETHER_CPU_PARALLEL_H
 
@@ -16,30 +16,29 @@
 
 namespace aether::cpu {
 
-// The calling thread is worker 0; the others are threads of the team, asleep when there has been nothing to do for a
-// while. One run at a time: whoever holds the lock from `acquire` may run. Streams of one backend share a team and take
-// turns.
+// The calling thread is worker 0; the others are threads of the team, which sleep after some idle time. One run at a
+// time: only the holder of the lock from `acquire` may run. Streams of one backend share a team and alternate.
 class Team {
  public:
   using Lock = std::unique_lock<std::mutex>;
   using Body = void (*)(void* context, const am_team& view);
 
-  // `places` has one for each worker, or none. Throws std::system_error when threads cannot be started,
-  // std::invalid_argument when `num_workers` < 1 or when there is another number of places.
-  explicit Team(int num_workers, std::vector<Place> places = {});
+  // `cpu_sets` has one set for each worker, or is empty. Throws std::system_error when threads cannot be started,
+  // std::invalid_argument when `num_workers` < 1 or when there is another number of CPU sets.
+  explicit Team(int num_workers, std::vector<CpuSet> cpu_sets = {});
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int num_workers() const noexcept { return num_workers_.load(std::memory_order_relaxed); }
 
-  // Waits for the run in progress, then changes the number of workers, and where they run. Throws like the constructor,
+  // Waits for the run in progress, then changes the number of workers and their CPU sets. Throws like the constructor,
   // and then leaves one worker.
-  void set_num_workers(int num_workers, std::vector<Place> places = {});
+  void set_num_workers(int num_workers, std::vector<CpuSet> cpu_sets = {});
 
-  // Keeps the calling thread, which is going to call `run` again and again, in the place of worker 0. `settled` is its
-  // own, 0 at first: which of the team's places it is in.
-  void settle(uint64_t& settled);
+  // Pins the calling thread, which is going to call `run` repeatedly, to the CPU set of worker 0. `pinned` belongs to
+  // the thread, 0 at first: it identifies the CPU sets that the thread was pinned by.
+  void pin_caller(uint64_t& pinned);
 
   // Waits for the run in progress and reserves the team.
   Lock acquire() { return Lock(mutex_); }
@@ -53,7 +52,7 @@ class Team {
   // For use inside a body, by every worker: returns when all have arrived.
   void barrier() noexcept;
 
-  // A barrier after which tickets start from 0 again.
+  // A barrier that also restarts tickets from 0.
   void next_step() noexcept;
 
  private:
@@ -63,11 +62,11 @@ class Team {
     std::thread thread;
   };
 
-  void start(int num_workers, std::vector<Place> places);
+  void start(int num_workers, std::vector<CpuSet> cpu_sets);
   void stop() noexcept;
-  void help(const am_team& view, uint64_t num_runs_before) noexcept;
+  void serve_runs(const am_team& view, uint64_t num_runs_before) noexcept;
   template <typename LastAction>
-  void meet(LastAction last_action) noexcept;
+  void arrive_and_wait(LastAction last_action) noexcept;
 
   static void barrier_of(const am_team* view) noexcept;
   static int64_t claim_of(const am_team* view) noexcept;
@@ -75,12 +74,12 @@ class Team {
 
   std::mutex mutex_;
   std::vector<Worker> workers_;
-  std::vector<Place> places_;
+  std::vector<CpuSet> cpu_sets_;
   std::atomic<uint64_t> num_starts_{0};
   std::atomic<int> num_workers_{0};
   size_t scratch_bytes_ = 0;
-  Patience barrier_patience_{};
-  Patience idle_patience_{};
+  SpinPolicy barrier_policy_{};
+  SpinPolicy idle_policy_{};
 
   Body body_ = nullptr;
   void* context_ = nullptr;

@@ -1,4 +1,4 @@
-// A plan bound to memory: native kernel calls that run one after the other on a team.
+// A plan bound to memory: native kernel calls that run in order on a team.
 #ifndef AETHER_CPU_PLAN_RUNNER_H
 #define AETHER_CPU_PLAN_RUNNER_H
 
@@ -16,10 +16,10 @@ namespace aether::cpu {
 
 inline constexpr int kMaxSymbols = 16;
 
-// The numbers that a run gives to the plan's symbols, in the plan's order.
+// Values of the plan's symbols in one run, in the plan's order.
 using Symbols = std::array<int64_t, kMaxSymbols>;
 
-// A length: `value` when `symbol` is -1, otherwise the number of that symbol plus `value`.
+// A length: `value` if `symbol` is -1, otherwise the symbol's value plus `value`.
 struct Dim {
   int32_t symbol;
   int64_t value;
@@ -39,11 +39,11 @@ struct Step {
   std::vector<std::variant<int64_t, double>> attributes;
 };
 
-// Owns everything a run needs except the tensors' memory and the team. Runs of one plan take turns: the team's lock
+// Owns everything a run needs except the tensors' memory and the team. Runs of one plan are serialised: the team's lock
 // guards the shapes.
 class NativePlan {
  public:
-  // `max_symbols` are the greatest numbers that a run will give. Throws std::invalid_argument when a step does not fit
+  // `max_symbols` are the greatest values of a run. Throws std::invalid_argument when a step does not fit
   // its kernel.
   NativePlan(const std::vector<int64_t>& max_symbols, const std::vector<Step>& steps);
   NativePlan(const NativePlan&) = delete;
@@ -52,8 +52,7 @@ class NativePlan {
   size_t num_steps() const noexcept { return steps_.size(); }
   size_t num_symbols() const noexcept { return max_symbols_.size(); }
 
-  // Reserves the scratch that the kernels want from this team. Throws std::invalid_argument where a kernel wants more
-  // than there is.
+  // Reserves the kernels' scratch in this team. Throws std::invalid_argument where it cannot be allocated.
   void prepare(Team& team);
 
   // Runs steps [begin, end) on the team, the calling thread being worker 0. Allocates nothing, unless the team's size
@@ -77,7 +76,7 @@ class NativePlan {
     int64_t offset;
   };
 
-  // The most scratch that a worker is to have, and the kernel that wants it.
+  // The most scratch per worker of any kernel, and that kernel.
   struct ScratchRequest {
     size_t nbytes;
     const am_kernel* kernel;

@@ -11,7 +11,7 @@ namespace aether::cpu {
 namespace {
 
 // The next task of a busy stream comes within tens of microseconds.
-constexpr Patience kIdlePatience{.num_pauses = 50, .num_yields = 300};
+constexpr SpinPolicy kIdleSpin{.num_pauses = 50, .num_yields = 300};
 
 }  // namespace
 
@@ -25,21 +25,21 @@ Stream::~Stream() {
 uint64_t Stream::submit(Task task) noexcept {
   const std::lock_guard lock(submit_mutex_);
   const uint64_t number = num_submitted_.value() + 1;
-  if (number > kCapacity) progress_->wait_until(number - kCapacity, kHostPatience);
+  if (number > kCapacity) progress_->wait_until(number - kCapacity, kHostSpin);
   tasks_[number % kCapacity] = std::move(task);
   num_submitted_.advance();
   return number;
 }
 
 void Stream::synchronize() {
-  progress_->wait_until(num_submitted_.value(), kHostPatience);
+  progress_->wait_until(num_submitted_.value(), kHostSpin);
   const std::lock_guard lock(failure_mutex_);
   if (!failure_.empty()) throw std::runtime_error(std::exchange(failure_, {}));
 }
 
 void Stream::work() noexcept {
   for (uint64_t number = 1;; ++number) {
-    num_submitted_.wait_until(number, kIdlePatience);
+    num_submitted_.wait_until(number, kIdleSpin);
     Task& task = tasks_[number % kCapacity];
     const bool is_last = std::holds_alternative<StopTask>(task);
     try {
@@ -55,7 +55,7 @@ void Stream::work() noexcept {
 
 void Stream::execute(Task& task) {
   if (auto* run = std::get_if<PlanTask>(&task)) {
-    team_->settle(settled_);
+    team_->pin_caller(pinned_);
     run->plan->run(*team_, run->symbols, run->begin, run->end, run->marks);
   } else if (auto* copy = std::get_if<CopyTask>(&task)) {
     std::memmove(reinterpret_cast<void*>(copy->destination), reinterpret_cast<const void*>(copy->source), copy->nbytes);
@@ -64,7 +64,7 @@ void Stream::execute(Task& task) {
   } else if (auto* record = std::get_if<RecordTask>(&task)) {
     record->event->reached(record->generation);
   } else if (auto* wait = std::get_if<WaitTask>(&task)) {
-    wait->progress->wait_until(wait->target, kIdlePatience);
+    wait->progress->wait_until(wait->target, kIdleSpin);
   }
 }
 

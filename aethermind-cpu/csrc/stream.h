@@ -1,4 +1,4 @@
-// An ordered queue of work with a thread of its own.
+// An ordered queue of work with its own thread.
 #ifndef AETHER_CPU_STREAM_H
 #define AETHER_CPU_STREAM_H
 
@@ -18,8 +18,8 @@ namespace aether::cpu {
 
 class Event;
 
-// A host that waits would take a core from the workers it waits for, so it goes to sleep soon.
-inline constexpr Patience kHostPatience{.num_pauses = 50, .num_yields = 20};
+// A waiting host thread competes with the workers for cores, so it sleeps soon.
+inline constexpr SpinPolicy kHostSpin{.num_pauses = 50, .num_yields = 20};
 
 // How many tasks of a stream have finished. Shared with events, which outlive streams.
 using Progress = std::shared_ptr<WaitCounter>;
@@ -57,8 +57,8 @@ struct StopTask {};
 using Task = std::variant<std::monostate, PlanTask, CopyTask, FillTask, RecordTask, WaitTask, StopTask>;
 
 // Safe from any thread. Submitting costs a lock and at most one wake-up, allocates nothing, and blocks only while
-// kCapacity tasks are waiting already. Memory named by a task belongs to the caller, who keeps it until the task has
-// finished.
+// kCapacity tasks are queued (backpressure). Memory named by a task belongs to the caller and must live until the task
+// has finished.
 class Stream {
  public:
   static constexpr size_t kCapacity = 256;
@@ -66,12 +66,12 @@ class Stream {
   // The team is shared with the other streams of a backend. Throws std::system_error when no thread can be started.
   explicit Stream(std::shared_ptr<Team> team);
 
-  // Finishes what was submitted.
+  // Finishes all submitted tasks.
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Puts a task behind all others and returns its number, counted from 1.
+  // Appends a task and returns its number, counted from 1.
   uint64_t submit(Task task) noexcept;
 
   bool query() const noexcept { return progress_->value() >= num_submitted_.value(); }
@@ -89,7 +89,7 @@ class Stream {
   void remember_failure(const char* what) noexcept;
 
   std::shared_ptr<Team> team_;
-  uint64_t settled_ = 0;
+  uint64_t pinned_ = 0;
   std::array<Task, kCapacity> tasks_;
   std::mutex submit_mutex_;
   WaitCounter num_submitted_;

@@ -23,14 +23,13 @@ void pause_core() noexcept {
 #endif
 }
 
-// Who lends a core to a thread that never sleeps, such as another program's, gets it back a slice of the scheduler
-// later, thousands of barriers' time. Among threads that lend it too, and beside the host's, a turn is much shorter. A
-// thread that lost a slice is wary for a while: it spins for about 40 µs, so that few waits end in sleep, and sleeps
-// instead of lending, because the scheduler soon lets a thread run that has slept.
-constexpr int64_t kLostNs = 2'000'000;
-constexpr int kNumWaryWaits = 2000;
-constexpr Patience kWaryPatience{.num_pauses = 2000, .num_yields = 0};
-thread_local int num_wary_waits = 0;
+// A yield to a thread that never sleeps, such as another process's, costs a whole time slice of the scheduler:
+// thousands of barriers. After such a loss a thread spins longer for a while, so that few waits end in sleep, and
+// sleeps instead of yielding, because the scheduler soon runs a thread that has slept.
+constexpr int64_t kPreemptedNs = 2'000'000;
+constexpr int kNumContendedWaits = 2000;
+constexpr SpinPolicy kContendedSpin{.num_pauses = 2000, .num_yields = 0};
+thread_local int num_contended_waits = 0;
 
 #if defined(__linux__)
 // The kernel compares 32 bits: the half of the value that changes with every step.
@@ -41,19 +40,19 @@ uint32_t* changing_half(std::atomic<uint64_t>& value) noexcept {
 
 }  // namespace
 
-void WaitCounter::wait_awake_then_asleep(uint64_t target, Patience patience) noexcept {
-  if (num_wary_waits > 0) {
-    --num_wary_waits;
-    patience = kWaryPatience;
+void WaitCounter::spin_then_sleep(uint64_t target, SpinPolicy policy) noexcept {
+  if (num_contended_waits > 0) {
+    --num_contended_waits;
+    policy = kContendedSpin;
   }
-  for (int i = 0; i < patience.num_pauses; ++i) {
+  for (int i = 0; i < policy.num_pauses; ++i) {
     pause_core();
     if (value() >= target) return;
   }
-  for (int64_t i = 0, before_ns = now_ns(); i < patience.num_yields && num_wary_waits == 0; ++i) {
+  for (int64_t i = 0, before_ns = now_ns(); i < policy.num_yields && num_contended_waits == 0; ++i) {
     std::this_thread::yield();
     const int64_t after_ns = now_ns();
-    if (after_ns - before_ns > kLostNs) num_wary_waits = kNumWaryWaits;
+    if (after_ns - before_ns > kPreemptedNs) num_contended_waits = kNumContendedWaits;
     before_ns = after_ns;
     if (value() >= target) return;
   }

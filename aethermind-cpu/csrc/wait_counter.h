@@ -1,4 +1,4 @@
-// A number that only grows, and that threads can wait for.
+// A counter that threads can wait for: monotonic, with a spin-then-futex wait.
 #ifndef AETHER_CPU_WAIT_COUNTER_H
 #define AETHER_CPU_WAIT_COUNTER_H
 
@@ -7,9 +7,9 @@
 
 namespace aether::cpu {
 
-// How long a thread stays awake for something: first spinning, then lending its core to whoever wants it. Then it
-// sleeps. Spinning is the quickest to notice; lending keeps a machine with more threads than cores from standing still.
-struct Patience {
+// How long a waiting thread spins, then yields its core, before it sleeps. Spinning reacts fastest; yielding keeps a
+// machine with more threads than cores making progress.
+struct SpinPolicy {
   int num_pauses;
   int num_yields;
 };
@@ -19,19 +19,19 @@ class WaitCounter {
  public:
   uint64_t value() const noexcept { return value_.load(std::memory_order_acquire); }
 
-  // Adds one and wakes who sleeps; no system call while nobody does.
+  // Adds one and wakes sleeping threads; no system call when there are none.
   void advance() noexcept {
     value_.fetch_add(1, std::memory_order_seq_cst);
     if (num_sleeping_.load(std::memory_order_seq_cst) != 0) wake_all();
   }
 
   // Returns when the value is at least `target`.
-  void wait_until(uint64_t target, Patience patience) noexcept {
-    if (value() < target) wait_awake_then_asleep(target, patience);
+  void wait_until(uint64_t target, SpinPolicy policy) noexcept {
+    if (value() < target) spin_then_sleep(target, policy);
   }
 
  private:
-  void wait_awake_then_asleep(uint64_t target, Patience patience) noexcept;
+  void spin_then_sleep(uint64_t target, SpinPolicy policy) noexcept;
   void sleep_unless_changed(uint64_t seen) noexcept;
   void wake_all() noexcept;
 

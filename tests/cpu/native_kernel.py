@@ -39,7 +39,7 @@ class AmAttr(ctypes.Union):
 
 
 class AmTeam(ctypes.Structure):
-    """One worker's view; its functions take the view's own address."""
+    """One worker's view; its functions take the address of the view."""
 
 
 Barrier = ctypes.CFUNCTYPE(None, ctypes.POINTER(AmTeam))
@@ -78,18 +78,18 @@ _static_storage: list[AmKernel] = []
 
 
 def new_capsule(name: bytes | None) -> object:
-    """A capsule of this name that points to nothing of use."""
+    """A capsule of this name with a dummy pointer."""
     _names.append(name)
     return _new_capsule(ctypes.addressof(_nothing), name, None)
 
 
 _nothing = ctypes.c_int64()
 _names: list[bytes | None] = []
-"""A capsule does not copy its name."""
+"""Capsules do not copy their names, so these are kept referenced."""
 
 
 def capsule_of(struct: AmKernel) -> object:
-    """The capsule that offers a kernel, whose memory somebody has to keep."""
+    """The capsule of a kernel; the caller keeps the struct alive."""
     return _new_capsule(ctypes.addressof(struct), CAPSULE, None)
 
 
@@ -122,7 +122,7 @@ def share(total: int, team: AmTeam) -> slice:
 
 
 def tensor(name: str, *shape: int | SymDim, dtype: DType = DType.FLOAT32) -> Operand:
-    """An operand in an input buffer of its own."""
+    """An operand in its own input buffer."""
     return Operand(Place.INPUT, name, TensorType(dtype, shape))
 
 
@@ -131,7 +131,7 @@ def step(kernel: Kernel, inputs: Sequence[Operand | None], outputs: Sequence[Ope
 
 
 def plan(*steps: Step, **symbols: int) -> Plan:
-    """A plan without an arena; symbols with their greatest values."""
+    """A plan without an arena; `symbols` are the largest values."""
     return Plan("test", steps, symbols, 0, {}, {}, {}, {})
 
 

@@ -1,4 +1,4 @@
-"""Memory is aligned, counted, given back once, and refused in a sentence."""
+"""The allocator aligns and counts blocks, frees them once, and explains failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_blocks_are_counted(allocator: CpuAllocator) -> None:
     assert (after.peak_bytes, after.num_allocations) == (stats.allocated_bytes, 2)
 
 
-def test_memory_is_made_ready_ahead_and_keeps_what_is_written_meanwhile(allocator: CpuAllocator) -> None:
+def test_pages_touched_ahead_keep_what_is_written_meanwhile(allocator: CpuAllocator) -> None:
     sizes = [3 * HUGE_PAGE + 77, 1000, 0, 8 * HUGE_PAGE]
     buffers = allocator.alloc_ahead(sizes)
     assert [buffer.nbytes for buffer in buffers] == sizes
@@ -65,8 +65,8 @@ def test_memory_is_made_ready_ahead_and_keeps_what_is_written_meanwhile(allocato
     assert all((array == value + 1).all() for value, array in enumerate(arrays))
 
 
-def test_without_room_for_all_nothing_is_set_aside(allocator: CpuAllocator) -> None:
-    half = host_memory_bytes() // 2  # of which others may give some back at any moment
+def test_alloc_ahead_allocates_nothing_unless_all_buffers_fit(allocator: CpuAllocator) -> None:
+    half = host_memory_bytes() // 2  # other processes may free some at any moment
     assert allocator.alloc_ahead([half, half, half]) == []
     assert allocator.stats().num_allocations == 0
 
@@ -79,7 +79,9 @@ def test_freeing_twice_is_an_error(allocator: CpuAllocator) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1 << 45, 1 << 59, 1 << 62])
-def test_too_much_is_refused_with_what_is_free_and_what_to_lower(allocator: CpuAllocator, nbytes: int) -> None:
+def test_an_allocation_beyond_free_memory_says_what_is_free_and_what_to_lower(
+    allocator: CpuAllocator, nbytes: int
+) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         allocator.alloc(nbytes)
     message = str(caught.value)
@@ -94,7 +96,7 @@ def test_a_negative_size_is_refused(allocator: CpuAllocator) -> None:
         allocator.alloc(-1)
 
 
-def test_threads_may_share_an_allocator(allocator: CpuAllocator) -> None:
+def test_an_allocator_is_thread_safe(allocator: CpuAllocator) -> None:
     def work() -> None:
         for nbytes in range(200):
             allocator.alloc(nbytes).free()

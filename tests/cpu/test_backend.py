@@ -1,4 +1,4 @@
-"""The backend composes its parts, takes the number of threads from where it should, and measures the machine."""
+"""The cpu backend: plugin registration, device properties, number of threads, packing and measured limits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_device_with_its_properties(backend: CpuBackend) -> None:
             call(1)
 
 
-def test_the_number_of_threads_comes_from_the_caller_the_environment_or_the_machine(
+def test_number_of_threads_from_caller_environment_or_machine(
     backend: CpuBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert backend.set_num_threads(3) == 3
@@ -75,7 +75,7 @@ def test_the_number_of_threads_comes_from_the_caller_the_environment_or_the_mach
         backend.set_num_threads(1_000_000)
 
 
-def test_bfloat16_is_preferred_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_the_default_dtype_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     has_bfloat16 = isa_limit() is Isa.AVX512_BF16
     backend = CpuBackend()
     assert backend.capabilities.dtypes[0] is (DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32)
@@ -87,7 +87,7 @@ def test_bfloat16_is_preferred_where_the_cpu_multiplies_it(monkeypatch: pytest.M
     backend.close()
 
 
-def test_an_instruction_set_can_be_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_limits_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for isa in built_levels():
         monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)
         allowed = {f"cpu/{each.label}" for each in isa_levels()[: isa.level + 1]}

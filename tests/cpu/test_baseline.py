@@ -1,4 +1,4 @@
-"""The module starts on every x86-64-v2 CPU: what needs more is in the code of levels, which are chosen at run time."""
+"""The native module runs on every x86-64-v2 CPU: only the units of higher levels, chosen at run time, need more."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.architecture.sources import ROOT
 from aethermind_cpu.isa import Isa
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
-# An older CPU takes tzcnt for bsf, which says the same of what is not zero: compilers use it everywhere.
+# Older CPUs execute tzcnt as bsf, which has the same result for nonzero operands: compilers use it everywhere.
 BEYOND_V2 = re.compile(
     r"^\s*[0-9a-f]+:\s+(v[a-z]\w*|k(?:mov|and|or|xor|not|test|shift|unpck|add)\w*|"
     r"(?:andn|bextr|blsi|blsmsk|blsr|bzhi|lzcnt|mulx|pdep|pext|rorx|sarx|shlx|shrx|movbe)[lqw]?)(?:\s|$)"
 )
 LEVELS = "|".join(isa.label.replace("_", "_?") for isa in Isa if isa.features)
-# Namespaces, and a few functions that are called after their level.
+# Namespaces of levels, and functions that are named after a level.
 OF_A_LEVEL = re.compile(rf"\baether::cpu::(?:\w+_)?(?:{LEVELS})(?:::|\()")
 
 
-def test_nothing_outside_the_levels_goes_beyond_the_baseline() -> None:
+def test_only_level_units_use_instructions_beyond_the_baseline() -> None:
     built = [*ROOT.glob(f"aethermind-cpu/build/{sys.implementation.cache_tag}/_native*.so")]
     if not built or shutil.which("objdump") is None:
         pytest.skip(

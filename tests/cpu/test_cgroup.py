@@ -1,4 +1,4 @@
-"""What control groups allow, over made files of both versions, and the number of cores that follows."""
+"""Control group limits of both versions, read from a fake file system, and the resulting number of cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind_cpu import devices
-from aethermind_cpu.cgroup import memory_limit, memory_room, processor_quota
+from aethermind_cpu.cgroup import available_memory, memory_limit, processor_quota
 from aethermind_cpu.devices import CpuDevices
 
 
@@ -19,14 +19,14 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text + "\n")
 
 
-def test_nothing_is_limited_where_nothing_says(tmp_path: Path) -> None:
-    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (None, None)
+def test_no_limits_without_cgroup_files(tmp_path: Path) -> None:
+    assert (processor_quota(tmp_path), available_memory(tmp_path)) == (None, None)
     write(tmp_path, {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"})
     write(tmp_path, {"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "5"})
-    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (None, None)
+    assert (processor_quota(tmp_path), available_memory(tmp_path)) == (None, None)
 
 
-def test_the_narrowest_of_the_groups_above_counts(tmp_path: Path) -> None:
+def test_the_lowest_limit_of_all_parent_groups_applies(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -40,7 +40,7 @@ def test_the_narrowest_of_the_groups_above_counts(tmp_path: Path) -> None:
             "sys/fs/cgroup/user/slice/job/memory.current": "100",
         },
     )
-    assert (processor_quota(tmp_path), memory_room(tmp_path), memory_limit(tmp_path)) == (1.5, 600, 900)
+    assert (processor_quota(tmp_path), available_memory(tmp_path), memory_limit(tmp_path)) == (1.5, 600, 900)
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     assert processor_quota(tmp_path) == 2
 
 
-def test_the_first_version_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+def test_cgroup_v1_has_a_hierarchy_for_each_controller(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -61,11 +61,11 @@ def test_the_first_version_has_a_tree_for_each_controller(tmp_path: Path) -> Non
             "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "130",
         },
     )
-    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (3, 0)
+    assert (processor_quota(tmp_path), available_memory(tmp_path)) == (3, 0)
 
 
 @pytest.mark.parametrize(
-    ("stat", "room"),
+    ("stat", "available"),
     [
         ("", 100),
         ("anon 700\ninactive_file 150\nactive_file 50", 300),
@@ -73,15 +73,15 @@ def test_the_first_version_has_a_tree_for_each_controller(tmp_path: Path) -> Non
         ("inactive_file 5000", 1000),
     ],
 )
-def test_the_page_cache_gives_way(tmp_path: Path, stat: str, room: int) -> None:
-    """A model's file that was just written or read counts as used, and leaves when memory is needed."""
+def test_the_page_cache_counts_as_available_memory(tmp_path: Path, stat: str, available: int) -> None:
+    """Pages of files count as used, but are reclaimed under memory pressure."""
     write(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "1000", "sys/fs/cgroup/memory.stat": stat})
-    assert memory_room(tmp_path) is None
+    assert available_memory(tmp_path) is None
     write(tmp_path, {"sys/fs/cgroup/memory.current": "900"})
-    assert memory_room(tmp_path) == room
+    assert available_memory(tmp_path) == available
 
 
-def test_a_container_s_limit_is_all_the_memory_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_memory_is_a_containers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "memory_limit", lambda: 1000)
     assert CpuDevices((), lambda: None).properties(0).total_memory_bytes == 1000
     monkeypatch.setattr(devices, "memory_limit", lambda: 1 << 60)
@@ -89,23 +89,23 @@ def test_a_container_s_limit_is_all_the_memory_that_there_is(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (8.0, 4), (2.4, 2), (1.5, 2), (0.2, 1)])
-def test_threads_are_physical_cores_within_the_quota(
+def test_default_threads_are_physical_cores_within_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
 ) -> None:
-    """Eight processors, two on each core."""
+    """Eight processors, two per core."""
     monkeypatch.setattr(devices, "_allowed_cpus", lambda: set(range(8)))
     monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu // 2)))
     monkeypatch.setattr(devices, "processor_quota", lambda: quota)
     assert devices.num_physical_cores() == expected
 
 
-def test_workers_keep_to_cores_only_where_each_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_pinned_only_with_one_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AETHERMIND_CPU_AFFINITY", raising=False)
     monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 4, 5})
     monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu % 4)))  # 0 and 4 are hyperthreads of one core
     monkeypatch.setattr(devices, "processor_quota", lambda: None)
-    assert devices.worker_places(2) == [[0, 4], [1, 5]]
-    assert devices.worker_places(1) == [[0, 1, 4, 5]]
-    assert devices.worker_places(3) == [[0, 1, 4, 5]] * 3
+    assert devices.worker_cpu_sets(2) == [[0, 4], [1, 5]]
+    assert devices.worker_cpu_sets(1) == [[0, 1, 4, 5]]
+    assert devices.worker_cpu_sets(3) == [[0, 1, 4, 5]] * 3
     monkeypatch.setattr(devices, "processor_quota", lambda: 1.0)
-    assert devices.worker_places(2) == [[0, 1, 4, 5]] * 2
+    assert devices.worker_cpu_sets(2) == [[0, 1, 4, 5]] * 2

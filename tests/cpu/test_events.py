@@ -1,4 +1,4 @@
-"""Events are marks: reached when the work before them is done, movable, measurable."""
+"""Events: marks in a stream that can be queried, awaited, moved and timed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def backend() -> Iterator[CpuBackend]:
     backend.close()
 
 
-def hold_up(backend: CpuBackend, stream: Any) -> threading.Event:
-    """Hold up a stream until the returned event is set."""
+def block(backend: CpuBackend, stream: Any) -> threading.Event:
+    """Block a stream until the returned event is set."""
     gate = threading.Event()
     kernel = native_kernel(lambda *_: gate.wait(PATIENCE_S) and None, 0, 0)
     backend.compile(plan(step(kernel, [], [])), {}).run((), stream)
@@ -41,7 +41,7 @@ def test_an_event_that_was_never_recorded_counts_as_reached(backend: CpuBackend)
 
 def test_a_mark_is_reached_when_the_work_before_it_is_done(backend: CpuBackend) -> None:
     stream, event = backend.streams.create(), backend.events.create()
-    gate = hold_up(backend, stream)
+    gate = block(backend, stream)
     event.record(stream)
     assert not event.query()
     gate.set()
@@ -53,7 +53,7 @@ def test_recording_again_moves_the_mark(backend: CpuBackend) -> None:
     stream, event = backend.streams.create(), backend.events.create()
     event.record(stream)
     event.synchronize()
-    gate = hold_up(backend, stream)
+    gate = block(backend, stream)
     event.record(stream)
     assert not event.query()
     gate.set()
@@ -61,12 +61,12 @@ def test_recording_again_moves_the_mark(backend: CpuBackend) -> None:
     assert event.query()
 
 
-def test_who_waited_for_the_old_mark_is_not_held_up_by_the_new_one(backend: CpuBackend) -> None:
+def test_recording_again_does_not_delay_streams_that_wait_for_the_old_mark(backend: CpuBackend) -> None:
     first, second, waiting = (backend.streams.create() for _ in range(3))
     event = backend.events.create()
     event.record(first)
     waiting.wait_event(event)
-    gate = hold_up(backend, second)
+    gate = block(backend, second)
     event.record(second)
     waiting.synchronize()
     assert not event.query()
@@ -81,11 +81,11 @@ def test_an_event_outlives_its_stream(backend: CpuBackend) -> None:
     event.synchronize()
 
 
-def test_time_passes_between_two_marks(backend: CpuBackend) -> None:
+def test_elapsed_time_between_two_events(backend: CpuBackend) -> None:
     stream = backend.streams.create()
     begin, end = backend.events.create(timing=True), backend.events.create(timing=True)
     begin.record(stream)
-    hold_up(backend, stream).set()
+    block(backend, stream).set()
     end.record(stream)
     stream.synchronize()
     assert begin.elapsed_ms(end) > 0
@@ -107,7 +107,7 @@ def test_only_reached_events_can_be_measured(backend: CpuBackend) -> None:
     stream = backend.streams.create()
     begin, end = backend.events.create(timing=True), backend.events.create(timing=True)
     begin.record(stream)
-    gate = hold_up(backend, stream)
+    gate = block(backend, stream)
     end.record(stream)
     with pytest.raises(DeviceError, match="reached"):
         begin.elapsed_ms(end)

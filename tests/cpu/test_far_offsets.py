@@ -1,4 +1,4 @@
-"""What 32 bits do not hold: positions, elements of a large cache; and the block table of a very long context."""
+"""Values beyond 32 bits: positions, offsets into a large cache; and the block table of a very long context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {"bfloat16": ml_dtypes.bfloat16, "int8": np.int8, "float8_e4m3fn": ml_d
 
 
 def sparse(dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
-    """Zeros of which memory holds only the pages that are touched."""
+    """Zeros in an anonymous mapping: only touched pages take memory."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     no_reserve = 0x4000
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
@@ -34,7 +34,7 @@ def sparse(dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
 
 
 def run(kernel: Kernel, *inputs: np.ndarray[Any, Any], **attributes: Any) -> list[np.ndarray[Any, Any]]:
-    """One call; outputs that are memory of inputs are those inputs."""
+    """Call a kernel once; outputs that alias inputs are those inputs."""
     schema = REGISTRY[kernel.operator].schema
     held = {spec.name: array for spec, array in zip(schema.inputs, inputs, strict=True)}
     types = [TensorType(DType.of_numpy(array.dtype), array.shape) for array in inputs]
@@ -56,7 +56,7 @@ def run(kernel: Kernel, *inputs: np.ndarray[Any, Any], **attributes: Any) -> lis
 
 
 def kernel_of(operator: str, level: str, dtype: DType) -> Kernel:
-    """That of any CPU, or the best of this one."""
+    """The portable kernel, or the best one of this CPU."""
     found = [kernel for kernel in kernels() if kernel.operator == operator and dtype in kernel.dtypes]
     order = min if level == "portable" else max
     return order(found, key=lambda kernel: kernel.priority)
@@ -76,7 +76,7 @@ def test_angles_of_a_far_position() -> None:
 @pytest.mark.parametrize("stored", DTYPES)
 @each_level
 def test_a_cache_beyond_two_to_the_31_elements(stored: str, level: str) -> None:
-    """Written, turned and attended to in its last blocks, and the same in a small cache."""
+    """Write, K-shift and attention in the last blocks of a large cache equal those in a small cache."""
     rng = np.random.default_rng(5)
     is_coded = stored != "bfloat16"
     suffix = "_quantized" if is_coded else ""
@@ -109,7 +109,7 @@ def test_a_cache_beyond_two_to_the_31_elements(stored: str, level: str) -> None:
 
 @each_level
 def test_a_table_for_two_million_tokens(level: str) -> None:
-    """One head, scattered blocks; the last query sees all keys, or those of its window."""
+    """One head, scattered blocks; the last query attends to all keys, or to its window."""
     kernel = kernel_of("paged_attention", level, DType.BFLOAT16)
     num_keys, head_dim = 2_000_000, 4
     rng = np.random.default_rng(2)

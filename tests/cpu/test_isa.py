@@ -1,4 +1,4 @@
-"""Every instruction set that this CPU has runs, and all of them say the same."""
+"""Instruction set levels: detection, limits, and equal results of every level that this CPU has."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     ("features", "labels"),
     [(X86_64, X86_64_NAMES), ((), X86_64_NAMES), (AARCH64, AARCH64_NAMES)],
 )
-def test_levels_are_those_of_the_architecture_and_none_is_part_of_one_before(
-    features: set[str], labels: list[str]
-) -> None:
+def test_levels_belong_to_the_architecture_and_are_ascending(features: set[str], labels: list[str]) -> None:
     levels = isa_levels(features)
     assert [isa.label for isa in levels] == labels
     assert [isa.level for isa in levels] == list(range(len(levels)))
@@ -61,7 +59,7 @@ def test_levels_are_those_of_the_architecture_and_none_is_part_of_one_before(
         (AARCH64, "portable", Isa.PORTABLE),
     ],
 )
-def test_the_limit_is_what_the_cpu_has_or_what_is_forced_below(
+def test_the_limit_is_the_highest_level_of_the_cpu_or_a_forced_lower_one(
     monkeypatch: pytest.MonkeyPatch, features: set[str], forced: str | None, limit: Isa
 ) -> None:
     if forced is not None:
@@ -79,11 +77,13 @@ def test_the_limit_is_what_the_cpu_has_or_what_is_forced_below(
         (AARCH64, {Isa.PORTABLE, Isa.NEON, Isa.NEON_I8MM}, Isa.NEON),
     ],
 )
-def test_a_level_that_was_not_built_gives_the_next_lower(features: set[str], built: set[Isa], limit: Isa) -> None:
+def test_a_level_that_was_not_built_falls_back_to_the_next_lower(
+    features: set[str], built: set[Isa], limit: Isa
+) -> None:
     assert isa_limit(features, built) is limit
 
 
-def test_a_forced_level_that_was_not_built_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forcing_a_level_that_was_not_built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_CPU_ISA", "avx2")
     with pytest.raises(InvalidArgumentError) as error:
         isa_limit(X86_64, {Isa.PORTABLE, Isa.AVX512_BF16})
@@ -92,7 +92,7 @@ def test_a_forced_level_that_was_not_built_is_refused_in_a_sentence(monkeypatch:
     )
 
 
-def test_doctor_says_what_was_built_and_how_to_build_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_built_levels_and_how_to_build_missing_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def report() -> str:
         return dict(plugin.doctor_checks())["cpu: instruction sets"]()
 
@@ -117,7 +117,7 @@ def test_every_level_of_the_architecture_is_built() -> None:
         (AARCH64, "sve", ", ".join(AARCH64_NAMES)),
     ],
 )
-def test_a_level_of_another_architecture_is_refused(
+def test_a_level_of_another_architecture_is_an_error(
     monkeypatch: pytest.MonkeyPatch, features: set[str], forced: str, known: str
 ) -> None:
     monkeypatch.setenv("AETHERMIND_CPU_ISA", forced)
@@ -135,15 +135,15 @@ def test_every_level_of_this_cpu_has_kernels_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("isa", LEVELS, ids=lambda isa: isa.label)
-def test_a_forced_level_is_the_highest_that_is_taken(monkeypatch: pytest.MonkeyPatch, isa: Isa) -> None:
+def test_no_kernel_exceeds_a_forced_level(monkeypatch: pytest.MonkeyPatch, isa: Isa) -> None:
     monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)
     priorities = {kernel.name: kernel.priority for kernel in kernels()}
     highest = max(priorities, key=priorities.__getitem__)
-    assert highest.partition(" ")[0] == f"cpu/{isa.label}"  # behind it, what sets a kernel apart within its level
+    assert highest.partition(" ")[0] == f"cpu/{isa.label}"  # a suffix distinguishes kernels within a level
 
 
 def test_every_level_generates_the_same_greedy_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo model in float32: two requests at once, so that decode has more than one row."""
+    """The demo model in float32, two requests at once: decode has more than one row."""
     stories = {}
     for isa in LEVELS:
         monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)

@@ -1,4 +1,4 @@
-"""Every native kernel that this CPU runs says what its operator's page says, over the page's own samples."""
+"""Every native kernel that this CPU supports equals its operator's reference on the operator's samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aethermind_cpu.kernels import kernels
 REGISTRY = OperatorRegistry(catalog.load())
 CASES = list(kernel_cases(REGISTRY, kernels(), Runtime.boot().weight_formats))
 DENSE = [case for case in CASES if case.weight_format is None]
-IN_FORMATS = [case for case in CASES if case.weight_format is not None][::3]  # `aethermind conform cpu` tries them all
+IN_FORMATS = [case for case in CASES if case.weight_format is not None][::3]  # `aethermind conform cpu` runs them all
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids="{}_workers".format)
@@ -60,6 +60,6 @@ VIEWS = {"split_heads", "merge_heads", "split_last", "merge_last"}
 COMPOSITES_TAKEN_APART = {"mlp_swiglu", "ffn_relu", "ffn_gelu"}
 
 
-def test_everything_else_has_a_kernel() -> None:
+def test_every_other_operator_has_a_kernel() -> None:
     missing = {operator.name for operator in REGISTRY} - {kernel.operator for kernel in kernels()}
     assert missing == VIEWS | COMPOSITES_TAKEN_APART

@@ -1,4 +1,4 @@
-"""A plan runs its native steps in order on any number of workers, allocates nothing, and tells what does not fit."""
+"""The plan runner: order of steps, workers, tickets, barriers, scratch, allocations, and errors of kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add(inputs: Any, outputs: Any, _: Any, team: Any) -> None:
 
 
 def scale(inputs: Any, outputs: Any, attrs: Any, team: Any) -> None:
-    """Reads rows that another worker wrote, so it is wrong unless a barrier lies between the steps."""
+    """Read rows that another worker wrote: wrong without a barrier between the steps."""
     rows = share(outputs[0].shape[0], team)
     outputs[0].array()[rows] = inputs[0].array()[::-1][rows] * attrs[0].f
 
@@ -65,7 +65,7 @@ def test_steps_run_in_order_on_any_number_of_workers(backend: CpuBackend, num_th
         assert np.isnan(arrays["out"][rows:]).all()
 
 
-def test_a_timed_run_computes_and_tells_the_time_of_every_step_python_ones_too(backend: CpuBackend) -> None:
+def test_a_timed_run_computes_and_times_every_step_including_python_steps(backend: CpuBackend) -> None:
     arrays = {name: np.full((9, 3), 2, np.float32) for name in ("a", "b", "total", "halved", "out")}
     a, b, total, halved, out = (tensor(name, T, 3) for name in arrays)
 
@@ -95,7 +95,7 @@ def test_the_number_of_workers_may_change_between_runs(backend: CpuBackend) -> N
         seen.clear()
 
 
-def test_only_the_steps_asked_for_run(backend: CpuBackend) -> None:
+def test_run_steps_runs_only_the_given_steps(backend: CpuBackend) -> None:
     ran: list[int] = []
 
     def recorder(number: int) -> Kernel:
@@ -128,7 +128,7 @@ def test_tickets_are_unique_and_restart_with_every_step(backend: CpuBackend) -> 
     np.testing.assert_array_equal(counts, 8)
 
 
-def test_a_kernel_may_have_phases(backend: CpuBackend) -> None:
+def test_a_kernel_may_use_barriers_between_phases(backend: CpuBackend) -> None:
     def rotate(_: Any, outputs: Any, __: Any, team: Any) -> None:
         first, second = outputs[0].array(), outputs[1].array()
         first[team.worker] = team.worker + 1
@@ -146,7 +146,7 @@ def test_a_kernel_may_have_phases(backend: CpuBackend) -> None:
     assert second.tolist() == [2, 3, 1]
 
 
-def test_scratch_is_private_aligned_and_sized_for_the_greatest_shapes(backend: CpuBackend) -> None:
+def test_scratch_is_private_aligned_and_sized_for_the_largest_shapes(backend: CpuBackend) -> None:
     asked: list[tuple[int, int]] = []
     scratch: dict[int, int] = {}
 
@@ -170,7 +170,7 @@ def test_scratch_is_private_aligned_and_sized_for_the_greatest_shapes(backend: C
     assert all(address % 64 == 0 for address in scratch.values())
 
 
-def test_absent_inputs_and_attributes_arrive(backend: CpuBackend) -> None:
+def test_absent_inputs_and_attributes_reach_the_kernel(backend: CpuBackend) -> None:
     seen: list[Any] = []
 
     def run(inputs: Any, _: Any, attrs: Any, __: Any) -> None:
@@ -189,7 +189,7 @@ def test_repeated_runs_allocate_nothing(backend: CpuBackend) -> None:
     arrays = {name: np.zeros((9, 3), np.float32) for name in ("a", "b", "total", "out")}
     executable = backend.compile(sum_then_scale(9), memory(**arrays))
     stream = backend.streams.default()
-    gc.collect()  # engines of other tests, which may have something to do when they go
+    gc.collect()  # engines of other tests, whose destructors may allocate
     before = _native.allocation_count(), backend.allocator.stats()
     for rows in (1, 2, 9) * 10:
         executable.run((rows,), stream)
@@ -235,7 +235,9 @@ def test_a_python_step_runs_in_order_between_native_ones(backend: CpuBackend) ->
         ),
     ],
 )
-def test_a_kernel_that_does_not_fit_is_named(backend: CpuBackend, kernel: Kernel, problem: str) -> None:
+def test_a_kernel_with_another_signature_is_an_error_that_names_it(
+    backend: CpuBackend, kernel: Kernel, problem: str
+) -> None:
     a, b, out = (tensor(name, T, 3) for name in ("a", "b", "out"))
     array = np.zeros((1, 3), np.float32)
     with pytest.raises(PluginError, match=f"kernel test/ctypes: {problem}"):
@@ -254,8 +256,10 @@ def test_a_kernel_that_does_not_fit_is_named(backend: CpuBackend, kernel: Kernel
         (native_kernel(add, 2, 1, name=None).native, "kernel without a name: its name is NULL"),
     ],
 )
-def test_what_is_no_native_kernel_is_named_with_its_package(backend: CpuBackend, native: object, problem: str) -> None:
-    """Behind one that is well, and in a plan of which the runner tells only where it stops."""
+def test_an_invalid_capsule_is_an_error_that_names_its_package(
+    backend: CpuBackend, native: object, problem: str
+) -> None:
+    """After a valid kernel, in a plan whose error names only the step at which binding stops."""
     kernel = Kernel("add", "cpu", "cpu/odd", frozenset({DType.FLOAT32}), native=native, provider="a-package")
     a, b, total, out = (tensor(name, T, 3) for name in ("a", "b", "total", "out"))
     array = np.zeros((1, 3), np.float32)
@@ -268,7 +272,7 @@ def test_what_is_no_native_kernel_is_named_with_its_package(backend: CpuBackend,
     assert str(caught.value).endswith(". Update or uninstall its package.")
 
 
-def test_a_python_step_that_fails_is_named_with_its_package(backend: CpuBackend) -> None:
+def test_a_failing_python_step_is_an_error_that_names_its_package(backend: CpuBackend) -> None:
     python = Kernel(
         "neg", "cpu", "cpu/py", frozenset({DType.FLOAT32}), function=lambda *_: 1 // 0, provider="a-package"
     )
@@ -281,7 +285,7 @@ def test_a_python_step_that_fails_is_named_with_its_package(backend: CpuBackend)
             run((1,), backend.streams.default())
 
 
-def test_a_run_names_every_symbol(backend: CpuBackend) -> None:
+def test_a_run_needs_a_value_for_every_symbol(backend: CpuBackend) -> None:
     array = np.zeros((1, 3), np.float32)
     executable = backend.compile(sum_then_scale(1), memory(a=array, b=array, total=array, out=array))
     with pytest.raises(ValueError, match="one number for every symbol"):

@@ -1,4 +1,4 @@
-"""A process ends with its own exit code while daemon threads are inside native calls."""
+"""A process keeps its exit code when it ends with daemon threads inside native calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-# A daemon thread waits for a stream that waits for input, which is written when the interpreter takes the
-# modules apart. No thread gives the interpreter's lock up before it is inside its native call.
+# A daemon thread waits for a stream that waits for input, which is written during interpreter shutdown. No thread
+# releases the GIL before it is inside its native call.
 PROGRAM = """
 import ctypes, os, sys, threading
 from aethermind_cpu import _native
@@ -47,7 +47,7 @@ raise SystemExit(7)
 
 
 @pytest.mark.parametrize("call", ["stream.synchronize()", "del stream"])
-def test_a_thread_that_comes_back_while_the_interpreter_ends_stays_away(call: str) -> None:
+def test_a_daemon_thread_in_a_native_call_does_not_change_the_exit_code(call: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(call=call)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""Native packing of weights in few bits is the formats' definition, bit for bit."""
+"""Native packing of quantised weights equals the formats' definition bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal import DType
 from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
-from aethermind_cpu.quantized import quantized_pack
+from aethermind_cpu.packing import quantized_pack
 
 NAMES = (
     *FORMAT_NAMES,
@@ -38,7 +38,7 @@ def packed(name: str, source: Any) -> np.ndarray[Any, Any]:
 
 
 def values(shape: tuple[int, int], dtype: Any) -> np.ndarray[Any, Any]:
-    """Rows of very different magnitudes, with whole blocks of zeros, ties, and outliers."""
+    """Rows of very different magnitudes, with blocks of zeros, ties, and outliers."""
     rng = np.random.default_rng(shape[1])
     array = rng.standard_normal(shape) * 10.0 ** rng.integers(-9, 4, (shape[0], 1))
     array[::3] = np.round(array[::3], 1)
@@ -49,7 +49,7 @@ def values(shape: tuple[int, int], dtype: Any) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16], ids=str)
-def test_packing_values_is_packing_the_codes_of_the_definition(name: str, dtype: Any) -> None:
+def test_packing_values_equals_packing_the_codes_of_the_definition(name: str, dtype: Any) -> None:
     format = parse_format(name)
     assert format is not None
     for shape in SHAPES:
@@ -59,7 +59,7 @@ def test_packing_values_is_packing_the_codes_of_the_definition(name: str, dtype:
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 70000.0])
 @pytest.mark.parametrize("name", ["int8", "int4_zp", "int1"])
-def test_what_a_format_refuses_its_packing_refuses(name: str, bad: float) -> None:
+def test_packing_rejects_values_that_the_format_rejects(name: str, bad: float) -> None:
     array = np.zeros((40, 50), np.float32)
     array[39, 49] = bad
     with pytest.raises(InvalidArgumentError, match=f"cannot be stored as {name}"):

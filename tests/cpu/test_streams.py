@@ -1,4 +1,4 @@
-"""Streams run beside the host and beside each other, and each in its own order."""
+"""Streams are asynchronous, run concurrently, and keep the order of their work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60
 
 
 class Gate:
-    """A plan of one step that holds up its stream until it is opened."""
+    """A plan of one step that blocks its stream until it is opened."""
 
     def __init__(self, backend: CpuBackend) -> None:
         self._is_open = threading.Event()
@@ -76,7 +76,7 @@ def test_work_runs_in_the_order_of_submission(backend: CpuBackend) -> None:
     assert [tensor.numpy()[0] for tensor in (first, second, third)] == [0, 1, 1]
 
 
-def test_streams_run_beside_each_other(backend: CpuBackend) -> None:
+def test_streams_run_concurrently(backend: CpuBackend) -> None:
     gate, held_up, free = Gate(backend), backend.streams.create(), backend.streams.create()
     source, destination = tensors(1, 0)
     gate.executable.run((), held_up)
@@ -88,7 +88,7 @@ def test_streams_run_beside_each_other(backend: CpuBackend) -> None:
     gate.open()
 
 
-def test_a_stream_waits_for_an_event_of_another_without_holding_up_the_host(backend: CpuBackend) -> None:
+def test_a_stream_waits_for_an_event_without_blocking_the_host(backend: CpuBackend) -> None:
     gate, producer, consumer = Gate(backend), backend.streams.create(), backend.streams.create()
     source, middle, destination = tensors(1, 0, 0)
     event = backend.events.create()
@@ -103,7 +103,7 @@ def test_a_stream_waits_for_an_event_of_another_without_holding_up_the_host(back
     assert destination.numpy().tolist() == [1] * 4
 
 
-def test_a_full_queue_takes_work_as_room_appears(backend: CpuBackend) -> None:
+def test_submitting_to_a_full_queue_blocks_until_a_task_finishes(backend: CpuBackend) -> None:
     stream = backend.streams.create()
     values = np.zeros(3000, np.uint8)
     for index in range(len(values)):
@@ -113,7 +113,7 @@ def test_a_full_queue_takes_work_as_room_appears(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(values, np.arange(len(values)) % 251)
 
 
-def test_plans_of_two_streams_take_turns_on_the_team(backend: CpuBackend) -> None:
+def test_plans_of_two_streams_are_serialised_on_the_team(backend: CpuBackend) -> None:
     active, most = [0], [0]
     lock = threading.Lock()
 
@@ -135,7 +135,7 @@ def test_plans_of_two_streams_take_turns_on_the_team(backend: CpuBackend) -> Non
     assert most == [1]
 
 
-def test_a_destroyed_stream_has_finished_and_refuses_more(backend: CpuBackend) -> None:
+def test_destroying_a_stream_finishes_its_work_and_later_use_is_an_error(backend: CpuBackend) -> None:
     stream = backend.streams.create()
     source, destination = tensors(1, 0)
     backend.transfer.copy_async(destination, source, stream)
@@ -166,35 +166,35 @@ def test_there_is_one_device(backend: CpuBackend) -> None:
         backend.streams.default(1)
 
 
-def test_a_worker_for_every_core_stays_there_and_others_go_anywhere(
+def test_workers_are_pinned_with_one_worker_per_core_and_not_otherwise(
     backend: CpuBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, places = backend.streams.create(), dict[int, set[int]]()
+    stream, cpu_sets = backend.streams.create(), dict[int, set[int]]()
 
     def note(*arguments: Any) -> None:
-        places[arguments[-1].worker] = os.sched_getaffinity(0)
+        cpu_sets[arguments[-1].worker] = os.sched_getaffinity(0)
 
     executable = backend.compile(plan(step(native_kernel(note, 0, 0), [], [])), {})
 
-    def places_of(num_threads: int | None) -> list[set[int]]:
-        places.clear()
+    def cpu_sets_of(num_threads: int | None) -> list[set[int]]:
+        cpu_sets.clear()
         num_workers = backend.set_num_threads(num_threads)
         executable.run((), stream)
         stream.synchronize()
-        assert sorted(places) == list(range(num_workers))
-        return [places[worker] for worker in range(num_workers)]
+        assert sorted(cpu_sets) == list(range(num_workers))
+        return [cpu_sets[worker] for worker in range(num_workers)]
 
     monkeypatch.delenv("AETHERMIND_NUM_THREADS", raising=False)
     monkeypatch.delenv("AETHERMIND_CPU_AFFINITY", raising=False)
-    monkeypatch.setattr(devices, "processor_quota", lambda: None)  # a container's leaves fewer workers than cores
+    monkeypatch.setattr(devices, "processor_quota", lambda: None)  # a container's quota leaves fewer workers than cores
     everywhere = os.sched_getaffinity(0)
-    on_cores = places_of(None)
+    on_cores = cpu_sets_of(None)
     assert set[int]().union(*on_cores) == everywhere
     assert sum(map(len, on_cores)) == len(everywhere)
-    assert places_of(num_physical_cores() + 1) == [everywhere] * (num_physical_cores() + 1)
-    assert places_of(None) == on_cores
+    assert cpu_sets_of(num_physical_cores() + 1) == [everywhere] * (num_physical_cores() + 1)
+    assert cpu_sets_of(None) == on_cores
     monkeypatch.setenv("AETHERMIND_CPU_AFFINITY", "none")
-    assert places_of(None) == [everywhere] * num_physical_cores()
+    assert cpu_sets_of(None) == [everywhere] * num_physical_cores()
     monkeypatch.setenv("AETHERMIND_CPU_AFFINITY", "all")
     with pytest.raises(InvalidArgumentError, match="AETHERMIND_CPU_AFFINITY is 'all'; set it to cores or none"):
         backend.set_num_threads(1)

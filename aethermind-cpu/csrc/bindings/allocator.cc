@@ -24,7 +24,7 @@ void bind_allocator(py::module_& module) {
 
   py::class_<Allocator, std::shared_ptr<Allocator>>(module, "Allocator")
       .def(py::init<>())
-      // The address, or 0 when the system has no more.
+      // The address, or 0 when out of memory.
       .def("allocate",
            [](Allocator& self, size_t nbytes) { return reinterpret_cast<uintptr_t>(self.allocate(nbytes)); })
       .def("release", [](Allocator& self, uintptr_t address,

@@ -1,5 +1,5 @@
-// Each file here binds one noun to Python and decides nothing: errors are the C++ exceptions, turned into sentences by
-// the Python layer.
+// Python bindings, one file per class. They convert arguments only: errors are C++ exceptions, which the Python layer
+// turns into messages.
 #ifndef AETHER_CPU_BINDINGS_BINDINGS_H
 #define AETHER_CPU_BINDINGS_BINDINGS_H
 

@@ -9,7 +9,7 @@ namespace aether::cpu {
 
 void bind_cpu_features(pybind11::module_& module) {
   module.def("cpu_features", [] { return cpu_features().names(); });
-  // Levels of instruction sets that were compiled whole, in order.
+  // Instruction set levels of which all kernels were compiled, in order.
   module.attr("BUILT_LEVELS") = pybind11::str(AETHER_BUILT_LEVELS).attr("split")();
 }
 

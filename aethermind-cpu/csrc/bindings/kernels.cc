@@ -39,7 +39,7 @@ void bind_kernels(py::module_& module) {
       .def_property_readonly(
           "capsule",
           [](const KernelEntry& self) { return py::capsule(static_cast<const void*>(self.kernel), AM_KERNEL_CAPSULE); })
-      // (index of the input, how it is packed); the table has static storage.
+      // (input index, layout); the table has static storage.
       .def_property_readonly("packs", [](const KernelEntry& self) {
         py::list packs;
         for (int i = 0; i < self.num_packs; ++i) {
@@ -53,10 +53,11 @@ void bind_kernels(py::module_& module) {
   module.def("quantized_kernel_table", [] { return as_list(quantized_kernel_table()); });
 
   py::class_<QuantizedLayout>(module, "QuantizedLayout")
-      .def(py::init([](int32_t bits, int32_t block, bool has_zero_point, bool has_offset, bool has_levels) {
-             return QuantizedLayout{bits, block, has_zero_point, has_offset, has_levels};
+      .def(py::init([](int32_t bits, int32_t block, bool has_zero_point, bool has_offset, bool has_super_blocks) {
+             return QuantizedLayout{bits, block, has_zero_point, has_offset, has_super_blocks};
            }),
-           py::arg("bits"), py::arg("block"), py::arg("has_zero_point"), py::arg("has_offset"), py::arg("has_levels"))
+           py::arg("bits"), py::arg("block"), py::arg("has_zero_point"), py::arg("has_offset"),
+           py::arg("has_super_blocks"))
       .def("packed_bytes",
            [](const QuantizedLayout& self, int64_t rows, int64_t cols) { return quantized_bytes(self, rows, cols); })
       .def(
@@ -71,14 +72,14 @@ void bind_kernels(py::module_& module) {
       .def(
           "pack_codes",
           [](const QuantizedLayout& self, uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t offsets,
-             uintptr_t units, int64_t row_begin, int64_t num_rows, int64_t cols, uintptr_t destination) {
+             uintptr_t super_scales, int64_t row_begin, int64_t num_rows, int64_t cols, uintptr_t destination) {
             const QuantizedSource source = {nullptr,
                                             AM_FLOAT32,
                                             reinterpret_cast<const uint8_t*>(codes),
                                             reinterpret_cast<const void*>(scales),
                                             reinterpret_cast<const uint8_t*>(zeros),
                                             reinterpret_cast<const void*>(offsets),
-                                            reinterpret_cast<const uint16_t*>(units)};
+                                            reinterpret_cast<const uint16_t*>(super_scales)};
             pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
           },
           py::call_guard<ReleasedGil>());

@@ -1,4 +1,4 @@
-// Native work without the interpreter's lock, in a process that may end meanwhile.
+// Native calls without the GIL, in a process that may end meanwhile.
 #ifndef AETHER_CPU_BINDINGS_RELEASED_GIL_H
 #define AETHER_CPU_BINDINGS_RELEASED_GIL_H
 
@@ -10,10 +10,10 @@
 
 namespace aether::cpu {
 
-// Gives the lock up and takes it back, like pybind11::gil_scoped_release, which ends the process with std::terminate
-// where a daemon thread comes back while the interpreter is being taken apart: before Python 3.14 taking the lock then
-// calls pthread_exit, whose unwinding may not leave a destructor, and would run the destructors of Python references
-// without the lock if it did. Such a thread stays here until the process is gone, as Python 3.14 has it (gh-87135).
+// Releases and reacquires the GIL, like pybind11::gil_scoped_release, which calls std::terminate where a daemon thread
+// returns during interpreter shutdown: before Python 3.14, acquiring the GIL then calls pthread_exit, whose unwinding
+// must not leave a destructor and would run destructors of Python references without the GIL. Such a thread blocks here
+// until the process ends, as in Python 3.14 (gh-87135).
 class ReleasedGil {
  public:
   ReleasedGil() : thread_(PyEval_SaveThread()) { is_released_ = true; }
@@ -29,7 +29,7 @@ class ReleasedGil {
     }
   }
 
-  // Whether the calling thread has released the lock.
+  // Whether the calling thread has released the GIL.
   static bool is_released() { return is_released_; }
 
  private:
@@ -38,8 +38,8 @@ class ReleasedGil {
   PyThreadState* thread_;
 };
 
-// A holder for what waits for its threads when it goes: the last reference is dropped by Python or while the lock is
-// released. (py::release_gil_before_calling_cpp_dtor takes the lock back as gil_scoped_release does.)
+// A shared_ptr for objects whose destructor waits for threads: the last reference is dropped by Python, or while the
+// GIL is released. (py::release_gil_before_calling_cpp_dtor reacquires the GIL as gil_scoped_release does.)
 template <typename T>
 std::shared_ptr<T> held(T* object) {
   return {object, [](T* last) {

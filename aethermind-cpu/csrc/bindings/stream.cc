@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace aether::cpu {
 namespace {
 
-// Into a fixed array, because a run allocates nothing.
+// A fixed array, because a run allocates nothing.
 Symbols to_symbols(const py::tuple& numbers, const NativePlan& plan) {
   if (numbers.size() != plan.num_symbols())
     throw py::value_error("a run needs one number for every symbol of its plan");
@@ -40,7 +40,7 @@ void bind_stream(py::module_& module) {
              const ReleasedGil released;
              self.submit(std::move(task));
            })
-      // Waits for the end. The marks are the clock's readings before every step and after the last, in nanoseconds.
+      // Blocks. Returns the clock before every step and after the last, in nanoseconds.
       .def("run_timed",
            [](Stream& self, const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin,
               size_t end) {
@@ -72,7 +72,7 @@ void bind_stream(py::module_& module) {
   py::class_<Event, std::shared_ptr<Event>>(module, "Event")
       .def(py::init<>())
       .def("record", &Event::record, ReleaseGil())
-      .def("hold_up", &Event::hold_up, ReleaseGil())
+      .def("hold_up", &Event::make_wait, ReleaseGil())
       .def("query", &Event::query)
       .def("synchronize", &Event::synchronize, ReleaseGil())
       .def_property_readonly("reached_at_ns", &Event::reached_at_ns);

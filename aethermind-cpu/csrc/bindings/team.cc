@@ -10,23 +10,23 @@ namespace {
 
 using Processors = std::vector<std::vector<int>>;  // of each worker; the outer list may be empty
 
-std::vector<Place> as_places(const Processors& processors) { return {processors.begin(), processors.end()}; }
+std::vector<CpuSet> as_cpu_sets(const Processors& processors) { return {processors.begin(), processors.end()}; }
 
 }  // namespace
 
 void bind_team(py::module_& module) {
   py::class_<Team, std::shared_ptr<Team>>(module, "Team")
-      .def(py::init([](int num_workers, const Processors& places) {
-             return held(new Team(num_workers, as_places(places)));
+      .def(py::init([](int num_workers, const Processors& cpu_sets) {
+             return held(new Team(num_workers, as_cpu_sets(cpu_sets)));
            }),
-           py::arg("num_workers"), py::arg("places") = Processors())
+           py::arg("num_workers"), py::arg("cpu_sets") = Processors())
       .def_property_readonly("num_workers", &Team::num_workers)
       .def(
           "set_num_workers",
-          [](Team& team, int num_workers, const Processors& places) {
-            team.set_num_workers(num_workers, as_places(places));
+          [](Team& team, int num_workers, const Processors& cpu_sets) {
+            team.set_num_workers(num_workers, as_cpu_sets(cpu_sets));
           },
-          py::arg("num_workers"), py::arg("places") = Processors(), py::call_guard<ReleasedGil>());
+          py::arg("num_workers"), py::arg("cpu_sets") = Processors(), py::call_guard<ReleasedGil>());
 }
 
 }  // namespace aether::cpu

@@ -1,4 +1,4 @@
-// Of everything in this unit: AVX2.
+// Instruction set of a translation unit: AVX2.
 #pragma once
 
 #define AETHER_ISA avx2

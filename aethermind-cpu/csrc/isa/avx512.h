@@ -1,4 +1,4 @@
-// Of everything in this unit: AVX-512.
+// Instruction set of a translation unit: AVX-512.
 #pragma once
 
 #define AETHER_ISA avx512

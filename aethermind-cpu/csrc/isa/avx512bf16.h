@@ -1,4 +1,4 @@
-// Of everything in this unit: the bfloat16 dot product of AVX-512.
+// Instruction set of a translation unit: AVX-512 with the bfloat16 dot product.
 #pragma once
 
 #define AETHER_ISA avx512_bf16

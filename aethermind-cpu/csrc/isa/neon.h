@@ -1,4 +1,4 @@
-// Of everything in this unit: NEON.
+// Instruction set of a translation unit: NEON.
 #pragma once
 
 #define AETHER_ISA neon

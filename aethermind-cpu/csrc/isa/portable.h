@@ -1,4 +1,4 @@
-// Of everything in this unit: plain C++, for any CPU.
+// Instruction set of a translation unit: plain C++, for any CPU.
 #pragma once
 
 #define AETHER_ISA portable

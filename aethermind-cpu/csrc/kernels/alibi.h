@@ -1,4 +1,4 @@
-// scores + slopes[h] · (key's position - query's position); the last query stands at the last key.
+// ALiBi: scores + slopes[h] · (key position - query position); the last query is at the last key's position.
 #pragma once
 
 #include "kernels/team.h"

@@ -1,7 +1,7 @@
-// Attention of queries to keys and values that lie beside them, without a cache.
+// Attention of queries to keys and values given as tensors, without a cache.
 #pragma once
 
-#include "kernels/attend.h"
+#include "kernels/flash_attention.h"
 
 namespace aether::cpu::AETHER_ISA {
 
@@ -16,23 +16,23 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
   const int64_t row_stride = num_heads * layout.head_dim;
   const AttentionScratch<T, T> scratch(layout, row_stride, team->scratch);
   const int64_t num_batches = num_elements(in[0]) / (num_queries * row_stride);
-  const int64_t num_runs = divide_up(num_queries, layout.queries);
+  const int64_t num_query_blocks = ceil_div(num_queries, layout.queries);
   const float scale = static_cast<float>(attrs[0].f);
   const bool is_causal = attrs[1].i != 0;
 
-  for_each_claimed(team, num_batches * num_kv_heads * num_runs, [&](int64_t unit) {
-    const int64_t first = (num_runs - 1 - unit % num_runs) * layout.queries;
-    const int64_t head = unit / num_runs % num_kv_heads, batch = unit / num_runs / num_kv_heads;
+  for_each_claimed(team, num_batches * num_kv_heads * num_query_blocks, [&](int64_t item) {
+    const int64_t first = (num_query_blocks - 1 - item % num_query_blocks) * layout.queries;
+    const int64_t head = item / num_query_blocks % num_kv_heads, batch = item / num_query_blocks / num_kv_heads;
     const int64_t offset = (batch * num_queries + first) * row_stride + head * layout.group * layout.head_dim;
-    // A query behind all keys sees every one of them.
+    // Without a causal mask, a query's position is behind all keys.
     const int64_t position = is_causal ? num_keys - num_queries + first : num_keys;
-    const QueryRun run = {smaller(layout.queries, num_queries - first), position, num_keys, 0};
+    const QueryBlock query_block = {smaller(layout.queries, num_queries - first), position, num_keys, 0};
     const auto find_rows = [&](int64_t key, int64_t count, int64_t* rows) {
       for (int64_t i = 0; i < count; ++i) rows[i] = (batch * num_keys + key + i) * num_kv_heads + head;
     };
-    const auto nothing_next = [](BlockRows&) {};
-    attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, run, stored, find_rows, nothing_next, scale, layout,
-           scratch);
+    const auto no_next_block = [](KeyBlockRows&) {};
+    attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, query_block, stored, find_rows, no_next_block,
+           scale, layout, scratch);
   });
 }
 

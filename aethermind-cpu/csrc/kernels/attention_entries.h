@@ -1,4 +1,5 @@
-// Attention. Included once by each attention_<unit>.cc. With a dot product of pairs only that of bfloat16 differs.
+// Attention operators. Included by each attention_<unit>.cc. Instruction sets with a bfloat16 dot product replace only
+// the bfloat16 kernels.
 #pragma once
 
 #include "kernels/attention.h"

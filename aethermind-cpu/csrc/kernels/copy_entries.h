@@ -1,17 +1,11 @@
-// Operators that only copy, or look at a few elements: portable on every level.
+// Operators that only copy or touch few elements: the portable kernels serve every level.
 #pragma once
 
-#include "kernels/bias_tokens.h"
-#include "kernels/embedding.h"
 #include "kernels/entries.h"
-#include "kernels/gather_rows.h"
+#include "kernels/indexed_rows.h"
 #include "kernels/kv_cache_write.h"
-#include "kernels/mask_tokens.h"
-#include "kernels/permute_heads.h"
-#include "kernels/repetition_penalty.h"
-#include "kernels/rope_table.h"
-#include "kernels/scatter_rows.h"
-#include "kernels/suppress_tokens.h"
+#include "kernels/logits_processors.h"
+#include "kernels/rope.h"
 #include "kernels/transpose.h"
 
 namespace aether::cpu::AETHER_ISA {

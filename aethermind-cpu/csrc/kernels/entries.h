@@ -1,4 +1,4 @@
-// An operator's entries in the table of kernels: one for each type, of one unit.
+// Entries of an operator in the table of kernels, one for each dtype.
 #pragma once
 
 #include "kernels/isa_tables.h"
@@ -25,7 +25,7 @@ inline constexpr const PackEntry* kPanels<BFloat16> = &kPanelsBFloat16;
 template <>
 inline constexpr const PackEntry* kPanels<Float16> = &kPanelsFloat16;
 
-// The am_kernel of an operator for F = T (or, for an operator without F, for float32).
+// The am_kernel of an operator whose dtype F is T (float32 for operators without F).
 #define AETHER_KERNEL(op, inputs, outputs, attrs, ...) \
   template <class T>                                   \
   inline constexpr am_kernel k_##op = make_kernel(#op "/" AETHER_VARIANT, inputs, outputs, attrs, __VA_ARGS__)
@@ -35,7 +35,7 @@ constexpr KernelEntry entry(const char* name, const am_kernel& kernel) {
   return {name, AETHER_VARIANT, kTypeOf<T>, kPriority, kIsSupported, &kernel, {}, 0};
 }
 
-// An entry whose weights, `count` inputs from `first` on, are packed.
+// An entry whose inputs first … first + count - 1 are packed weights.
 template <class T>
 constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, int first, int count) {
   KernelEntry result = entry<T>(name, kernel);

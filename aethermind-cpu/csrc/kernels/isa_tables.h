@@ -1,6 +1,8 @@
-// What the instruction sets' translation units give to the registry, and what it tells them about the CPU.
+// What the translation units of the instruction sets give to the registry and to the packing of quantised weights, and
+// the CPU checks they use.
 #pragma once
 
+#include "kernels/quantized_layout.h"
 #include "kernels/registry.h"
 
 namespace aether::cpu {
@@ -40,5 +42,16 @@ bool has_avx512_bf16();
 bool has_neon();
 bool has_neon_dot();
 bool has_neon_i8mm();
+
+// pack_quantized of one instruction set; `panels` is the panel of the first row.
+using QuantizedPackFn = bool (*)(const QuantizedLayout& layout, const PanelShape& shape, const QuantizedSource& source,
+                                 int64_t row_begin, int64_t num_rows, int64_t cols, char* panels);
+
+bool pack_quantized_portable(const QuantizedLayout&, const PanelShape&, const QuantizedSource&, int64_t, int64_t,
+                             int64_t, char*);
+bool pack_quantized_avx2(const QuantizedLayout&, const PanelShape&, const QuantizedSource&, int64_t, int64_t, int64_t,
+                         char*);
+bool pack_quantized_avx512(const QuantizedLayout&, const PanelShape&, const QuantizedSource&, int64_t, int64_t, int64_t,
+                           char*);
 
 }  // namespace aether::cpu

@@ -1,15 +1,15 @@
-// Keys and values of a step to their slots of the paged cache [N, K, P, C]; a token whose slot is negative is skipped.
-// In a quantised cache the row of a head is codes, with one scale beside them (code_rows.h).
+// Writes keys and values of a step to their slots of the paged cache [N, K, P, C]; tokens with a negative slot are
+// skipped. A quantised cache holds 8-bit codes and one scale per head of a token (kv_quantization.h).
 #pragma once
 
 #include <cstring>
 
-#include "kernels/code_rows.h"
+#include "kernels/kv_quantization.h"
 #include "kernels/team.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Where the rows of a slot lie: elements from the start of the cache to head 0, and from one head to the next.
+// Addresses of a slot's rows: elements from the start of the cache to head 0, and from one head to the next.
 struct CacheLayout {
   int64_t num_heads, block_size, head_dim;
 
@@ -21,7 +21,7 @@ struct CacheLayout {
   int64_t offset(int64_t slot) const { return slot / block_size * block_stride() + slot % block_size * head_dim; }
 };
 
-// The two caches of a layer, which are two outputs of a kernel: keys, then values.
+// The two caches of a layer, outputs of a kernel: keys, then values.
 template <class T>
 struct FloatCache {
   CacheLayout layout;
@@ -39,7 +39,7 @@ struct FloatCache {
   }
 };
 
-// The same as codes; their scales are the two outputs after these.
+// Quantised caches of a layer; their scales are the next two outputs.
 struct QuantizedCache {
   CacheLayout layout;
   int32_t dtype;
@@ -55,7 +55,7 @@ struct QuantizedCache {
   template <class V>
   AETHER_INLINE void write(int which, int64_t slot, int64_t head, const V* values) const {
     const int64_t offset = layout.offset(slot) + head * layout.head_stride();
-    scales[which][offset / layout.head_dim] = encode_row(dtype, values, layout.head_dim, caches[which] + offset);
+    scales[which][offset / layout.head_dim] = quantize_row(dtype, values, layout.head_dim, caches[which] + offset);
   }
 };
 

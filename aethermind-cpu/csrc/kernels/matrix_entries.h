@@ -1,12 +1,10 @@
-// Operators that multiply matrices, of dense weights. Included once by each matrix_<unit>.cc. With a dot product of
-// pairs only those of bfloat16 differ.
+// Matrix operators over dense weights, and low-rank adapters. Included by each matrix_<unit>.cc. Instruction sets with
+// a bfloat16 dot product replace only the bfloat16 kernels.
 #pragma once
 
 #include "kernels/add_low_rank.h"
 #include "kernels/entries.h"
-#include "kernels/gate_up_silu.h"
 #include "kernels/linear.h"
-#include "kernels/lm_head.h"
 #include "kernels/matmul.h"
 #include "kernels/qkv_rope_cache_write.h"
 

@@ -5,7 +5,7 @@
 namespace aether::cpu {
 namespace {
 
-// A step holds one 32-bit word of every column of the panel: a float, or two elements of 16 bits.
+// A step holds one 32-bit word of every column: a float, or two 16-bit elements.
 using Word = uint32_t;
 constexpr int64_t kBlockSteps = 16;
 
@@ -22,15 +22,15 @@ size_t packed_bytes(int64_t rows, int64_t cols) {
   return static_cast<size_t>(num_panels(rows) * num_steps<ElementBytes>(cols) * kStepBytes);
 }
 
-// Words as they are, and words in halves: all low ones, then all high ones.
+// Writes a step of words; or all low halves of the words, then all high halves.
 void put_step(const Word (&words)[kPanelColumns], Word* step) { std::memcpy(step, words, sizeof words); }
-void put_parted_step(const Word (&words)[kPanelColumns], Word* step) {
-  uint16_t parts[2][kPanelColumns];
+void put_split_step(const Word (&words)[kPanelColumns], Word* step) {
+  uint16_t halves[2][kPanelColumns];
   for (int64_t c = 0; c < kPanelColumns; ++c) {
-    parts[0][c] = static_cast<uint16_t>(words[c]);
-    parts[1][c] = static_cast<uint16_t>(words[c] >> 16);
+    halves[0][c] = static_cast<uint16_t>(words[c]);
+    halves[1][c] = static_cast<uint16_t>(words[c] >> 16);
   }
-  std::memcpy(step, parts, sizeof parts);
+  std::memcpy(step, halves, sizeof halves);
 }
 
 template <int64_t ElementBytes, void (*PutStep)(const Word (&)[kPanelColumns], Word*) = put_step>
@@ -42,7 +42,7 @@ void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
     const int64_t columns = rows - first < kPanelColumns ? rows - first : kPanelColumns;
     const char* panel = static_cast<const char*>(source) + first * row_bytes;
     for (int64_t step = 0; step < steps; step += kBlockSteps) {
-      // Transposed in a small block, so that both sides are touched a cache line at a time.
+      // Transposed in a small block, so that reads and writes are whole cache lines.
       Word block[kPanelColumns][kBlockSteps] = {};
       Word words[kPanelColumns];
       const int64_t offset = step * static_cast<int64_t>(sizeof(Word));
@@ -64,6 +64,6 @@ void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
 
 const PackEntry kPanelsFloat32 = {"panels16_float32", packed_bytes<4>, pack<4>};
 const PackEntry kPanelsBFloat16 = {"panels16_bfloat16", packed_bytes<2>, pack<2>};
-const PackEntry kPanelsFloat16 = {"panels16_float16", packed_bytes<2>, pack<2, put_parted_step>};
+const PackEntry kPanelsFloat16 = {"panels16_float16", packed_bytes<2>, pack<2, put_split_step>};
 
 }  // namespace aether::cpu

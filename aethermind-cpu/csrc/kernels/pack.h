@@ -1,11 +1,12 @@
-// How matrix weights are laid out: panels of sixteen output columns, so that a kernel of any ISA streams a panel from
+// Packed layout of dense weights: panels of sixteen output columns, which a kernel of any instruction set streams from
 // front to back.
 //
 //   float32   [ceil(N / 16)][K][16]
-//   bfloat16  [ceil(N / 16)][ceil(K / 2)][16][2]    pairs of neighbours in K, the order of a two-way dot-product
-//   instruction
-//   float16   [ceil(N / 16)][ceil(K / 2)][2][16]    pairs as well, but each of the two in sixteen columns side by side:
-//   a conversion takes neighbours, and there is no dot product of float16 pairs into float32 that wants them otherwise
+//   bfloat16  [ceil(N / 16)][ceil(K / 2)][16][2]
+//   float16   [ceil(N / 16)][ceil(K / 2)][2][16]
+//
+// 16-bit types hold pairs of neighbours in K: bfloat16 as the operand of a two-way dot product, float16 as sixteen
+// columns side by side, which a conversion widens.
 //
 // A panel is therefore a sequence of 64-byte steps. Columns past N and the odd element past K are zero.
 #pragma once

@@ -1,47 +1,48 @@
-// Causal attention over the paged cache.
+// Causal attention over the paged KV cache.
 //
-// A unit of work is a sequence, one of its kv heads and a run of its queries. Where that would leave workers without
-// work, a sequence's context is cut into units of several parts (attend.h): their sums go to memory that the team
-// shares and are joined, in order, once all are there.
+// A work item is a sequence, one of its kv heads and a block of its queries. Where that would leave workers idle, a
+// sequence's context is split into chunks of several key blocks (split-KV): their partial sums go to scratch that the
+// whole team reads, and are merged in order after a barrier.
 #pragma once
 
-#include "kernels/attend.h"
+#include "kernels/flash_attention.h"
 #include "kernels/kv_cache_write.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Rows of partial sums that a worker has room for; what would need more is not split.
-inline constexpr int64_t kPartialRows = 4096;
-inline constexpr int64_t kUnitsOfWorker = 4;
+// Rows of partial sums in one worker's scratch. A sequence that would need more is not split.
+inline constexpr int64_t kMaxPartialRows = 4096;
+inline constexpr int64_t kItemsPerWorker = 4;
 
-// Parts of a split context that one worker goes through, if that leaves each enough units: of the first, nothing has
-// been fetched when it is wanted.
-inline constexpr int64_t kPartsOfUnit = 4;
-inline constexpr int64_t kFewestUnitsOfWorker = 2;
+// Key blocks of a chunk, if that leaves each worker kMinItemsPerWorker items. The first block of a chunk is not
+// prefetched.
+inline constexpr int64_t kBlocksPerItem = 4;
+inline constexpr int64_t kMinItemsPerWorker = 2;
 
-// Sums of one row over one part, one after another in the scratch of all workers.
+// Partial sums and states of rows, one row per key block, in the scratch of all workers.
 struct PartialRows {
   const am_team* team;
   size_t offset_bytes;
   int64_t padded_dim;
 
-  static int64_t capacity(int32_t num_workers) { return num_workers > 1 ? kPartialRows * num_workers : 0; }
+  static int64_t capacity(int32_t num_workers) { return num_workers > 1 ? kMaxPartialRows * num_workers : 0; }
   static size_t row_bytes(int64_t padded_dim) { return static_cast<size_t>(padded_dim) * sizeof(float) + kLineBytes; }
 
   float* sums(int64_t row) const {
-    char* scratch = static_cast<char*>(team->scratch_of(team, static_cast<int32_t>(row / kPartialRows)));
+    char* scratch = static_cast<char*>(team->scratch_of(team, static_cast<int32_t>(row / kMaxPartialRows)));
     return reinterpret_cast<float*>(scratch + offset_bytes +
-                                    static_cast<size_t>(row % kPartialRows) * row_bytes(padded_dim));
+                                    static_cast<size_t>(row % kMaxPartialRows) * row_bytes(padded_dim));
   }
-  Softened* softened(float* sums) const { return reinterpret_cast<Softened*>(sums + padded_dim); }
+  OnlineSoftmaxState* state(float* sums) const { return reinterpret_cast<OnlineSoftmaxState*>(sums + padded_dim); }
 };
 
-// How one sequence's attention is cut.
-struct SequenceCut {
-  QueryRun last_run;
-  int64_t num_runs, num_parts, chunk, num_units, first_row;  // of one kv head; partial rows start at first_row
+// How one sequence's attention is cut into work items.
+struct SequenceSplit {
+  QueryBlock last_query_block;
+  // Of one kv head: query blocks, key blocks, key blocks per chunk, work items, first partial row.
+  int64_t num_query_blocks, num_key_blocks, chunk, num_items, first_row;
 
-  bool is_split() const { return chunk < num_parts; }
+  bool is_split() const { return chunk < num_key_blocks; }
 };
 
 // The ragged batch of a call.
@@ -50,7 +51,7 @@ struct PagedBatch {
   AttentionLayout<T, S> layout;
   const int32_t *cu_seqlens_q, *seqlens_k, *block_tables;
   int64_t num_sequences, table_width, num_heads, window, num_workers;
-  int64_t num_parts = 0;
+  int64_t num_key_blocks = 0;
 
   PagedBatch(const am_tensor* in, int64_t window, const am_team* team)
       : layout(in[0].shape[1], in[1].shape[1], in[1].shape[3]),
@@ -62,120 +63,123 @@ struct PagedBatch {
         num_heads(in[1].shape[1]),
         window(window),
         num_workers(team->num_workers) {
-    layout.limit_queries(num_heads * cu_seqlens_q[num_sequences] / (kUnitsOfWorker * num_workers));
+    layout.limit_query_block(num_heads * cu_seqlens_q[num_sequences] / (kItemsPerWorker * num_workers));
     for (int64_t s = 0; s < num_sequences; ++s) {
-      const SequenceCut whole = cut(s, 0);
-      num_parts += whole.num_runs * whole.num_parts * num_heads;
+      const SequenceSplit whole = cut(s, 0);
+      num_key_blocks += whole.num_query_blocks * whole.num_key_blocks * num_heads;
     }
   }
 
   int64_t num_queries(int64_t s) const { return cu_seqlens_q[s + 1] - cu_seqlens_q[s]; }
 
-  QueryRun run(int64_t s, int64_t index) const {
+  QueryBlock query_block(int64_t s, int64_t index) const {
     const int64_t first = index * layout.queries, count = smaller(layout.queries, num_queries(s) - first);
     return {count, seqlens_k[s] - num_queries(s) + first, seqlens_k[s], window};
   }
 
-  // Sequence s, where `first_row` partial rows are taken already. A context is split when it would be a large share of
-  // what every worker has to do.
-  SequenceCut cut(int64_t s, int64_t first_row) const {
-    SequenceCut result = {{}, divide_up(num_queries(s), layout.queries), 0, 0, 0, first_row};
-    if (result.num_runs == 0) return result;
-    result.last_run = run(s, result.num_runs - 1);
-    result.num_parts = result.last_run.end_part() - result.last_run.first_part();
-    result.chunk = result.num_parts;
-    result.num_units = result.num_runs;
-    const int64_t few = smaller(kPartsOfUnit, num_parts / (kFewestUnitsOfWorker * num_workers));
-    const int64_t fair = larger(1, larger(few, num_parts / (kUnitsOfWorker * num_workers)));
-    const int64_t num_rows = num_heads * result.num_parts * result.last_run.count * layout.group;
-    const bool has_room = first_row + num_rows <= PartialRows::capacity(static_cast<int32_t>(num_workers));
-    if (result.num_runs == 1 && result.num_parts > fair && has_room) {
+  // Sequence s, after `first_row` partial rows of the sequences before. A context is split when it would be a large
+  // share of a worker's work.
+  SequenceSplit cut(int64_t s, int64_t first_row) const {
+    SequenceSplit result = {{}, ceil_div(num_queries(s), layout.queries), 0, 0, 0, first_row};
+    if (result.num_query_blocks == 0) return result;
+    result.last_query_block = query_block(s, result.num_query_blocks - 1);
+    result.num_key_blocks = result.last_query_block.end_key_block() - result.last_query_block.first_key_block();
+    result.chunk = result.num_key_blocks;
+    result.num_items = result.num_query_blocks;
+    const int64_t preferred = smaller(kBlocksPerItem, num_key_blocks / (kMinItemsPerWorker * num_workers));
+    const int64_t fair = larger(1, larger(preferred, num_key_blocks / (kItemsPerWorker * num_workers)));
+    const int64_t num_rows = num_heads * result.num_key_blocks * result.last_query_block.count * layout.group;
+    const bool fits = first_row + num_rows <= PartialRows::capacity(static_cast<int32_t>(num_workers));
+    if (result.num_query_blocks == 1 && result.num_key_blocks > fair && fits) {
       result.chunk = fair;
-      result.num_units = divide_up(result.num_parts, fair);
+      result.num_items = ceil_div(result.num_key_blocks, fair);
     }
     return result;
   }
-  int64_t end_row(const SequenceCut& cut) const {
-    return cut.first_row + (cut.is_split() ? num_heads * cut.num_parts * cut.last_run.count * layout.group : 0);
+  int64_t end_row(const SequenceSplit& cut) const {
+    return cut.first_row +
+           (cut.is_split() ? num_heads * cut.num_key_blocks * cut.last_query_block.count * layout.group : 0);
   }
 };
 
-// Where in the partial rows row r of a part lies.
+// Index of the partial row of row r in a key block.
 template <class T, class S>
-AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceCut& cut, int64_t head, int64_t part,
-                                  int64_t r) {
-  const int64_t num_rows = cut.last_run.count * batch.layout.group;
-  return cut.first_row + (head * cut.num_parts + part - cut.last_run.first_part()) * num_rows + r;
+AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceSplit& cut, int64_t head,
+                                  int64_t key_block, int64_t r) {
+  const int64_t num_rows = cut.last_query_block.count * batch.layout.group;
+  return cut.first_row + (head * cut.num_key_blocks + key_block - cut.last_query_block.first_key_block()) * num_rows +
+         r;
 }
 
-// Joins the parts of all split sequences, each worker some of the rows.
+// Merges the partial rows of all split sequences; the workers divide the rows.
 template <class T, class S>
-AETHER_INLINE void join_split(const PagedBatch<T, S>& batch, const PartialRows& partial, T* out, int64_t row_stride,
-                              const am_team* team) {
+AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows& partial, T* out, int64_t row_stride,
+                                const am_team* team) {
   const AttentionLayout<T, S>& layout = batch.layout;
   int64_t first_row = 0, item = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const SequenceCut cut = batch.cut(s, first_row);
+    const SequenceSplit cut = batch.cut(s, first_row);
     first_row = batch.end_row(cut);
     if (!cut.is_split()) continue;
-    const int64_t num_rows = cut.last_run.count * layout.group;
+    const int64_t num_rows = cut.last_query_block.count * layout.group;
     for (int64_t i = 0; i < batch.num_heads * num_rows; ++i, ++item) {
       if (item % team->num_workers != team->worker) continue;
       const int64_t head = i / num_rows, r = i % num_rows;
-      float* sums = partial.sums(partial_row(batch, cut, head, cut.last_run.first_part(), r));
-      Softened all = *partial.softened(sums);
-      for (int64_t part = 1; part < cut.num_parts; ++part) {
-        float* more = partial.sums(partial_row(batch, cut, head, cut.last_run.first_part() + part, r));
-        join_part(all, sums, *partial.softened(more), more, layout.padded_dim);
+      float* sums = partial.sums(partial_row(batch, cut, head, cut.last_query_block.first_key_block(), r));
+      OnlineSoftmaxState all = *partial.state(sums);
+      for (int64_t key_block = 1; key_block < cut.num_key_blocks; ++key_block) {
+        float* more =
+            partial.sums(partial_row(batch, cut, head, cut.last_query_block.first_key_block() + key_block, r));
+        merge_partials(all, sums, *partial.state(more), more, layout.padded_dim);
       }
       const int64_t query = batch.cu_seqlens_q[s] + r / layout.group;
       const int64_t column = (head * layout.group + r % layout.group) * layout.head_dim;
-      write_row(all, sums, layout.head_dim, out + query * row_stride + column);
+      write_output(all, sums, layout.head_dim, out + query * row_stride + column);
     }
   }
 }
 
-// One piece of the work: some queries of a sequence, one kv head, and the parts of the context that they are taken
-// against.
-struct Unit {
-  SequenceCut cut;
-  int64_t sequence, head, index;  // index: of the run, or of the chunk of a split context
-  QueryRun run;
+// Some queries of a sequence, one kv head, and a range of key blocks.
+struct WorkItem {
+  SequenceSplit cut;
+  int64_t sequence, head, index;  // index: of the query block, or of the chunk of a split context
+  QueryBlock query_block;
 
-  int64_t part_begin() const { return run.first_part() + (cut.is_split() ? index * cut.chunk : 0); }
-  int64_t part_end() const {
-    return cut.is_split() ? smaller(part_begin() + cut.chunk, run.end_part()) : run.end_part();
+  int64_t key_block_begin() const { return query_block.first_key_block() + (cut.is_split() ? index * cut.chunk : 0); }
+  int64_t key_block_end() const {
+    return cut.is_split() ? smaller(key_block_begin() + cut.chunk, query_block.end_key_block())
+                          : query_block.end_key_block();
   }
 };
 
-// The units of all sequences in one order.
+// The work items of all sequences, in one order.
 template <class T, class S>
-class UnitWalk {
+class WorkItems {
  public:
-  explicit UnitWalk(const PagedBatch<T, S>& batch) : batch_(batch) {
+  explicit WorkItems(const PagedBatch<T, S>& batch) : batch_(batch) {
     if (batch.num_sequences > 0) cut_ = batch.cut(0, 0);
   }
 
-  // Unit `number`, which is none before the last one asked for: the walk over the sequences goes on where it stopped.
-  Unit at(int64_t number) {
-    while (number - first_unit_ >= cut_.num_units * batch_.num_heads) {
-      first_unit_ += cut_.num_units * batch_.num_heads;
+  // Item `number`. Numbers must not decrease from call to call: the walk over the sequences continues where it stopped.
+  WorkItem at(int64_t number) {
+    while (number - first_item_ >= cut_.num_items * batch_.num_heads) {
+      first_item_ += cut_.num_items * batch_.num_heads;
       cut_ = batch_.cut(++sequence_, batch_.end_row(cut_));
     }
-    // The last run sees the most keys: longest first evens out the end.
-    const int64_t index = cut_.num_units - 1 - (number - first_unit_) / batch_.num_heads;
-    const int64_t head = (number - first_unit_) % batch_.num_heads;
-    return {cut_, sequence_, head, index, batch_.run(sequence_, cut_.is_split() ? 0 : index)};
+    // The last query block has the most keys: longest first balances the end.
+    const int64_t index = cut_.num_items - 1 - (number - first_item_) / batch_.num_heads;
+    const int64_t head = (number - first_item_) % batch_.num_heads;
+    return {cut_, sequence_, head, index, batch_.query_block(sequence_, cut_.is_split() ? 0 : index)};
   }
 
  private:
   const PagedBatch<T, S>& batch_;
-  int64_t sequence_ = 0, first_unit_ = 0;
-  SequenceCut cut_{};
+  int64_t sequence_ = 0, first_item_ = 0;
+  SequenceSplit cut_{};
 };
 
-// Where one sequence's keys of one head lie among the rows of the cache.
-struct PageRows {
+// Row numbers in the cache of one sequence's keys of one head.
+struct PagedKeyRows {
   const int32_t* block_table;
   int64_t num_heads, block_size, head;
 
@@ -199,57 +203,58 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
   const PartialRows partial = {team, layout.bytes(), layout.padded_dim};
   const float scale = static_cast<float>(attrs[0].f);
 
-  int64_t num_units = 0, num_partial_rows = 0;
+  int64_t num_items = 0, num_partial_rows = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const SequenceCut cut = batch.cut(s, num_partial_rows);
-    num_units += cut.num_units * cache.num_heads;
+    const SequenceSplit cut = batch.cut(s, num_partial_rows);
+    num_items += cut.num_items * cache.num_heads;
     num_partial_rows = batch.end_row(cut);
   }
-  const auto rows_of = [&](const Unit& unit) {
-    return PageRows{batch.block_tables + unit.sequence * batch.table_width, cache.num_heads, cache.block_size,
-                    unit.head};
+  const auto rows_of = [&](const WorkItem& item) {
+    return PagedKeyRows{batch.block_tables + item.sequence * batch.table_width, cache.num_heads, cache.block_size,
+                        item.head};
   };
 
-  UnitWalk<T, S> walk(batch);
-  for_each_claimed(team, num_units, [&](int64_t number) {
-    const Unit unit = walk.at(number);
-    const QueryRun& run = unit.run;
-    const PageRows find_rows = rows_of(unit);
-    // Workers that keep step take units in turns.
-    const auto find_next = [&](BlockRows& block) {
-      if (number + team->num_workers >= num_units) return;
-      const Unit next = UnitWalk<T, S>(walk).at(number + team->num_workers);
-      const int64_t part = next.part_begin();
-      block.find(next.run, part * kKeyBlock, smaller(next.run.end(), next.part_end() * kKeyBlock), rows_of(next));
+  WorkItems<T, S> work_items(batch);
+  for_each_claimed(team, num_items, [&](int64_t number) {
+    const WorkItem item = work_items.at(number);
+    const QueryBlock& query_block = item.query_block;
+    const PagedKeyRows find_rows = rows_of(item);
+    // Workers of equal speed claim items in turn.
+    const auto find_next_block = [&](KeyBlockRows& block) {
+      if (number + team->num_workers >= num_items) return;
+      const WorkItem next = WorkItems<T, S>(work_items).at(number + team->num_workers);
+      const int64_t key_block = next.key_block_begin();
+      block.find(next.query_block, key_block * kKeyBlock,
+                 smaller(next.query_block.end(), next.key_block_end() * kKeyBlock), rows_of(next));
     };
     const int64_t first_query =
-        batch.cu_seqlens_q[unit.sequence] + (unit.cut.is_split() ? 0 : unit.index * layout.queries);
-    const int64_t offset = first_query * row_stride + unit.head * layout.group * cache.head_dim;
+        batch.cu_seqlens_q[item.sequence] + (item.cut.is_split() ? 0 : item.index * layout.queries);
+    const int64_t offset = first_query * row_stride + item.head * layout.group * cache.head_dim;
     const T* q = data<const T>(in[0]) + offset;
-    if (!unit.cut.is_split()) {
-      attend(q, data<T>(out[0]) + offset, run, stored, find_rows, find_next, scale, layout, scratch);
+    if (!item.cut.is_split()) {
+      attend(q, data<T>(out[0]) + offset, query_block, stored, find_rows, find_next_block, scale, layout, scratch);
       return;
     }
-    pack_queries(q, run, layout, scratch);
-    attend_parts(run, unit.part_begin(), unit.part_end(), stored, find_rows, find_next, scale, layout, scratch,
-                 [&](int64_t part, int64_t row_begin, int64_t row_end) {
-                   for (int64_t r = row_begin; r < row_end; ++r) {
-                     float* sums = partial.sums(partial_row(batch, unit.cut, unit.head, part, r));
-                     std::memcpy(sums, scratch.part_sums + (r - row_begin) * layout.padded_dim,
-                                 static_cast<size_t>(layout.padded_dim) * sizeof(float));
-                     *partial.softened(sums) = scratch.part[r - row_begin];
-                   }
-                 });
+    pack_queries(q, query_block, layout, scratch);
+    attend_key_blocks(query_block, item.key_block_begin(), item.key_block_end(), stored, find_rows, find_next_block,
+                      scale, layout, scratch, [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
+                        for (int64_t r = row_begin; r < row_end; ++r) {
+                          float* sums = partial.sums(partial_row(batch, item.cut, item.head, key_block, r));
+                          std::memcpy(sums, scratch.partial_sums + (r - row_begin) * layout.padded_dim,
+                                      static_cast<size_t>(layout.padded_dim) * sizeof(float));
+                          *partial.state(sums) = scratch.partial[r - row_begin];
+                        }
+                      });
   });
   if (num_partial_rows == 0) return;
   team->barrier(team);
-  join_split(batch, partial, data<T>(out[0]), row_stride, team);
+  merge_splits(batch, partial, data<T>(out[0]), row_stride, team);
 }
 
 template <class T, class S>
 size_t paged_scratch(const am_tensor* in, int32_t num_workers) {
   const AttentionLayout<T, S> layout(in[0].shape[1], in[1].shape[1], in[1].shape[3]);
-  const size_t partial = num_workers > 1 ? kPartialRows * PartialRows::row_bytes(layout.padded_dim) : 0;
+  const size_t partial = num_workers > 1 ? kMaxPartialRows * PartialRows::row_bytes(layout.padded_dim) : 0;
   return layout.bytes() + partial;
 }
 
@@ -263,7 +268,7 @@ size_t paged_attention_scratch(const am_tensor* in, const am_tensor*, const am_a
   return paged_scratch<T, T>(in, num_workers);
 }
 
-// With keys and values as codes, a factor for each.
+// With a quantised cache: one scale for each key and value.
 template <class T>
 void paged_attention_quantized(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const KeysAndValues<Code> stored = {data<const Code>(in[1]), data<const Code>(in[2]), data<const float>(in[6]),

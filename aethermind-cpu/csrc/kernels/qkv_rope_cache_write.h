@@ -1,14 +1,14 @@
-// The attention block's entry: project to queries, keys and values, add biases, norm and rotate heads, write keys and
-// values to the cache.
+// Input of an attention block: projects to queries, keys and values, adds biases, normalises and rotates heads (RoPE),
+// and writes keys and values to the cache.
 //
-// The unit of columns is a head. A head's columns start anywhere in its weight's panels, so a head takes every panel
-// that it touches; with a head_dim that is a multiple of 16 these are exactly its own. Rounding happens once, at the
-// end.
+// An item of columns is a head. A head's columns may begin anywhere in its weight's panels, so an item is every panel
+// that the head overlaps; with a head_dim that is a multiple of 16 these are exactly its own. Results are rounded once,
+// at the end.
 #pragma once
 
-#include "kernels/gemm_blocks.h"
+#include "kernels/dense_weight.h"
 #include "kernels/kv_cache_write.h"
-#include "kernels/rms_norm.h"
+#include "kernels/norms.h"
 #include "kernels/rope.h"
 
 namespace aether::cpu::AETHER_ISA {
@@ -23,7 +23,7 @@ struct Projection {
 };
 
 AETHER_INLINE int64_t panels_per_head(int64_t head_dim) {
-  return head_dim % kPanelColumns == 0 ? head_dim / kPanelColumns : divide_up(head_dim - 1, kPanelColumns) + 1;
+  return head_dim % kPanelColumns == 0 ? head_dim / kPanelColumns : ceil_div(head_dim - 1, kPanelColumns) + 1;
 }
 
 // Bias, norm and rotation of one head of one token, in place.
@@ -54,11 +54,11 @@ AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, c
       {W(in[2]), data<const T>(in[5]), data<const T>(in[8]), true},
       {W(in[3]), data<const T>(in[6]), nullptr, false},
   };
-  // Heads of the three projections in one row: which projection, and which head of it.
+  // Items number the heads of the three projections consecutively: the projection of an item, and its head.
   const auto which = [&](int64_t item) { return item < num_heads ? 0 : item < num_heads + num_kv_heads ? 1 : 2; };
   const auto head_of = [&](int64_t item) { return item < num_heads ? item : (item - num_heads) % num_kv_heads; };
-  const int64_t last_panel[2] = {divide_up(num_heads * head_dim, kPanelColumns) - 1,
-                                 divide_up(num_kv_heads * head_dim, kPanelColumns) - 1};
+  const int64_t last_panel[2] = {ceil_div(num_heads * head_dim, kPanelColumns) - 1,
+                                 ceil_div(num_kv_heads * head_dim, kPanelColumns) - 1};
 
   projections[0].weight.for_each_block(
       data<const T>(in[0]), in[0].shape[0], num_heads + 2 * num_kv_heads, item_panels, team,

@@ -1,4 +1,4 @@
-// Quantised weights, with activations quantised as well: bytes are multiplied by way of 16-bit sums.
+// Matrix operators over quantised weights, with dynamic int8 activations and products of bytes in 16-bit sums.
 #if defined(__x86_64__)
 #define AETHER_ISA avx2
 #include "kernels/isa_tables.h"

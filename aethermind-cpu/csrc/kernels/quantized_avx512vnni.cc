@@ -1,4 +1,4 @@
-// Quantised weights, with activations quantised as well for the four-way dot product of bytes.
+// Matrix operators over quantised weights, with dynamic int8 activations and a four-way dot product of bytes.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512_vnni
 #include "kernels/isa_tables.h"

@@ -1,41 +1,35 @@
-// The matrix operators over quantised weights, of one instruction set. Included once by each quantized_<isa>.cc, after
-// its header of csrc/simd. One kernel takes a weight in any format: the packed weight says which.
+// The matrix operators over quantised weights of one instruction set. Included by each quantized_<isa>.cc, after its
+// header of csrc/simd. One kernel takes weights in any format: the packed weight names it.
 #pragma once
 
-#include "kernels/gate_up_silu.h"
-#include "kernels/isa_tables.h"
+#include "kernels/entries.h"
 #include "kernels/linear.h"
-#include "kernels/lm_head.h"
 #include "kernels/qkv_rope_cache_write.h"
-#include "kernels/quantized_blocks.h"
+#include "kernels/quantized_weight.h"
 
 namespace aether::cpu::AETHER_ISA {
-
-#define AETHER_TEXT_OF(x) #x
-#define AETHER_TEXT(x) AETHER_TEXT_OF(x)
 
 template <class T>
 struct QuantizedKernels {
   using W = QuantizedWeight<T>;
-  static constexpr const char* kVariant = AETHER_TEXT(AETHER_ISA);
+  static constexpr const char* kVariant = AETHER_VARIANT;
   static constexpr am_kernel kGateUpSilu =
-      make_kernel("gate_up_silu/" AETHER_TEXT(AETHER_ISA), 3, 1, 0, gate_up_silu<T, W>, gate_up_silu_scratch<T, W>);
+      make_kernel("gate_up_silu/" AETHER_VARIANT, 3, 1, 0, gate_up_silu<T, W>, gate_up_silu_scratch<T, W>);
   static constexpr am_kernel kLinear =
-      make_kernel("linear/" AETHER_TEXT(AETHER_ISA), 3, 1, 0, linear<T, W>, linear_scratch<T, W>);
+      make_kernel("linear/" AETHER_VARIANT, 3, 1, 0, linear<T, W>, linear_scratch<T, W>);
   static constexpr am_kernel kLmHead =
-      make_kernel("lm_head/" AETHER_TEXT(AETHER_ISA), 2, 1, 0, lm_head<T, W>, linear_scratch<T, W>);
-  static constexpr am_kernel kQkvRopeCacheWrite =
-      make_kernel("qkv_rope_cache_write/" AETHER_TEXT(AETHER_ISA), 13, 3, 3, qkv_rope_cache_write<T, W>,
-                  qkv_rope_cache_write_scratch<T, W>);
+      make_kernel("lm_head/" AETHER_VARIANT, 2, 1, 0, lm_head<T, W>, linear_scratch<T, W>);
+  static constexpr am_kernel kQkvRopeCacheWrite = make_kernel(
+      "qkv_rope_cache_write/" AETHER_VARIANT, 13, 3, 3, qkv_rope_cache_write<T, W>, qkv_rope_cache_write_scratch<T, W>);
   static constexpr am_kernel kQkvRopeCacheWriteQuantized =
-      make_kernel("qkv_rope_cache_write_quantized/" AETHER_TEXT(AETHER_ISA), 15, 5, 3,
-                  qkv_rope_cache_write_quantized<T, W>, qkv_rope_cache_write_scratch<T, W>);
+      make_kernel("qkv_rope_cache_write_quantized/" AETHER_VARIANT, 15, 5, 3, qkv_rope_cache_write_quantized<T, W>,
+                  qkv_rope_cache_write_scratch<T, W>);
 };
 
 constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am_kernel& kernel, int num_weights) {
-  KernelEntry result = {name, AETHER_TEXT(AETHER_ISA), dtype, kPriority, kIsSupported, &kernel, {}, num_weights};
+  KernelEntry result = {name, AETHER_VARIANT, dtype, kPriority, kIsSupported, &kernel, {}, num_weights};
   for (int i = 0; i < num_weights; ++i) result.packs[i] = {1 + i, nullptr};
-#ifdef AETHER_HAS_BYTE_DOT
+#ifdef AETHER_HAS_INT8_DOT
   result.multiplies_bytes = true;
 #endif
   return result;

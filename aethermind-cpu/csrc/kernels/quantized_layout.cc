@@ -4,13 +4,13 @@
 
 #include "built_levels.h"
 #include "cpu_features.h"
+#include "kernels/isa_tables.h"
 #include "kernels/pack.h"
-#include "kernels/quantized_packers.h"
 
 namespace aether::cpu {
 namespace {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 QuantizedPackFn packer() {
 #if AETHER_BUILT_AVX512
@@ -26,21 +26,21 @@ QuantizedPackFn packer() {
 
 PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols) {
   PanelShape shape;
-  const int64_t block = layout.has_levels ? kSuperBlock : layout.block;
-  shape.num_units = divide_up(cols, kUnitK);
-  shape.units_per_block = block ? block / kUnitK : shape.num_units;
-  shape.num_blocks = block ? divide_up(cols, block) : (cols > 0 ? 1 : 0);
+  const int64_t block = layout.has_super_blocks ? kSuperBlock : layout.block;
+  shape.num_groups = ceil_div(cols, kGroupK);
+  shape.groups_per_block = block ? block / kGroupK : shape.num_groups;
+  shape.num_blocks = block ? ceil_div(cols, block) : (cols > 0 ? 1 : 0);
   const int64_t shift_bytes = layout.has_zero_point ? kZeroBytes : layout.has_offset ? kOffsetBytes : 0;
-  const int64_t side_bytes = layout.has_levels ? kLevelBytes : kScaleBytes + shift_bytes;
-  const int64_t unit_bytes = layout.bits * kStepBytes;
-  shape.block_bytes = side_bytes + shape.units_per_block * unit_bytes;
-  const int64_t bytes = shape.num_blocks * side_bytes + shape.num_units * unit_bytes;
-  shape.panel_bytes = divide_up(bytes, kStepBytes) * kStepBytes;
+  const int64_t scale_bytes = layout.has_super_blocks ? kSuperBlockScaleBytes : kScaleBytes + shift_bytes;
+  const int64_t group_bytes = layout.bits * kStepBytes;
+  shape.block_bytes = scale_bytes + shape.groups_per_block * group_bytes;
+  const int64_t bytes = shape.num_blocks * scale_bytes + shape.num_groups * group_bytes;
+  shape.panel_bytes = ceil_div(bytes, kStepBytes) * kStepBytes;
   return shape;
 }
 
 size_t quantized_bytes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
-  return static_cast<size_t>(kHeaderBytes + divide_up(rows, kPanelColumns) * panel_shape(layout, cols).panel_bytes);
+  return static_cast<size_t>(kHeaderBytes + ceil_div(rows, kPanelColumns) * panel_shape(layout, cols).panel_bytes);
 }
 
 bool pack_quantized(const QuantizedLayout& layout, const QuantizedSource& source, int64_t row_begin, int64_t num_rows,

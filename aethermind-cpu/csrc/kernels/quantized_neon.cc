@@ -1,4 +1,4 @@
-// Quantised weights in this instruction set.
+// Matrix operators over quantised weights, dequantised in registers.
 #if defined(__aarch64__)
 #define AETHER_ISA neon
 #include "kernels/isa_tables.h"

@@ -1,8 +1,8 @@
 // Packing of quantised weights, compiled for this instruction set.
 #if defined(__x86_64__)
 #define AETHER_ISA quantized_pack_avx512
+#include "kernels/isa_tables.h"
 #include "kernels/quantized_pack.h"
-#include "kernels/quantized_packers.h"
 
 namespace aether::cpu {
 

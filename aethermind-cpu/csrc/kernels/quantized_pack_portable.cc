@@ -1,7 +1,7 @@
 // Packing of quantised weights, compiled for this instruction set.
 #define AETHER_ISA quantized_pack_portable
+#include "kernels/isa_tables.h"
 #include "kernels/quantized_pack.h"
-#include "kernels/quantized_packers.h"
 
 namespace aether::cpu {
 

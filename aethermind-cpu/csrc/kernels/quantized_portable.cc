@@ -1,4 +1,4 @@
-// Quantised weights in plain C++, for any CPU.
+// Matrix operators and embedding over quantised weights in plain C++, for any CPU.
 #define AETHER_ISA portable
 #include "kernels/isa_tables.h"
 #include "simd/portable.h"
@@ -10,8 +10,8 @@ inline constexpr auto kIsSupported = runs_anywhere;
 
 }  // namespace aether::cpu::AETHER_ISA
 
+#include "kernels/quantized_embedding.h"
 #include "kernels/quantized_entries.h"
-#include "kernels/quantized_rows.h"
 
 namespace aether::cpu::AETHER_ISA {
 
@@ -19,7 +19,7 @@ template <class T>
 inline constexpr am_kernel kQuantizedEmbedding =
     make_kernel("quantized_embedding/portable", 2, 1, 0, quantized_embedding<T>);
 
-// Rows are looked up like this on every level.
+// Every level looks rows up with these.
 inline constexpr KernelEntry kQuantizedRowEntries[] = {
     quantized_entry("embedding", AM_FLOAT32, kQuantizedEmbedding<float>, 1),
     quantized_entry("embedding", AM_BFLOAT16, kQuantizedEmbedding<BFloat16>, 1),

@@ -1,4 +1,5 @@
-// Reducing a row: what sum, mean, max, min, argmax, softmax and layer_norm have in common.
+// Reductions of the last dimension: sum, mean, max, min and argmax, and the row loops that softmax and layer_norm share
+// with them.
 #pragma once
 
 #include "kernels/team.h"
@@ -6,7 +7,7 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Elements that are summed in float before the sum goes on in double.
+// Elements that are summed in float32; the sums of such blocks are added in float64.
 inline constexpr int64_t kFloatSumSize = 4096;
 
 template <class T>
@@ -14,7 +15,7 @@ AETHER_INLINE float element(const T* p) {
   return first_lane(load(p, 1));
 }
 
-// The sum of f(i, lanes), which gives the values of elements i … i + lanes - 1 and zeros after them.
+// Σ f(i, lanes), where f returns the values of elements i … i + lanes - 1, zero-padded.
 template <class F>
 AETHER_INLINE double sum_lanes(int64_t size, F f) {
   double total = 0.0;
@@ -44,7 +45,7 @@ AETHER_INLINE double sum_of(const T* row, int64_t size) {
 
 // The greatest f(element), where f maps lanes to lanes; -inf for an empty row.
 template <class T, class F>
-AETHER_INLINE float greatest_of(const T* row, int64_t size, F f) {
+AETHER_INLINE float max_of_row(const T* row, int64_t size, F f) {
   Vec even = set1(-__builtin_inff()), odd = even;
   if (size < kLanes) {
     for (int64_t i = 0; i < size; ++i) even = max(even, f(set1(element(row + i))));
@@ -56,13 +57,13 @@ AETHER_INLINE float greatest_of(const T* row, int64_t size, F f) {
     odd = max(odd, f(load(row + i + kLanes)));
   }
   if (i + kLanes <= size) even = max(even, f(load(row + i)));
-  odd = max(odd, f(load(row + size - kLanes)));  // the tail, and some elements a second time
+  odd = max(odd, f(load(row + size - kLanes)));  // the tail, which overlaps elements already seen
   return reduce_max(max(even, odd));
 }
 
 template <class T>
-AETHER_INLINE float greatest_of(const T* row, int64_t size) {
-  return greatest_of(row, size, [](const Vec& x) { return x; });
+AETHER_INLINE float max_of_row(const T* row, int64_t size) {
+  return max_of_row(row, size, [](const Vec& x) { return x; });
 }
 
 // out[row] = f(row, size) for every row of x.
@@ -72,6 +73,54 @@ AETHER_INLINE void reduce_rows(const am_tensor& x, const am_tensor& out, const a
   const Range rows = share(team, num_rows(x), kLanes);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     store(data<T>(out) + r, set1(f(data<const T>(x) + r * size, size)), 1);
+  }
+}
+
+template <class T>
+void sum(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) { return static_cast<float>(sum_of(row, size)); });
+}
+
+template <class T>
+void mean(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) {
+    return static_cast<float>(sum_of(row, size) / static_cast<double>(size));
+  });
+}
+
+template <class T>
+void max(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) { return max_of_row(row, size); });
+}
+
+template <class T>
+void min(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  reduce_rows<T>(in[0], out[0], team,
+                 [](const T* row, int64_t size) { return -max_of_row(row, size, [](const Vec& x) { return -x; }); });
+}
+
+// Index of the first element not less than `value`; 0 where there is none.
+template <class T>
+AETHER_INLINE int64_t first_not_less(const T* row, int64_t size, float value) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const uint32_t found = greater_equal_mask(load(row + i), set1(value));
+    if (found) return i + __builtin_ctz(found);
+  }
+  for (; i < size; ++i) {
+    if (element(row + i) >= value) return i;
+  }
+  return 0;
+}
+
+// Index of the largest element, the lowest on ties.
+template <class T>
+void argmax(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  const int64_t size = last_dim(in[0]);
+  const Range rows = share(team, num_rows(in[0]), kLanes);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* row = data<const T>(in[0]) + r * size;
+    data<int32_t>(out[0])[r] = static_cast<int32_t>(first_not_less(row, size, max_of_row(row, size)));
   }
 }
 

@@ -9,7 +9,7 @@
 
 namespace aether::cpu {
 
-// A layout of a weight [rows, cols] of one element type. Two kernels that name the same entry share a packed copy.
+// A packed layout of a weight [rows, cols] of one dtype. Kernels that name the same entry share a packed copy.
 // `destination` is 64-byte aligned and has packed_bytes(rows, cols) bytes.
 struct PackEntry {
   const char* name;
@@ -20,21 +20,21 @@ struct PackEntry {
 struct KernelEntry {
   const char* operator_name;
   const char* variant;
-  am_dtype dtype;  // what the operator's F stands for
-  int priority;    // of several that the CPU supports, the highest is taken
+  am_dtype dtype;  // the operator's type variable F
+  int priority;    // the highest of those that the CPU supports is chosen
   bool (*is_supported_by_cpu)();
   const am_kernel* kernel;
   struct {
     int input;
-    const PackEntry* pack;  // null in kernels of quantised weights: kernels/quantized_layout.h
+    const PackEntry* pack;  // null for quantised weights (kernels/quantized_layout.h)
   } packs[4];
   int num_packs;
-  bool multiplies_bytes = false;  // whether activations are quantised as well, so that the products are of bytes
+  bool multiplies_bytes = false;  // whether activations are quantised to int8
 };
 
 std::span<const KernelEntry> kernel_table();
 
-// Those whose weights are quantised, in any of the formats.
+// Kernels of quantised weights, in any format.
 std::span<const KernelEntry> quantized_kernel_table();
 
 }  // namespace aether::cpu

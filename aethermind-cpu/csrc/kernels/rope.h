@@ -1,13 +1,14 @@
-// Rotary position embedding: pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, turned by the angles of the rope
-// table.
+// Rotary position embedding: the table of cosines and sines, and the rotation of heads by it.
 #pragma once
+
+#include <math.h>
 
 #include "kernels/team.h"
 #include "kernels/tensor.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// One head; `table` is [cos | sin] of C/2 angles. `x` and `out` may be the same.
+// Rotates the pairs (i, i + C/2) of one head; `table` is [cos | sin] of C/2 angles. `x` and `out` may be the same.
 template <class T, class O>
 AETHER_INLINE void rotate_halves(const T* x, const float* table, int64_t head_dim, O* out) {
   const int64_t half = head_dim / 2;
@@ -25,8 +26,9 @@ AETHER_INLINE float to_float(const T& x) {
   return first_lane(load(&x, 1));
 }
 
+// Rotates the pairs (2i, 2i + 1) of one head.
 template <class T>
-AETHER_INLINE void rotate_neighbours(const T* x, const float* table, int64_t head_dim, T* out) {
+AETHER_INLINE void rotate_interleaved(const T* x, const float* table, int64_t head_dim, T* out) {
   const int64_t half = head_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float cosine = table[i], sine = table[half + i];
@@ -46,11 +48,37 @@ void rope(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const
     for (int64_t h = 0; h < num_heads; ++h) {
       const int64_t offset = (t * num_heads + h) * head_dim;
       if (is_interleaved) {
-        rotate_neighbours(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
+        rotate_interleaved(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
       } else {
         rotate_halves(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
       }
     }
+  }
+}
+
+// Positions beyond 2^24 are not exact in float32.
+inline constexpr int64_t kMaxFloat32Position = int64_t{1} << 24;
+
+// [cos(p f) scale | sin(p f) scale]. The angle p f is rounded to float32, as models were trained; float64 beyond 2^24.
+inline void rope_table(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const int64_t* positions = data<const int64_t>(in[0]);
+  const float* inv_freq = data<const float>(in[1]);
+  const int64_t num_angles = in[1].shape[0];
+  const float scale = static_cast<float>(attrs[0].f);
+  const Range angles = share(team, in[0].shape[0] * num_angles);
+  for (int64_t i = angles.begin; i < angles.end; ++i) {
+    const int64_t t = i / num_angles, e = i % num_angles;
+    float* row = data<float>(out[0]) + t * 2 * num_angles;
+    float cosine, sine;
+    if (positions[t] >= -kMaxFloat32Position && positions[t] <= kMaxFloat32Position) {
+      const float angle = static_cast<float>(positions[t]) * inv_freq[e];
+      cosine = ::cosf(angle), sine = ::sinf(angle);
+    } else {
+      const double angle = static_cast<double>(positions[t]) * static_cast<double>(inv_freq[e]);
+      cosine = static_cast<float>(::cos(angle)), sine = static_cast<float>(::sin(angle));
+    }
+    row[e] = cosine * scale;
+    row[num_angles + e] = sine * scale;
   }
 }
 

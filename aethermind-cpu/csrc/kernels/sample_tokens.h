@@ -1,18 +1,77 @@
-// One token a row: the argmax, or an inverse CDF over what top-k, top-p and min-p leave.
+// Samples one token per row: the argmax, or an inverse CDF over the tokens that top-k, top-p and min-p keep.
 //
-// Nothing is sorted. Each of the three cuts leaves a front of the descending order, and so does the inverse CDF itself:
-// the chosen token is the last of the shortest front whose mass exceeds uniform * total. Fronts are found by
-// quickselect over the candidates, and the candidates are first thinned to those whose probability is within some power
-// of two of the greatest.
+// Nothing is sorted. Each of the three filters keeps a prefix of the descending order, and so does the inverse CDF: the
+// chosen token is the last of the shortest prefix whose mass exceeds uniform · total. Prefixes are found by quickselect
+// over the candidates, which are first reduced to the tokens whose probability is within some power of two of the
+// greatest.
 #pragma once
 
-#include "kernels/candidates.h"
 #include "kernels/team.h"
 #include "kernels/tensor.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-inline constexpr int64_t kSumBlock = 1024;  // in-order sampling first finds the block of tokens, then the token
+struct Candidate {
+  float weight;  // probability, up to a factor
+  int32_t token;
+};
+
+// Descending probability, lower token id first on ties: a total order.
+AETHER_INLINE bool comes_before(const Candidate& a, const Candidate& b) {
+  return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+}
+
+AETHER_INLINE void swap_candidates(Candidate& a, Candidate& b) {
+  const Candidate saved = a;
+  a = b;
+  b = saved;
+}
+
+// Partitions items[begin, end) around the median of three, and returns the pivot's index.
+inline int64_t partition(Candidate* items, int64_t begin, int64_t end) {
+  const int64_t last = end - 1, middle = begin + (end - begin) / 2;
+  if (comes_before(items[middle], items[begin])) swap_candidates(items[middle], items[begin]);
+  if (comes_before(items[last], items[begin])) swap_candidates(items[last], items[begin]);
+  if (comes_before(items[last], items[middle])) swap_candidates(items[last], items[middle]);
+  swap_candidates(items[middle], items[last]);
+  const Candidate pivot = items[last];
+  int64_t place = begin;
+  for (int64_t i = begin; i < last; ++i) {
+    if (comes_before(items[i], pivot)) swap_candidates(items[i], items[place++]);
+  }
+  swap_candidates(items[place], items[last]);
+  return place;
+}
+
+// Reorders the items so that a prefix of their descending order comes first, and returns its length: the shortest
+// prefix whose measures satisfy `is_enough(sum)`, or all items. The last item of the prefix is the one that made it
+// enough. Quickselect: linear on average.
+template <class Measure, class Enough>
+AETHER_INLINE int64_t select_prefix(Candidate* items, int64_t count, Measure measure, Enough is_enough) {
+  int64_t begin = 0, end = count;
+  double sum = 0.0;
+  while (begin < end) {
+    const int64_t place = partition(items, begin, end);
+    double before = sum;
+    for (int64_t i = begin; i < place; ++i) before += measure(items[i]);
+    if (place > begin && is_enough(before)) {
+      end = place;
+      continue;
+    }
+    sum = before + measure(items[place]);
+    begin = place + 1;
+    if (is_enough(sum)) break;
+  }
+  return begin;
+}
+
+AETHER_INLINE double total_weight(const Candidate* items, int64_t count) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < count; ++i) sum += items[i].weight;
+  return sum;
+}
+
+inline constexpr int64_t kSumBlock = 1024;  // sample_in_order first finds the block of tokens, then the token
 
 AETHER_INLINE float greatest(const float* x, int64_t size) {
   Vec best = set1(-__builtin_inff());
@@ -23,7 +82,7 @@ AETHER_INLINE float greatest(const float* x, int64_t size) {
   return result;
 }
 
-// The first index that holds `value`.
+// The first index whose element equals `value`, the greatest.
 AETHER_INLINE int32_t index_of(const float* x, int64_t size, float value) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
@@ -57,8 +116,8 @@ AETHER_INLINE double exponentials(const float* x, int64_t size, float maximum, f
   return sum;
 }
 
-// Inverse CDF in the order of token ids. A target that rounding keeps out of reach yields the last token that has any
-// weight.
+// Inverse CDF in the order of token ids. If rounding puts the target out of reach, the last token of nonzero
+// weight is returned.
 AETHER_INLINE int32_t sample_in_order(const float* weights, int64_t size, double target) {
   double sum = 0.0;
   for (int64_t block = 0; block < size; block += kSumBlock) {
@@ -66,7 +125,7 @@ AETHER_INLINE int32_t sample_in_order(const float* weights, int64_t size, double
     double after = sum;
     for (int64_t i = block; i < end; i += kLanes)
       after += reduce_add_double(load(weights + i, smaller(end - i, kLanes)));
-    // Token by token the additions round differently, so the answer may also be the first token of the next block.
+    // Adding token by token rounds differently, so the result may also be the first token of the next block.
     for (int64_t i = block; after > target && i < end; ++i) {
       sum += weights[i];
       if (weights[i] > 0.0f && sum > target) return static_cast<int32_t>(i);
@@ -78,7 +137,7 @@ AETHER_INLINE int32_t sample_in_order(const float* weights, int64_t size, double
   return static_cast<int32_t>(last);
 }
 
-// All tokens of at least `threshold`.
+// Collects all tokens of at least `threshold`.
 AETHER_INLINE int64_t collect(const float* weights, int64_t size, float threshold, Candidate* items) {
   int64_t count = 0;
   for (int64_t i = 0; i < size; i += kLanes) {
@@ -92,53 +151,55 @@ AETHER_INLINE int64_t collect(const float* weights, int64_t size, float threshol
   return count;
 }
 
-struct Cuts {
+struct Filters {
   int64_t top_k;
   float top_p, min_p;
 
   bool is_none() const { return top_k <= 0 && top_p >= 1.0f && min_p <= 0.0f; }
 };
 
-// Candidates that surely include everything the cuts leave. The greatest weight is 1, `total` is the sum of all.
-AETHER_INLINE int64_t thin(const float* weights, int64_t size, double total, const Cuts& cuts, Candidate* items) {
+// Reduces the tokens to candidates, a superset of what the filters keep. The greatest weight is 1; `total` is the sum
+// of all.
+AETHER_INLINE int64_t collect_candidates(const float* weights, int64_t size, double total, const Filters& filters,
+                                         Candidate* items) {
   for (float threshold = 0x1p-8f; threshold > 0x1p-100f; threshold *= 0x1p-8f) {
     const int64_t count = collect(weights, size, threshold, items);
     if (count == size) return count;
-    if (cuts.top_k > 0) {
-      if (count >= cuts.top_k) return count;
+    if (filters.top_k > 0) {
+      if (count >= filters.top_k) return count;
     } else {
-      if (threshold <= cuts.min_p) return count;
-      if (cuts.top_p < 1.0f && total_weight(items, count) >= cuts.top_p * total) return count;
+      if (threshold <= filters.min_p) return count;
+      if (filters.top_p < 1.0f && total_weight(items, count) >= filters.top_p * total) return count;
     }
   }
   return collect(weights, size, 0.0f, items);
 }
 
-AETHER_INLINE int32_t sample_descending(const float* weights, int64_t size, double total, const Cuts& cuts,
+AETHER_INLINE int32_t sample_descending(const float* weights, int64_t size, double total, const Filters& filters,
                                         float uniform, Candidate* items) {
   const auto weight = [](const Candidate& item) { return static_cast<double>(item.weight); };
-  int64_t count = thin(weights, size, total, cuts, items);
+  int64_t count = collect_candidates(weights, size, total, filters, items);
   double mass = total;
-  if (cuts.top_k > 0) {
-    const double k = static_cast<double>(cuts.top_k);
-    count = select_front(items, count, [](const Candidate&) { return 1.0; }, [&](double sum) { return sum >= k; });
+  if (filters.top_k > 0) {
+    const double k = static_cast<double>(filters.top_k);
+    count = select_prefix(items, count, [](const Candidate&) { return 1.0; }, [&](double sum) { return sum >= k; });
     mass = total_weight(items, count);
   }
-  if (cuts.top_p < 1.0f) {
-    const double target = static_cast<double>(cuts.top_p) * mass;
-    count = select_front(items, count, weight, [&](double sum) { return sum >= target; });
+  if (filters.top_p < 1.0f) {
+    const double target = static_cast<double>(filters.top_p) * mass;
+    count = select_prefix(items, count, weight, [&](double sum) { return sum >= target; });
   }
-  if (cuts.min_p > 0.0f) {
-    const float threshold = cuts.min_p < 1.0f ? cuts.min_p : 1.0f;
-    int64_t kept = 0;
+  if (filters.min_p > 0.0f) {
+    const float threshold = filters.min_p < 1.0f ? filters.min_p : 1.0f;
+    int64_t saved = 0;
     for (int64_t i = 0; i < count; ++i) {
-      if (items[i].weight >= threshold) exchange(items[i], items[kept++]);
+      if (items[i].weight >= threshold) swap_candidates(items[i], items[saved++]);
     }
-    count = kept;
+    count = saved;
   }
-  if (count == 0) return 0;  // logits are NaN, all of them
+  if (count == 0) return 0;  // all logits are NaN
   const double target = static_cast<double>(uniform) * total_weight(items, count);
-  return items[select_front(items, count, weight, [&](double sum) { return sum > target; }) - 1].token;
+  return items[select_prefix(items, count, weight, [&](double sum) { return sum > target; }) - 1].token;
 }
 
 inline void sample_tokens(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
@@ -154,11 +215,11 @@ inline void sample_tokens(const am_tensor* in, const am_tensor* out, const am_at
       token = index_of(logits, vocab, maximum);
       return;
     }
-    const Cuts cuts = {data<const int32_t>(in[2])[r], data<const float>(in[3])[r], data<const float>(in[4])[r]};
+    const Filters filters = {data<const int32_t>(in[2])[r], data<const float>(in[3])[r], data<const float>(in[4])[r]};
     const float uniform = data<const float>(in[5])[r];
     const double total = exponentials(logits, vocab, maximum, temperature, weights);
-    token = cuts.is_none() ? sample_in_order(weights, vocab, static_cast<double>(uniform) * total)
-                           : sample_descending(weights, vocab, total, cuts, uniform, items);
+    token = filters.is_none() ? sample_in_order(weights, vocab, static_cast<double>(uniform) * total)
+                              : sample_descending(weights, vocab, total, filters, uniform, items);
   });
 }
 

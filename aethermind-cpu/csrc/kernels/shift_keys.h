@@ -1,30 +1,30 @@
-// Keys of whole blocks turned in place by the angles of a rope table, one row of it a block.
+// K-shift: rotates the keys of whole cache blocks in place by the angles of a RoPE table, one table row per block.
 #pragma once
 
-#include "kernels/code_rows.h"
 #include "kernels/kv_cache_write.h"
+#include "kernels/kv_quantization.h"
 #include "kernels/rope.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Calls `turn(row, table)` for the filled slots of the blocks: `row` counts rows of head_dim in the cache.
-template <class TurnFn>
-AETHER_INLINE void for_each_shifted_row(const am_tensor* in, const am_team* team, TurnFn turn) {
+// Calls `rotate(row, table)` for the filled slots of the blocks; `row` counts rows of head_dim in the cache.
+template <class RotateFn>
+AETHER_INLINE void for_each_filled_row(const am_tensor* in, const am_team* team, RotateFn rotate) {
   const CacheLayout cache(in[0]);
   const int32_t *blocks = data<const int32_t>(in[1]), *num_tokens = data<const int32_t>(in[2]);
-  const Range units = share(team, in[1].shape[0] * cache.num_heads);
-  for (int64_t unit = units.begin; unit < units.end; ++unit) {
-    const int64_t i = unit / cache.num_heads, head = unit % cache.num_heads;
+  const Range items = share(team, in[1].shape[0] * cache.num_heads);
+  for (int64_t item = items.begin; item < items.end; ++item) {
+    const int64_t i = item / cache.num_heads, head = item % cache.num_heads;
     const int64_t first = (blocks[i] * cache.num_heads + head) * cache.block_size;
     const float* table = data<const float>(in[3]) + i * cache.head_dim;
-    for (int64_t row = first; row < first + num_tokens[i]; ++row) turn(row, table);
+    for (int64_t row = first; row < first + num_tokens[i]; ++row) rotate(row, table);
   }
 }
 
 template <class T>
 AETHER_INLINE void rotate_in_place(T* x, const float* table, int64_t head_dim, bool is_interleaved) {
   if (is_interleaved) {
-    rotate_neighbours(x, table, head_dim, x);
+    rotate_interleaved(x, table, head_dim, x);
   } else {
     rotate_halves(x, table, head_dim, x);
   }
@@ -33,21 +33,21 @@ AETHER_INLINE void rotate_in_place(T* x, const float* table, int64_t head_dim, b
 template <class T>
 void shift_keys(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const int64_t head_dim = in[0].shape[3];
-  for_each_shifted_row(in, team, [&](int64_t row, const float* table) {
+  for_each_filled_row(in, team, [&](int64_t row, const float* table) {
     rotate_in_place(data<T>(out[0]) + row * head_dim, table, head_dim, attrs[0].i != 0);
   });
 }
 
-// The codes themselves are turned and become codes again; what that scales them by joins their scale.
+// Rotates the codes and quantises them again; the factor by which this rescales them multiplies their scale.
 inline void shift_keys_quantized(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const int64_t head_dim = in[0].shape[3];
   const int32_t dtype = in[0].dtype;
   float* key = static_cast<float*>(team->scratch);
-  for_each_shifted_row(in, team, [&](int64_t row, const float* table) {
+  for_each_filled_row(in, team, [&](int64_t row, const float* table) {
     Code* codes = data<Code>(out[0]) + row * head_dim;
-    decode_row(dtype, codes, head_dim, key);
+    dequantize_row(dtype, codes, head_dim, key);
     rotate_in_place(key, table, head_dim, attrs[0].i != 0);
-    data<float>(out[1])[row] *= encode_row(dtype, key, head_dim, codes);
+    data<float>(out[1])[row] *= quantize_row(dtype, key, head_dim, codes);
   });
 }
 

@@ -1,11 +1,11 @@
-// exp(x - max(x)), divided by its sum over the last dimension.
+// Softmax over the last dimension: exp(x - max(x)) / Σ exp(x - max(x)).
 #pragma once
 
 #include "kernels/reductions.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// The exponentials are computed twice: in a narrow type, keeping them would round twice.
+// Exponentials are computed twice: storing them in a 16-bit type would round twice.
 template <class T>
 void softmax(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   const int64_t size = last_dim(in[0]);
@@ -13,7 +13,7 @@ void softmax(const am_tensor* in, const am_tensor* out, const am_attr*, const am
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const T* x = data<const T>(in[0]) + r * size;
     T* target = data<T>(out[0]) + r * size;
-    const Vec greatest = set1(greatest_of(x, size));
+    const Vec greatest = set1(max_of_row(x, size));
     const int64_t whole = size / kLanes * kLanes;
     double total = sum_lanes(whole, [&](int64_t i, int64_t) { return exp_or_infinity(load(x + i) - greatest); });
     for (int64_t i = whole; i < size; ++i) {

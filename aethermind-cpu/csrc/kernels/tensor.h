@@ -1,4 +1,4 @@
-// Reading the ABI's tensors.
+// Access to the ABI's tensors.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ AETHER_INLINE int64_t num_elements(const am_tensor& tensor) {
   return count;
 }
 
-// Rows of a tensor seen as a matrix whose columns are its last dimension.
+// A tensor as a matrix whose columns are its last dimension.
 AETHER_INLINE int64_t last_dim(const am_tensor& tensor) { return tensor.shape[tensor.ndim - 1]; }
 AETHER_INLINE int64_t num_rows(const am_tensor& tensor) {
   int64_t count = 1;

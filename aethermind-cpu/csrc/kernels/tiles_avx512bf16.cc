@@ -1,2 +1,2 @@
 #include "isa/avx512bf16.h"
-#include "kernels/gemm_tiles.h"
+#include "kernels/gemm_kernel_table.h"

@@ -1,4 +1,4 @@
-// Log-probability and rank of one token a row, and the k most probable ones.
+// Log-probability and rank of one token per row, and the k most probable tokens.
 #pragma once
 
 #include <math.h>
@@ -28,7 +28,7 @@ AETHER_INLINE int32_t count_greater(const float* x, int64_t size, float value) {
   return count;
 }
 
-// The k greatest in descending order, lower index first on ties, by insertion: most elements fall to one comparison of
+// The k greatest in descending order, lower index first on ties, by insertion: one comparison rejects most vectors of
 // sixteen.
 AETHER_INLINE void find_top(const float* x, int64_t size, int64_t k, int32_t* ids, float* values) {
   int64_t count = 0;

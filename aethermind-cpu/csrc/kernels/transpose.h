@@ -1,4 +1,4 @@
-// Every matrix of the last two dimensions with rows and columns swapped.
+// Permutations of dimensions: transpose of the last two, and permute_heads.
 #pragma once
 
 #include <cstring>
@@ -8,8 +8,8 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Elements along one side of the blocks that are turned one at a time. They are turned in a block of their own: rows of
-// a matrix may lie a power of two apart, where a cache holds only a few.
+// Side of the blocks, in elements. Each is transposed within a local array: rows a power of two apart map to few sets
+// of a cache.
 inline constexpr int64_t kTransposeBlock = 32;
 
 template <class T>
@@ -17,11 +17,11 @@ void transpose(const am_tensor* in, const am_tensor* out, const am_attr*, const 
   const int32_t ndim = in[0].ndim;
   const int64_t rows = in[0].shape[ndim - 2], columns = in[0].shape[ndim - 1];
   if (num_elements(in[0]) == 0) return;
-  const int64_t bands = divide_up(columns, kTransposeBlock);
-  const Range units = share(team, num_elements(in[0]) / (rows * columns) * bands);
-  for (int64_t unit = units.begin; unit < units.end; ++unit) {
-    const int64_t matrix = unit / bands * rows * columns;
-    const int64_t begin = unit % bands * kTransposeBlock, end = smaller(begin + kTransposeBlock, columns);
+  const int64_t column_blocks = ceil_div(columns, kTransposeBlock);
+  const Range items = share(team, num_elements(in[0]) / (rows * columns) * column_blocks);
+  for (int64_t item = items.begin; item < items.end; ++item) {
+    const int64_t matrix = item / column_blocks * rows * columns;
+    const int64_t begin = item % column_blocks * kTransposeBlock, end = smaller(begin + kTransposeBlock, columns);
     const T* source = data<const T>(in[0]) + matrix;
     T* target = data<T>(out[0]) + matrix;
     for (int64_t first = 0; first < rows; first += kTransposeBlock) {
@@ -35,6 +35,19 @@ void transpose(const am_tensor* in, const am_tensor* out, const am_attr*, const 
         std::memcpy(target + c * rows + first, block[c - begin], static_cast<size_t>(last - first) * sizeof(T));
       }
     }
+  }
+}
+
+// [..., T, H, C] to [..., H, T, C].
+template <class T>
+void permute_heads(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  const int32_t ndim = in[0].ndim;
+  const int64_t tokens = in[0].shape[ndim - 3], heads = in[0].shape[ndim - 2], size = in[0].shape[ndim - 1];
+  const Range rows = share(team, num_rows(out[0]));
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const int64_t matrix = r / (tokens * heads), head = r / tokens % heads, token = r % tokens;
+    std::memcpy(data<T>(out[0]) + r * size, data<const T>(in[0]) + ((matrix * tokens + token) * heads + head) * size,
+                static_cast<size_t>(size) * sizeof(T));
   }
 }
 

@@ -1,32 +1,17 @@
-// Operators that go once over their elements, worth writing in vector instructions. Included once by each
-// vector_<unit>.cc.
+// Elementwise and row-wise operators that profit from vector instructions. Included by each vector_<unit>.cc.
 #pragma once
 
-#include "kernels/add.h"
-#include "kernels/add_rms_norm.h"
+#include "kernels/activations.h"
 #include "kernels/alibi.h"
-#include "kernels/argmax.h"
-#include "kernels/div.h"
+#include "kernels/elementwise.h"
 #include "kernels/entries.h"
-#include "kernels/exp.h"
-#include "kernels/gelu.h"
 #include "kernels/kv_cache_write.h"
-#include "kernels/layer_norm.h"
-#include "kernels/log.h"
-#include "kernels/max.h"
-#include "kernels/mean.h"
-#include "kernels/min.h"
-#include "kernels/mul.h"
-#include "kernels/relu.h"
-#include "kernels/rms_norm.h"
+#include "kernels/norms.h"
+#include "kernels/reductions.h"
 #include "kernels/rope.h"
 #include "kernels/sample_tokens.h"
 #include "kernels/shift_keys.h"
-#include "kernels/silu.h"
-#include "kernels/silu_mul.h"
 #include "kernels/softmax.h"
-#include "kernels/sub.h"
-#include "kernels/sum.h"
 #include "kernels/token_logprobs.h"
 
 namespace aether::cpu::AETHER_ISA {

@@ -9,6 +9,7 @@
 
 #include "simd/bfloat16.h"
 #include "simd/float16.h"
+#include "simd/tuning.h"
 
 #define AETHER_INLINE inline __attribute__((always_inline))
 
@@ -16,15 +17,12 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int kLanes = 16;
 
-// Register blocking of the matrix kernels, for sixteen registers: 6 × 1 panels are twelve accumulators and leave two
-// for a panel's columns, one for a row's value and one to spare.
+// Register tile of the matrix kernels, for 16 registers: 6 rows × 1 panel are 12 accumulators; two registers hold the
+// panel's columns and one the broadcast activation.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTilePanels = 1;
 
-// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h), as measured on a
-// core of Zen 3: farther is slower there.
-inline constexpr int kFewestRowsToFetch = 2;
-inline constexpr int64_t kNearFetchBytes = 1024;
+inline constexpr Tuning kTuning = {.min_prefetch_rows = 2, .gemv_prefetch_bytes = 1024};
 
 struct Vec {
   __m256 low, high;
@@ -53,7 +51,7 @@ AETHER_INLINE void store_eight(uint16_t* p, __m128i h) { _mm_storeu_si128(reinte
 
 AETHER_INLINE __m256 widen(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 
-// Round to nearest even; a NaN stays a (quiet) NaN.
+// Round to nearest even; NaN becomes a quiet NaN.
 AETHER_INLINE __m128i narrow(__m256 v) {
   const __m256i u = _mm256_castps_si256(v);
   const __m256i high = _mm256_srli_epi32(u, 16);
@@ -88,7 +86,7 @@ AETHER_INLINE void store(Float16* p, const Vec& v) {
   store_eight(&p->bits + 8, narrow_half(v.high));
 }
 
-// The first n lanes (0 ≤ n ≤ 16); absent ones load as zero. All sixteen are the common case, and masked stores are slow
+// The first n lanes (0 ≤ n ≤ 16); the other lanes load as zero. All sixteen are the common case; masked stores are slow
 // on many CPUs.
 template <class T>
 AETHER_INLINE Vec load(const T* p, int64_t n) {
@@ -105,13 +103,14 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// The even and the odd ones of sixteen pairs.
+// The even and the odd elements of sixteen pairs.
 AETHER_INLINE Vec load_even(const BFloat16* p) {
   const __m256i* words = reinterpret_cast<const __m256i*>(p);
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words), 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words + 1), 16))};
 }
-// One instruction, which reads the words again: keeping them from load_even on costs registers that the sums need.
+// One instruction with a memory operand: keeping the words loaded by load_even would take registers from the
+// accumulators.
 AETHER_INLINE __m256 odd_ones(const __m256i* words) {
   __m256 odd;
   __asm__("vpblendw $0xaa, %1, %2, %0" : "=x"(odd) : "m"(*words), "x"(_mm256_setzero_si256()));
@@ -122,8 +121,8 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return {odd_ones(words), odd_ones(words + 1)};
 }
 
-// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
-// are the same bits further left: extending the sign sets one bit too many.
+// Sixteen 8-bit codes of a quantised KV cache (kernels/kv_quantization.h) as floats: int8, and E4M3 scaled by 2^-8. An
+// E4M3 number shifted left by 7 bits is a float16; sign extension sets one bit too many, which the mask clears.
 AETHER_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 AETHER_INLINE Vec load_integer_codes(const void* p) {
   const __m128i bytes = sixteen_bytes(p);
@@ -136,25 +135,25 @@ AETHER_INLINE Vec load_e4m3_codes(const void* p) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
 
-// Of numbers that a bfloat16 holds exactly.
+// Truncates to bfloat16; exact for values that a bfloat16 holds.
 AETHER_INLINE __m256i high_halves(__m256 v) { return _mm256_srli_epi32(_mm256_castps_si256(v), 16); }
 AETHER_INLINE void store_exact(BFloat16* p, const Vec& v) {
   const __m256i quarters = _mm256_packus_epi32(high_halves(v.low), high_halves(v.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(quarters, 0xd8));
 }
 
-// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+// Sixteen unsigned bytes as floats; and (word >> shift) & mask of sixteen 32-bit words as floats (mask below 2^24).
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
 }
-AETHER_INLINE __m256 field_of(const char* words, int shift, uint32_t mask) {
+AETHER_INLINE __m256 bit_field(const char* words, int shift, uint32_t mask) {
   const __m256i shifted = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)), shift);
   return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(static_cast<int>(mask))));
 }
-AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
-  return {field_of(words, shift, mask), field_of(words + 32, shift, mask)};
+AETHER_INLINE Vec load_bit_fields(const char* words, int shift, uint32_t mask) {
+  return {bit_field(words, shift, mask), bit_field(words + 32, shift, mask)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return _mm256_cvtss_f32(v.low); }
@@ -188,7 +187,7 @@ AETHER_INLINE uint32_t greater_equal_mask(const Vec& x, const Vec& y) {
   return mask_of(_mm256_cmp_ps(x.low, y.low, _CMP_GE_OQ), _mm256_cmp_ps(x.high, y.high, _CMP_GE_OQ));
 }
 
-// p · 2^n for integral n; what would be subnormal becomes zero.
+// p · 2^n for integral n; subnormal results flush to zero.
 AETHER_INLINE __m256 scale_by_power_of_two(__m256 p, __m256 n) {
   // 2^128 has no float, so the last doubling is an addition of its own.
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(126));
@@ -233,7 +232,7 @@ AETHER_INLINE void transpose_eight(const char* const* rows, size_t offset, int64
   }
 }
 
-// out[word][row] for sixteen rows of up to 64 bytes; what is past `bytes` counts as zero.
+// out[word][row] for sixteen rows of up to 64 bytes; bytes past `bytes` read as zero.
 AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, int64_t num_words, char* out) {
   char padded[16][64];
   const char* whole[16];

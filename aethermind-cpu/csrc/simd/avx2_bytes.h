@@ -1,12 +1,12 @@
-// simd/avx2.h plus bytes, four to a word (simd/byte_dot.h).
+// simd/avx2.h plus 32-bit integer lanes of four bytes each (simd/int8_dot.h).
 #pragma once
 
 #include "simd/avx2.h"
-#include "simd/byte_dot.h"
+#include "simd/int8_dot.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Sixteen 32-bit integers, or four bytes in each.
+// Sixteen 32-bit lanes: an integer or four bytes each.
 struct IntVec {
   __m256i low, high;
 };
@@ -22,7 +22,7 @@ AETHER_INLINE IntVec broadcast_word(const char* p) {
   return set_words(word);
 }
 
-// Sixteen unsigned bytes less `offset`, each in the low half of a word; and their products with a word of a magnitude
+// Sixteen unsigned bytes minus `offset`, widened to the low half of a word; and their product with words of magnitudes
 // below 2^15.
 AETHER_INLINE IntVec widen_to_words(const uint8_t* p, int32_t offset = 0) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -36,13 +36,15 @@ AETHER_INLINE IntVec multiply_small(const IntVec& w, const IntVec& x) {
 AETHER_INLINE IntVec add_words(const IntVec& x, const IntVec& y) {
   return {_mm256_add_epi32(x.low, y.low), _mm256_add_epi32(x.high, y.high)};
 }
-AETHER_INLINE __m256i add_halves(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
-AETHER_INLINE IntVec add_halves(const IntVec& words) { return {add_halves(words.low), add_halves(words.high)}; }
+AETHER_INLINE __m256i add_int16_pairs(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
+AETHER_INLINE IntVec add_int16_pairs(const IntVec& words) {
+  return {add_int16_pairs(words.low), add_int16_pairs(words.high)};
+}
 AETHER_INLINE Vec to_floats(const IntVec& v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 
-// Field `Field` of `Bits` bits of every byte. A single bit is left as 0 or 2.
+// Unpacks code number `Field`, of `Bits` bits, of every byte. 1-bit codes become 0 or 2.
 template <int Bits, int Field>
-AETHER_INLINE __m256i fields_of(__m256i step) {
+AETHER_INLINE __m256i unpack_codes(__m256i step) {
   if constexpr (Bits == 8) return step;
   const __m256i mask = _mm256_set1_epi8(Bits == 4 ? 15 : Bits == 2 ? 3 : 2);
   if constexpr (Bits == 1 && Field == 0) return _mm256_and_si256(_mm256_add_epi8(step, step), mask);
@@ -50,13 +52,13 @@ AETHER_INLINE __m256i fields_of(__m256i step) {
   return _mm256_and_si256(kShift ? _mm256_srli_epi16(step, kShift) : step, mask);
 }
 template <int Bits, int Field>
-AETHER_INLINE IntVec fields_of(const IntVec& step) {
-  return {fields_of<Bits, Field>(step.low), fields_of<Bits, Field>(step.high)};
+AETHER_INLINE IntVec unpack_codes(const IntVec& step) {
+  return {unpack_codes<Bits, Field>(step.low), unpack_codes<Bits, Field>(step.high)};
 }
 
-// The same left where it stands, which is 2^(Bits · Field) times as much.
+// Masks code number `Field` of every byte without shifting it down: 2^(Bits · Field) times the code.
 template <int Bits, int Field>
-AETHER_INLINE IntVec fields_in_place(const IntVec& step) {
+AETHER_INLINE IntVec mask_codes(const IntVec& step) {
   const __m256i mask = _mm256_set1_epi8(static_cast<char>(((1 << Bits) - 1) << (Bits * Field)));
   return {_mm256_and_si256(step.low, mask), _mm256_and_si256(step.high, mask)};
 }
@@ -65,7 +67,7 @@ AETHER_INLINE IntVec shift_words_right(const IntVec& v) {
   return {_mm256_srai_epi32(v.low, Bits), _mm256_srai_epi32(v.high, Bits)};
 }
 
-// As integers, magnitudes are ordered alike, and a NaN is the largest.
+// Compares bit patterns as integers: the order of magnitudes, with NaN the largest.
 AETHER_INLINE __m256 larger_magnitude(__m256 largest, __m256 x) {
   const __m256i magnitude = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x));
   return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(largest), magnitude));
@@ -85,11 +87,11 @@ AETHER_INLINE __m256i rounded_to_shorts(const Vec& v) {
 }
 
 AETHER_INLINE int32_t round_to_bytes(const Vec& low, const Vec& high, char* codes) {
-  // Packing works within 128-bit halves, which leaves fours of values out of order.
+  // Packing works within 128-bit lanes, so groups of four values need reordering.
   const __m256i packed = _mm256_packs_epi16(rounded_to_shorts(low), rounded_to_shorts(high));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
-  const __m256i eight = add_halves(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed));
+  const __m256i eight = add_int16_pairs(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed));
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));

@@ -5,14 +5,14 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// For sixteen registers: each row has two accumulators of integers; its floats wait in memory.
-inline constexpr int kByteTileRows = 6;
+// For 16 registers: a row takes two int32 accumulators; its float32 accumulators spill to memory.
+inline constexpr int kInt8TileRows = 6;
 
 template <int Bits>
 inline constexpr int32_t kCodeOffset = 0;
-inline constexpr bool kMultipliesFieldsInPlace = true;
+inline constexpr bool kMultipliesCodesInPlace = true;
 template <int Bits>
-inline constexpr bool kSumsUnitsInHalves = false;
+inline constexpr bool kAccumulatesInInt16 = false;
 
 template <int Bits = 8>
 AETHER_INLINE IntVec dot_bytes(const IntVec& sum, const IntVec& w, const IntVec& x) {

@@ -9,6 +9,7 @@
 
 #include "simd/bfloat16.h"
 #include "simd/float16.h"
+#include "simd/tuning.h"
 
 #define AETHER_HAS_WIDE_SHUFFLE 1  // of the 16-bit elements of two registers, in one instruction
 
@@ -18,16 +19,12 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int kLanes = 16;
 
-// Register blocking of the matrix kernels, for 32 registers: 12 × 2 accumulators leave 8 for operands. A single row has
-// two chains of multiply-adds then, which take in 128 bytes of weights in the time of one: four times what a core gets
-// from memory.
+// Register tile of the matrix kernels, for 32 registers: 12 rows × 2 panels are 24 accumulators and leave 8 registers
+// for operands. Two panels give a single row two independent FMA chains.
 inline constexpr int kTileRows = 12;
 inline constexpr int kTilePanels = 2;
 
-// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h), as measured on a
-// core of Zen 4: a panel of int4 has 8 KiB, and the beginning of the next is not fetched beside its end.
-inline constexpr int kFewestRowsToFetch = 5;
-inline constexpr int64_t kNearFetchBytes = 1024;
+inline constexpr Tuning kTuning = {.gemv_prefetch_bytes = 1024};
 
 using Vec = __m512;
 
@@ -41,8 +38,8 @@ AETHER_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((
 
 AETHER_INLINE __m512 widen(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 
-// Round to nearest even; a NaN stays a (quiet) NaN. The processor's own instruction makes denormal numbers zero, which
-// its dot products take them for.
+// Round to nearest even; NaN becomes a quiet NaN. VCVTNEPS2BF16 flushes denormals to zero, as
+// VDPBF16PS treats them.
 #ifdef __AVX512BF16__
 AETHER_INLINE __m256i narrow(Vec v) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)); }
 #else
@@ -75,7 +72,7 @@ AETHER_INLINE __m256i narrow_half(Vec v) { return _mm512_cvtps_ph(v, _MM_FROUND_
 AETHER_INLINE void store(Float16* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_half(v)); }
 AETHER_INLINE void store(Float16* p, Vec v, int64_t n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow_half(v)); }
 
-// The even and the odd ones of sixteen pairs.
+// The even and the odd elements of sixteen pairs.
 AETHER_INLINE Vec load_even(const BFloat16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
 }
@@ -84,8 +81,8 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask));
 }
 
-// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
-// are the same bits further left: extending the sign sets one bit too many.
+// Sixteen 8-bit codes of a quantised KV cache (kernels/kv_quantization.h) as floats: int8, and E4M3 scaled by 2^-8. An
+// E4M3 number shifted left by 7 bits is a float16; sign extension sets one bit too many, which the mask clears.
 AETHER_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 AETHER_INLINE Vec load_integer_codes(const void* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen_bytes(p)));
@@ -95,17 +92,17 @@ AETHER_INLINE Vec load_e4m3_codes(const void* p) {
   return _mm512_cvtph_ps(_mm256_andnot_si256(_mm256_set1_epi16(0x4000), shifted));
 }
 
-// Of numbers that a bfloat16 holds exactly.
+// Truncates to bfloat16; exact for values that a bfloat16 holds.
 AETHER_INLINE void store_exact(BFloat16* p, Vec v) {
   const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(v), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
 }
 
-// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+// Sixteen unsigned bytes as floats; and (word >> shift) & mask of sixteen 32-bit words as floats (mask below 2^24).
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
+AETHER_INLINE Vec load_bit_fields(const char* words, int shift, uint32_t mask) {
   const __m512i shifted = _mm512_srli_epi32(_mm512_loadu_si512(words), static_cast<unsigned>(shift));
   return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(mask))));
 }
@@ -127,13 +124,13 @@ AETHER_INLINE Vec round_to_integer(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-// out[word][row] for sixteen rows of up to 64 bytes; what is past `bytes` counts as zero.
+// out[word][row] for sixteen rows of up to 64 bytes; bytes past `bytes` read as zero.
 AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, int64_t num_words, char* out) {
   const __mmask64 present = bytes >= 64 ? ~uint64_t{0} : (uint64_t{1} << bytes) - 1;
   __m512i a[16], b[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi8(present, rows[i]);
-  // Two rounds within 128-bit quarters, two that move quarters: a butterfly of four stages.
+  // A butterfly of four stages: two within 128-bit lanes, two that move lanes.
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);

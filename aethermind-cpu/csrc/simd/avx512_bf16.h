@@ -1,4 +1,4 @@
-// simd/avx512.h plus the two-way bfloat16 dot product, which the matrix kernels then use for bfloat16.
+// simd/avx512.h plus the bfloat16 dot product of pairs (VDPBF16PS), with which the matrix kernels multiply bfloat16.
 #pragma once
 
 #include "simd/avx512.h"
@@ -7,8 +7,7 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// sum + x[even] w[even] + x[odd] w[odd] in every lane, for a pair x that all lanes share and the sixteen pairs of a
-// packed step.
+// sum + x[0] w[0] + x[1] w[1] in every lane, for one pair x and the sixteen pairs w of a packed step.
 AETHER_INLINE __m512bh broadcast_pair(const void* pair) {
   int32_t word;
   std::memcpy(&word, pair, sizeof word);
@@ -17,8 +16,8 @@ AETHER_INLINE __m512bh broadcast_pair(const void* pair) {
 AETHER_INLINE __m512bh load_step(const void* step) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(step)); }
 AETHER_INLINE Vec dot_pairs(__m512bh x, __m512bh w, Vec sum) { return _mm512_dpbf16_ps(sum, x, w); }
 
-// To 13 bits of the 8 that are left of it: 2^t = 2^fraction · 2^floor(t), the first by a minimax polynomial (relative
-// error 3e-6), and a reciprocal to 14 bits.
+// Accurate to 13 bits, of which bfloat16 keeps 8: 2^t = 2^fraction · 2^floor(t), the first factor by a minimax
+// polynomial (relative error 3e-6), and a 14-bit reciprocal.
 template <>
 AETHER_INLINE Vec silu_for<BFloat16>(const Vec& x) {
   const Vec t = x * set1(-1.44269504f);

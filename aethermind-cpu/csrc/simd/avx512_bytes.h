@@ -1,12 +1,12 @@
-// simd/avx512.h plus bytes, four to a word (simd/byte_dot.h).
+// simd/avx512.h plus 32-bit integer lanes of four bytes each (simd/int8_dot.h).
 #pragma once
 
 #include "simd/avx512.h"
-#include "simd/byte_dot.h"
+#include "simd/int8_dot.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-using IntVec = __m512i;  // sixteen 32-bit integers, or four bytes in each
+using IntVec = __m512i;  // sixteen 32-bit lanes: an integer or four bytes each
 
 AETHER_INLINE IntVec load_words(const void* p) { return _mm512_loadu_si512(p); }
 AETHER_INLINE IntVec broadcast_word(const char* p) {
@@ -15,7 +15,7 @@ AETHER_INLINE IntVec broadcast_word(const char* p) {
   return _mm512_set1_epi32(word);
 }
 
-// Sixteen unsigned bytes less `offset`, each in the low half of a word; and their products with a word of a magnitude
+// Sixteen unsigned bytes minus `offset`, widened to the low half of a word; and their product with words of magnitudes
 // below 2^15.
 AETHER_INLINE IntVec widen_to_words(const uint8_t* p, int32_t offset = 0) {
   const IntVec words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -25,9 +25,9 @@ AETHER_INLINE IntVec multiply_small(IntVec w, IntVec x) { return _mm512_madd_epi
 AETHER_INLINE IntVec add_words(IntVec x, IntVec y) { return _mm512_add_epi32(x, y); }
 AETHER_INLINE Vec to_floats(IntVec v) { return _mm512_cvtepi32_ps(v); }
 
-// Field `Field` of `Bits` bits of every byte. A single bit is left as 0 or 2.
+// Unpacks code number `Field`, of `Bits` bits, of every byte. 1-bit codes become 0 or 2.
 template <int Bits, int Field>
-AETHER_INLINE IntVec fields_of(IntVec step) {
+AETHER_INLINE IntVec unpack_codes(IntVec step) {
   if constexpr (Bits == 8) return step;
   const IntVec mask = _mm512_set1_epi8(Bits == 4 ? 15 : Bits == 2 ? 3 : 2);
   if constexpr (Bits == 1 && Field == 0) return _mm512_and_si512(_mm512_add_epi8(step, step), mask);
@@ -35,9 +35,9 @@ AETHER_INLINE IntVec fields_of(IntVec step) {
   return _mm512_and_si512(kShift ? _mm512_srli_epi16(step, kShift) : step, mask);
 }
 
-// The same left where it stands, which is 2^(Bits · Field) times as much.
+// Masks code number `Field` of every byte without shifting it down: 2^(Bits · Field) times the code.
 template <int Bits, int Field>
-AETHER_INLINE IntVec fields_in_place(IntVec step) {
+AETHER_INLINE IntVec mask_codes(IntVec step) {
   return _mm512_and_si512(step, _mm512_set1_epi8(static_cast<char>(((1 << Bits) - 1) << (Bits * Field))));
 }
 template <unsigned Bits>
@@ -45,7 +45,7 @@ AETHER_INLINE IntVec shift_words_right(IntVec v) {
   return _mm512_srai_epi32(v, Bits);
 }
 
-// As integers, magnitudes are ordered alike, and a NaN is the largest.
+// Compares bit patterns as integers: the order of magnitudes, with NaN the largest.
 AETHER_INLINE Vec larger_magnitude(Vec largest, Vec x) {
   return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(largest), _mm512_castps_si512(_mm512_abs_ps(x))));
 }

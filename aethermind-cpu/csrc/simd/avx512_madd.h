@@ -1,21 +1,21 @@
-// simd/avx512_bytes.h with the dot product of bytes by way of 16-bit sums, for CPUs without AVX512-VNNI.
+// simd/avx512_bytes.h with dot products of bytes by VPMADDUBSW, whose sums are 16-bit, for CPUs without AVX512-VNNI.
 #pragma once
 
 #include "simd/avx512_bytes.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// For 32 registers: each row has an accumulator of integers and one of floats.
-inline constexpr int kByteTileRows = 12;
+// For 32 registers: a row takes one int32 and one float32 accumulator.
+inline constexpr int kInt8TileRows = 12;
 
 template <int Bits>
 inline constexpr int32_t kCodeOffset = Bits == 8 ? 128 : 0;
-inline constexpr bool kMultipliesFieldsInPlace = false;
+inline constexpr bool kMultipliesCodesInPlace = false;
 template <int Bits>
-inline constexpr bool kSumsUnitsInHalves = false;
+inline constexpr bool kAccumulatesInInt16 = false;
 
-// The sum of two products saturates beyond 2^15 − 1. Codes of four bits stay far below; those of eight do once they are
-// signed: 2 · 128 · 127. The first operand is unsigned, so their signs move to the second.
+// VPMADDUBSW saturates sums of two products at 2^15 − 1, which codes of up to four bits and signed 8-bit codes
+// (2 · 128 · 127) do not exceed. Its first operand is unsigned, so the signs of 8-bit codes move to the second.
 template <int Bits = 8>
 AETHER_INLINE IntVec dot_bytes(IntVec sum, IntVec w, IntVec x) {
   if constexpr (Bits == 8) {

@@ -1,18 +1,18 @@
-// simd/avx512_bytes.h with the four-way dot product of bytes.
+// simd/avx512_bytes.h with the four-way dot product of bytes (AVX512-VNNI).
 #pragma once
 
 #include "simd/avx512_bytes.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// For 32 registers: each row has an accumulator of integers and one of floats.
-inline constexpr int kByteTileRows = 12;
+// For 32 registers: a row takes one int32 and one float32 accumulator.
+inline constexpr int kInt8TileRows = 12;
 
 template <int Bits>
 inline constexpr int32_t kCodeOffset = 0;
-inline constexpr bool kMultipliesFieldsInPlace = true;
+inline constexpr bool kMultipliesCodesInPlace = true;
 template <int Bits>
-inline constexpr bool kSumsUnitsInHalves = false;
+inline constexpr bool kAccumulatesInInt16 = false;
 
 template <int Bits = 8>
 AETHER_INLINE IntVec dot_bytes(IntVec sum, IntVec w, IntVec x) {

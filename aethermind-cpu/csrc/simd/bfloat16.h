@@ -1,4 +1,4 @@
-// A bfloat16 value as it lies in memory. It has no functions, so that every translation unit may share the type.
+// A bfloat16 value in memory. It has no functions, so that all translation units can share the type.
 #pragma once
 
 #include <cstdint>

@@ -18,16 +18,16 @@ AETHER_INLINE Vec exp_of_clamped(const Vec& x) {
   return scale_by_power_of_two(fma(p, r * r, r) + set1(1.0f), n);
 }
 
-// exp(x) to within 1.5 units in the last place for -86.9 ≤ x ≤ 88.7; below that it goes to zero (exactly zero under
-// -105), above it saturates near the greatest float; a NaN counts as that.
+// exp(x) to within 1.5 units in the last place for -86.9 ≤ x ≤ 88.7. Below, it goes to zero (exactly zero under -105);
+// above, and for NaN, it saturates near the greatest float.
 AETHER_INLINE Vec exp(const Vec& x) { return exp_of_clamped(max(min(x, set1(88.72f)), set1(-106.0f))); }
 
-// The same, but infinite above, and NaN for NaN: of two operands, min and max return the second where one is NaN.
+// exp(x) that is infinite above and NaN for NaN: min and max return the second operand where either is NaN.
 AETHER_INLINE Vec exp_or_infinity(const Vec& x) { return exp_of_clamped(max(set1(-106.0f), min(set1(89.5f), x))); }
 
 AETHER_INLINE Vec silu(const Vec& x) { return x / (set1(1.0f) + exp(-x)); }
 
-// The same where the result, or a product with it, is rounded to T.
+// silu whose result, or a product with it, is rounded to T.
 template <class T>
 AETHER_INLINE Vec silu_for(const Vec& x) {
   return silu(x);

@@ -10,6 +10,7 @@
 
 #include "simd/bfloat16.h"
 #include "simd/float16.h"
+#include "simd/tuning.h"
 
 #define AETHER_INLINE inline __attribute__((always_inline))
 
@@ -17,14 +18,12 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int kLanes = 16;
 
-// Register blocking of the matrix kernels, for 32 registers: 6 × 1 panels are 24 accumulators and leave four for a
-// panel's columns, one for a row's value and three to spare.
+// Register tile of the matrix kernels, for 32 registers: 6 rows × 1 panel are 24 accumulators; four registers hold the
+// panel's columns and one the broadcast activation.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTilePanels = 1;
 
-// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h).
-inline constexpr int kFewestRowsToFetch = 5;
-inline constexpr int64_t kNearFetchBytes = 4096;
+inline constexpr Tuning kTuning = {};
 
 struct Vec {
   float32x4_t a, b, c, d;
@@ -46,7 +45,7 @@ AETHER_INLINE Vec fma(const Vec& x, const Vec& y, const Vec& z) {
 }
 AETHER_INLINE float32x4_t greater(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
 AETHER_INLINE float32x4_t lesser(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
-// Of two, the second where one is NaN: what the other instruction sets do, and vmaxq and vminq do not.
+// The second operand where either is NaN, as on x86; vmaxq and vminq return NaN instead.
 AETHER_INLINE Vec max(const Vec& x, const Vec& y) {
   return {greater(x.a, y.a), greater(x.b, y.b), greater(x.c, y.c), greater(x.d, y.d)};
 }
@@ -62,7 +61,7 @@ AETHER_INLINE void store(float* p, const Vec& v) {
   vst1q_f32(p + 12, v.d);
 }
 
-// A bfloat16 is the high half of a float: neighbours are interleaved with zeros.
+// A bfloat16 is the high half of a float: zipping it with zeros widens it.
 AETHER_INLINE float32x4_t widen_low(uint16x8_t h) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), h)); }
 AETHER_INLINE float32x4_t widen_high(uint16x8_t h) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), h)); }
 AETHER_INLINE Vec load(const BFloat16* p) {
@@ -70,7 +69,7 @@ AETHER_INLINE Vec load(const BFloat16* p) {
   return {widen_low(low), widen_high(low), widen_low(high), widen_high(high)};
 }
 
-// Round to nearest even; a NaN stays a (quiet) NaN.
+// Round to nearest even; NaN becomes a quiet NaN.
 AETHER_INLINE uint16x4_t narrow(float32x4_t v) {
   const uint32x4_t u = vreinterpretq_u32_f32(v);
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
@@ -98,7 +97,7 @@ AETHER_INLINE void store(Float16* p, const Vec& v) {
   narrow_half(bits + 12, v.d);
 }
 
-// The first n lanes (0 ≤ n ≤ 16); absent ones load as zero. All sixteen are the common case.
+// The first n lanes (0 ≤ n ≤ 16); the other lanes load as zero. All sixteen are the common case.
 template <class T>
 AETHER_INLINE Vec load(const T* p, int64_t n) {
   if (n == kLanes) return load(p);
@@ -114,7 +113,7 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// The even and the odd ones of sixteen pairs.
+// The even and the odd elements of sixteen pairs.
 AETHER_INLINE float32x4_t even_of(const uint16_t* pairs) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(pairs)), 16));
 }
@@ -130,8 +129,8 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return {odd_of(bits), odd_of(bits + 8), odd_of(bits + 16), odd_of(bits + 24)};
 }
 
-// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
-// are the same bits further left: extending the sign sets one bit too many.
+// Sixteen 8-bit codes of a quantised KV cache (kernels/kv_quantization.h) as floats: int8, and E4M3 scaled by 2^-8. An
+// E4M3 number shifted left by 7 bits is a float16; sign extension sets one bit too many, which the mask clears.
 AETHER_INLINE float32x4_t integers_low(int16x8_t v) { return vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))); }
 AETHER_INLINE float32x4_t integers_high(int16x8_t v) { return vcvtq_f32_s32(vmovl_high_s16(v)); }
 AETHER_INLINE Vec load_integer_codes(const void* p) {
@@ -149,7 +148,7 @@ AETHER_INLINE Vec load_e4m3_codes(const void* p) {
           vcvt_high_f32_f16(high)};
 }
 
-// Of numbers that a bfloat16 holds exactly.
+// Truncates to bfloat16; exact for values that a bfloat16 holds.
 AETHER_INLINE uint16x8_t high_halves(float32x4_t low, float32x4_t high) {
   return vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high));
 }
@@ -158,20 +157,20 @@ AETHER_INLINE void store_exact(BFloat16* p, const Vec& v) {
   vst1q_u16(&p->bits + 8, high_halves(v.c, v.d));
 }
 
-// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+// Sixteen unsigned bytes as floats; and (word >> shift) & mask of sixteen 32-bit words as floats (mask below 2^24).
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   const uint8x16_t bytes = vld1q_u8(p);
   const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))};
 }
-AETHER_INLINE float32x4_t field_of(const char* words, int shift, uint32_t mask) {
+AETHER_INLINE float32x4_t bit_field(const char* words, int shift, uint32_t mask) {
   const uint32x4_t w = vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(words)));
   return vcvtq_f32_u32(vandq_u32(vshlq_u32(w, vdupq_n_s32(-shift)), vdupq_n_u32(mask)));
 }
-AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
-  return {field_of(words, shift, mask), field_of(words + 16, shift, mask), field_of(words + 32, shift, mask),
-          field_of(words + 48, shift, mask)};
+AETHER_INLINE Vec load_bit_fields(const char* words, int shift, uint32_t mask) {
+  return {bit_field(words, shift, mask), bit_field(words + 16, shift, mask), bit_field(words + 32, shift, mask),
+          bit_field(words + 48, shift, mask)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return vgetq_lane_f32(v.a, 0); }
@@ -198,7 +197,7 @@ AETHER_INLINE uint32_t greater_equal_mask(const Vec& x, const Vec& y) {
   return mask_of(vcgeq_f32(x.a, y.a), vcgeq_f32(x.b, y.b), vcgeq_f32(x.c, y.c), vcgeq_f32(x.d, y.d));
 }
 
-// p · 2^n for integral n; what would be subnormal becomes zero.
+// p · 2^n for integral n; subnormal results flush to zero.
 AETHER_INLINE float32x4_t scale_by_power_of_two(float32x4_t p, float32x4_t n) {
   // 2^128 has no float, so the last doubling is an addition of its own.
   const int32x4_t biased = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(126));
@@ -234,7 +233,7 @@ AETHER_INLINE void transpose_four(const char* const* rows, size_t offset, int64_
   }
 }
 
-// out[word][row] for sixteen rows of up to 64 bytes; what is past `bytes` counts as zero.
+// out[word][row] for sixteen rows of up to 64 bytes; bytes past `bytes` read as zero.
 AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, int64_t num_words, char* out) {
   char padded[16][64];
   const char* whole[16];

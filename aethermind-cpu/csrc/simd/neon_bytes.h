@@ -1,15 +1,15 @@
-// simd/neon.h plus bytes, four to a word (simd/byte_dot.h).
+// simd/neon.h plus 32-bit integer lanes of four bytes each (simd/int8_dot.h).
 #pragma once
 
-#include "simd/byte_dot.h"
+#include "simd/int8_dot.h"
 #include "simd/neon.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// For 32 registers: each row has four accumulators of integers; its floats wait in memory.
-inline constexpr int kByteTileRows = 6;
+// For 32 registers: a row takes four int32 accumulators; its float32 accumulators spill to memory.
+inline constexpr int kInt8TileRows = 6;
 
-// Sixteen 32-bit integers, or four bytes in each.
+// Sixteen 32-bit lanes: an integer or four bytes each.
 struct IntVec {
   int32x4_t a, b, c, d;
 };
@@ -31,7 +31,7 @@ AETHER_INLINE IntVec broadcast_word(const char* p) {
   return {v, v, v, v};
 }
 
-// Sixteen unsigned bytes less `offset`, one a word; and their products with a word.
+// Sixteen unsigned bytes minus `offset`, widened to words; and the product of words.
 AETHER_INLINE int32x4_t widen_to_words(uint16x4_t shorts, int32_t offset) {
   return vsubq_s32(vreinterpretq_s32_u32(vmovl_u16(shorts)), vdupq_n_s32(offset));
 }
@@ -51,9 +51,9 @@ AETHER_INLINE Vec to_floats(const IntVec& v) {
   return {vcvtq_f32_s32(v.a), vcvtq_f32_s32(v.b), vcvtq_f32_s32(v.c), vcvtq_f32_s32(v.d)};
 }
 
-// Field `Field` of `Bits` bits of every byte. A single bit is left as 0 or 2.
+// Unpacks code number `Field`, of `Bits` bits, of every byte. 1-bit codes become 0 or 2.
 template <int Bits, int Field>
-AETHER_INLINE int32x4_t fields_of(int32x4_t step) {
+AETHER_INLINE int32x4_t unpack_codes(int32x4_t step) {
   if constexpr (Bits == 8) return step;
   const uint8x16_t bytes = vreinterpretq_u8_s32(step);
   const uint8x16_t mask = vdupq_n_u8(Bits == 4 ? 15 : Bits == 2 ? 3 : 2);
@@ -69,11 +69,11 @@ AETHER_INLINE int32x4_t fields_of(int32x4_t step) {
   }
 }
 template <int Bits, int Field>
-AETHER_INLINE IntVec fields_of(const IntVec& step) {
-  return map(step, [](int32x4_t four) __attribute__((always_inline)) { return fields_of<Bits, Field>(four); });
+AETHER_INLINE IntVec unpack_codes(const IntVec& step) {
+  return map(step, [](int32x4_t four) __attribute__((always_inline)) { return unpack_codes<Bits, Field>(four); });
 }
 
-// A maximum is NaN where one of its operands is.
+// vmaxq is NaN where either operand is.
 AETHER_INLINE Vec larger_magnitude(const Vec& largest, const Vec& x) {
   return {vmaxq_f32(largest.a, vabsq_f32(x.a)), vmaxq_f32(largest.b, vabsq_f32(x.b)),
           vmaxq_f32(largest.c, vabsq_f32(x.c)), vmaxq_f32(largest.d, vabsq_f32(x.d))};

@@ -7,13 +7,13 @@ namespace aether::cpu::AETHER_ISA {
 
 template <int Bits>
 inline constexpr int32_t kCodeOffset = Bits == 8 ? 128 : 0;
-inline constexpr bool kMultipliesFieldsInPlace = false;
+inline constexpr bool kMultipliesCodesInPlace = false;
 template <int Bits>
-inline constexpr bool kSumsUnitsInHalves = false;
+inline constexpr bool kAccumulatesInInt16 = false;
 
 template <int Bits>
 AETHER_INLINE int32x4_t dot_bytes(int32x4_t sum, int32x4_t w, int32x4_t x) {
-  // Codes of fewer bits are the same in signed bytes.
+  // Codes below 128 are the same as signed bytes.
   const int8x16_t codes = vreinterpretq_s8_s32(w);
   const int8x16_t signed_codes = Bits == 8 ? veorq_s8(codes, vdupq_n_s8(-128)) : codes;
   return vdotq_s32(sum, signed_codes, vreinterpretq_s8_s32(x));

@@ -7,9 +7,9 @@ namespace aether::cpu::AETHER_ISA {
 
 template <int Bits>
 inline constexpr int32_t kCodeOffset = 0;
-inline constexpr bool kMultipliesFieldsInPlace = false;
+inline constexpr bool kMultipliesCodesInPlace = false;
 template <int Bits>
-inline constexpr bool kSumsUnitsInHalves = false;
+inline constexpr bool kAccumulatesInInt16 = false;
 
 AETHER_INLINE int32x4_t dot_bytes(int32x4_t sum, int32x4_t w, int32x4_t x) {
   return vusdotq_s32(sum, vreinterpretq_u8_s32(w), vreinterpretq_s8_s32(x));

@@ -1,8 +1,8 @@
 // Sixteen float lanes in plain C++ (GCC and Clang vector extensions), for any CPU.
 //
-// A header of csrc/simd is included once per translation unit, with AETHER_ISA naming the namespace of everything
-// compiled there. Code built with other machine flags so never meets at link time. For the same reason nothing below
-// calls inline functions of std.
+// Each translation unit includes one header of csrc/simd, with AETHER_ISA as the namespace of everything compiled
+// there: the linker so never merges functions that were compiled with different machine flags. For the same reason the
+// kernels call no inline functions of std.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,7 @@
 
 #include "simd/bfloat16.h"
 #include "simd/float16.h"
+#include "simd/tuning.h"
 
 #define AETHER_INLINE inline __attribute__((always_inline))
 
@@ -18,13 +19,11 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int kLanes = 16;
 
-// Register blocking of the matrix kernels, for sixteen 128-bit registers: rows × panels of 16 columns.
+// Register tile of the matrix kernels, for sixteen 128-bit registers: rows × panels of 16 columns.
 inline constexpr int kTileRows = 2;
 inline constexpr int kTilePanels = 1;
 
-// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h).
-inline constexpr int kFewestRowsToFetch = 5;
-inline constexpr int64_t kNearFetchBytes = 4096;
+inline constexpr Tuning kTuning = {};
 
 using Float4 [[gnu::vector_size(16)]] = float;
 using Int4 [[gnu::vector_size(16)]] = int32_t;
@@ -80,7 +79,7 @@ AETHER_INLINE Vec load(const BFloat16* p) {
   return {widen(bits), widen(bits + 4), widen(bits + 8), widen(bits + 12)};
 }
 
-// Round to nearest even; a NaN stays a (quiet) NaN.
+// Round to nearest even; NaN becomes a quiet NaN.
 AETHER_INLINE void narrow(uint16_t* p, Float4 x) {
   const UInt4 u = reinterpret_cast<UInt4>(x);
   const UInt4 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -117,8 +116,8 @@ AETHER_INLINE Vec load(const Float16* p) {
   return {widen_half(bits), widen_half(bits + 4), widen_half(bits + 8), widen_half(bits + 12)};
 }
 
-// Round to nearest even; a NaN stays a (quiet) NaN. What is subnormal in float16 is rounded by the addition of 0.5,
-// whose unit in the last place is that of the subnormals.
+// Round to nearest even; NaN becomes a quiet NaN. Subnormal results are rounded by adding 0.5, whose unit in
+// the last place is that of float16 subnormals.
 AETHER_INLINE void narrow_half(uint16_t* p, Float4 x) {
   const UInt4 u = reinterpret_cast<UInt4>(x);
   const UInt4 magnitude = u & 0x7fffffffu;
@@ -139,7 +138,7 @@ AETHER_INLINE void store(Float16* p, const Vec& v) {
   narrow_half(bits + 12, v.d);
 }
 
-// The first n lanes (0 ≤ n ≤ 16); absent ones load as zero.
+// The first n lanes (0 ≤ n ≤ 16); the other lanes load as zero.
 template <class T>
 AETHER_INLINE Vec load(const T* p, int64_t n) {
   T lanes[kLanes] = {};
@@ -153,7 +152,7 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// The even and the odd ones of sixteen pairs.
+// The even and the odd elements of sixteen pairs.
 AETHER_INLINE Vec load_even(const BFloat16* p) {
   UInt4 w[4];
   std::memcpy(w, p, sizeof w);
@@ -168,8 +167,8 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
           reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
 }
 
-// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
-// are the same bits further left: extending the sign sets one bit too many.
+// Sixteen 8-bit codes of a quantised KV cache (kernels/kv_quantization.h) as floats: int8, and E4M3 scaled by 2^-8. An
+// E4M3 number shifted left by 7 bits is a float16; sign extension sets one bit too many, which the mask clears.
 using Char16 [[gnu::vector_size(16)]] = int8_t;
 using UShort16 [[gnu::vector_size(32)]] = uint16_t;
 using Float16Lanes [[gnu::vector_size(64)]] = float;
@@ -190,7 +189,7 @@ AETHER_INLINE Vec load_e4m3_codes(const void* p) {
   return load(lanes);
 }
 
-// Of numbers that a bfloat16 holds exactly.
+// Truncates to bfloat16; exact for values that a bfloat16 holds.
 AETHER_INLINE void store_exact(uint16_t* p, Float4 x) {
   const UShort4 h = __builtin_convertvector(reinterpret_cast<UInt4>(x) >> 16, UShort4);
   std::memcpy(p, &h, sizeof h);
@@ -203,7 +202,7 @@ AETHER_INLINE void store_exact(BFloat16* p, const Vec& v) {
   store_exact(bits + 12, v.d);
 }
 
-// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+// Sixteen unsigned bytes as floats; and (word >> shift) & mask of sixteen 32-bit words as floats (mask below 2^24).
 using UChar4 [[gnu::vector_size(4)]] = uint8_t;
 AETHER_INLINE Float4 widen_bytes(const uint8_t* p) {
   UChar4 bytes;
@@ -213,14 +212,14 @@ AETHER_INLINE Float4 widen_bytes(const uint8_t* p) {
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return {widen_bytes(p), widen_bytes(p + 4), widen_bytes(p + 8), widen_bytes(p + 12)};
 }
-AETHER_INLINE Float4 field_of(UInt4 words, int shift, uint32_t mask) {
+AETHER_INLINE Float4 bit_field(UInt4 words, int shift, uint32_t mask) {
   return __builtin_convertvector(reinterpret_cast<Int4>((words >> static_cast<uint32_t>(shift)) & mask), Float4);
 }
-AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
+AETHER_INLINE Vec load_bit_fields(const char* words, int shift, uint32_t mask) {
   UInt4 w[4];
   std::memcpy(w, words, sizeof w);
-  return {field_of(w[0], shift, mask), field_of(w[1], shift, mask), field_of(w[2], shift, mask),
-          field_of(w[3], shift, mask)};
+  return {bit_field(w[0], shift, mask), bit_field(w[1], shift, mask), bit_field(w[2], shift, mask),
+          bit_field(w[3], shift, mask)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return v.a[0]; }
@@ -258,7 +257,7 @@ AETHER_INLINE uint32_t greater_equal_mask(const Vec& x, const Vec& y) {
   return mask_of(x.a >= y.a, x.b >= y.b, x.c >= y.c, x.d >= y.d);
 }
 
-// p · 2^n for integral n; what would be subnormal becomes zero.
+// p · 2^n for integral n; subnormal results flush to zero.
 AETHER_INLINE Vec scale_by_power_of_two(const Vec& p, const Vec& n) {
   return map(p, n, [](Float4 value, Float4 exponent) {
     // 2^128 has no float, so the last doubling is a multiplication of its own.
@@ -268,11 +267,11 @@ AETHER_INLINE Vec scale_by_power_of_two(const Vec& p, const Vec& n) {
   });
 }
 AETHER_INLINE Vec round_to_integer(const Vec& x) {
-  const Vec magic = set1(12582912.0f);  // 1.5 · 2^23: the sum has no room for a fraction
+  const Vec magic = set1(12582912.0f);  // 1.5 · 2^23: the sum has no fraction bits
   return (x + magic) - magic;
 }
 
-// out[word][row] for sixteen rows of up to 64 bytes; what is past `bytes` counts as zero.
+// out[word][row] for sixteen rows of up to 64 bytes; bytes past `bytes` read as zero.
 AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, int64_t num_words, char* out) {
   for (int i = 0; i < 16; ++i) {
     uint32_t words[16] = {};

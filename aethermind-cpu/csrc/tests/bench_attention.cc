@@ -1,11 +1,11 @@
-// Attention of one query a sequence over the paged cache, of one sequence or several, at the shapes of Qwen2-0.5B,
-// beside the memory's limit measured in the same run.
+// Benchmark of decode attention over the paged cache, one query per sequence, at the shapes of Qwen2-0.5B, with the
+// memory bandwidth measured in the same run.
 //
 //   bench_attention [num_workers] [variant] [num_heads] [num_kv_heads] [head_dim] [stored: bfloat16, int8] [context]
 //                   [sequences]
 //
-// "Cold" calls take their keys and values in turn from more memory than the caches hold, as the layers of a model do;
-// "warm" ones find them there. Cycles are not counted: nanoseconds a key are of one kv head and one worker.
+// "Cold" calls cycle through more keys and values than the caches hold, as the layers of a model do; "warm" calls find
+// them in the caches. Nanoseconds per key are those of one kv head and one worker.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -32,7 +32,7 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The median of calls that take the inputs in turn.
+// Median seconds of calls that cycle through the inputs.
 double seconds_of(Team& team, const am_kernel& kernel, const std::vector<std::vector<am_tensor>>& inputs,
                   const am_tensor& out) {
   const am_attr attributes[] = {attr(0.125), attr(0)};

@@ -1,12 +1,11 @@
-// Rates of the matrix kernels at the shapes of Qwen2-0.5B, beside the machine's limits measured in the same run.
+// Benchmark of the matrix kernels at the shapes of Qwen2-0.5B, with the machine's limits measured in the same run.
 //
 //   bench_gemm [num_workers] [variant] [all dtypes: any third argument]
-//   bench_gemm [num_workers] quantized [most rows, or =rows] [operator or all] [format]     weight formats beside
-//   bfloat16
+//   bench_gemm [num_workers] quantized [most rows, or =rows] [operator or all] [format]     dense and quantised weights
 //
-// Rates are those of the fastest of many calls. The last columns are its fraction of the limit, of reading the weight
-// or of its arithmetic, whichever takes longer, and that of all calls: on cores that others use as well the two differ
-// most for kernels of many instructions.
+// Rates are those of the fastest of many calls. The last columns are the fraction of the limit (of memory or
+// arithmetic, whichever takes longer) of the fastest call and of all calls; on shared cores the two differ most for
+// kernels with many instructions.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -40,8 +39,7 @@ struct Format {
 constexpr Format kFormats[] = {{"int8", {8, 32, 0}},       {"int8_channel", {8, 0, 0}}, {"int4", {4, 32, 0}},
                                {"int4_g128", {4, 128, 0}}, {"int4_zp", {4, 32, 1}},     {"int2", {2, 32, 1}},
                                {"int1", {1, 32, 0}}};
-constexpr size_t kColdBytes = size_t{400}
-                              << 20;  // weights are taken in turn from so much memory that none is found in a cache
+constexpr size_t kColdBytes = size_t{400} << 20;  // calls cycle through so many weights that none is in a cache
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

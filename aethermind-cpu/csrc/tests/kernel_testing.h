@@ -1,5 +1,5 @@
-// What the native kernel tests share: tensors at awkward addresses, a team of threads, packing, and comparison with
-// doubles.
+// Test harness of the native kernels: tensors at misaligned addresses, a team of threads, packing, and comparison with
+// float64 references.
 #ifndef AETHER_CPU_TESTS_KERNEL_TESTING_H
 #define AETHER_CPU_TESTS_KERNEL_TESTING_H
 
@@ -25,7 +25,7 @@
 namespace aether::cpu::testing {
 
 inline int num_failures = 0;
-inline std::map<const KernelEntry*, int64_t> num_checks;  // of every kernel that a test was called with
+inline std::map<const KernelEntry*, int64_t> num_checks;  // of every tested kernel
 
 inline size_t element_size(am_dtype dtype) {
   return dtype == AM_INT8 || dtype == AM_FLOAT8_E4M3FN ? 1
@@ -75,7 +75,7 @@ inline double from_e4m3(uint8_t bits) {
   return bits & 0x80 ? -value : value;
 }
 
-// Likewise, of a finite value.
+// The same for E4M3, of a finite value.
 inline uint8_t to_e4m3(double value) {
   const double magnitude = std::fmin(std::fabs(value), 448);
   int exponent;
@@ -241,7 +241,7 @@ inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, c
       kernel.scratch_bytes ? kernel.scratch_bytes(inputs.data(), outputs.data(), attrs.data(), num_workers) : 0;
   for (int worker = 0; worker < num_workers; ++worker) {
     shared.scratch.emplace_back(static_cast<char*>(std::aligned_alloc(64, (scratch + 127) / 64 * 64)), std::free);
-    // NaN: whatever a kernel does not write must not count.
+    // NaN, so that reading scratch that was never written shows.
     std::memset(shared.scratch.back().get(), 0xff, scratch);
   }
   const auto work = [&](int worker) {
@@ -262,12 +262,12 @@ inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, c
   for (std::thread& thread : threads) thread.join();
 }
 
-// Whether results are compared with loops in double. Under an emulator these loops take most of the time: a build that
-// looks for undefined behaviour there runs the kernels alone, whose results another build has compared.
+// Whether results are compared with float64 loops. Under an emulator these loops take most of the time: a build with
+// the undefined-behaviour sanitizer runs only the kernels, whose results another build compares.
 inline bool is_compared() { return std::getenv("AETHER_TEST_RUN_ONLY") == nullptr; }
 
-// Where nothing is compared: whose turn it is, of a team of one and a team of three. Kernels begin with either by
-// turns, so that every shape meets both.
+// Without comparison, teams of one and of three workers alternate, starting with either in turn, so that every shape
+// runs with both.
 inline int turn = 0, first_turn = 0;
 
 inline std::vector<int> teams() {
@@ -275,8 +275,8 @@ inline std::vector<int> teams() {
   return {turn++ % 2 == 0 ? 1 : 3};
 }
 
-// Runs with one, two and three workers into `out`, and checks that every team leaves the same bytes there. Where
-// nothing is compared one team runs, and to have run is the check.
+// Runs with one, two and three workers and checks that all teams write the same bytes to the outputs. Without
+// comparison, one team runs, and completing counts as a check.
 inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor>& inputs,
                            const std::vector<Tensor>& outputs, const std::vector<am_attr>& attrs,
                            const std::string& what) {
@@ -305,11 +305,10 @@ inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor
   }
 }
 
-// Whether a test has to be short: an emulator takes many times as long.
+// Whether tests are shortened, for an emulator.
 inline bool is_quick() { return std::getenv("AETHER_TEST_QUICK") != nullptr; }
 
-// Calls `test` with every kernel of an operator that this CPU runs: of all its instruction sets, whichever would be
-// chosen.
+// Calls `test` with every kernel of an operator that this CPU supports, of all instruction sets.
 inline void for_each_kernel(const char* operator_name, const std::function<void(const KernelEntry&)>& test,
                             std::span<const KernelEntry> table = kernel_table()) {
   bool is_found = false;
@@ -347,12 +346,12 @@ inline void check_close(double got, double want, double magnitude, am_dtype roun
   }
 }
 
-// What of its weights' rounding attention may keep: with pair dot products weights are bfloat16.
+// Relative rounding error of attention weights: bfloat16 dot products round them to bfloat16.
 inline double weight_rounding(const KernelEntry& entry) {
   return entry.dtype == AM_BFLOAT16 && std::strstr(entry.variant, "bf16") != nullptr ? 0x1p-8 : 0.0;
 }
 
-// Prints what ran of each instruction set. That a kernel was tested without a check is a failure.
+// Prints the checks per instruction set. A tested kernel without a check is a failure.
 inline int report() {
   struct Variant {
     bool is_supported;

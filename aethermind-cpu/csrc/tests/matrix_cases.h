@@ -1,4 +1,5 @@
-// linear, lm_head, gate_up_silu and qkv_rope_cache_write against loops in double, however weights are stored.
+// Tests of linear, lm_head, gate_up_silu and qkv_rope_cache_write against float64 loops, for any storage of the
+// weights.
 #ifndef AETHER_CPU_TESTS_MATRIX_CASES_H
 #define AETHER_CPU_TESTS_MATRIX_CASES_H
 
@@ -11,8 +12,8 @@ struct Weight {
   Packed packed;
 };
 
-// How weights are stored. `weight` makes a random one [n, k] for an input; `computed_with` is what a kernel takes the
-// activations [t, k] for.
+// Storage of weights. `weight` makes a random weight [n, k] for an input; `computed_with` returns the activations [t,
+// k] after the kernel's own quantisation.
 struct Storage {
   std::function<Weight(const KernelEntry&, int input, int64_t n, int64_t k, double scale)> weight;
   std::function<Tensor(const KernelEntry&, const Tensor&)> computed_with;
@@ -43,7 +44,7 @@ class Matrix {
 
 inline Sum dot(const Matrix& x, int64_t row, const Matrix& w, int64_t column) {
   const std::span<const double> a = x.row(row), b = w.row(column);
-  Sum sums[4];  // a single one would wait for every addition
+  Sum sums[4];  // independent chains hide the latency of additions
   size_t i = 0;
   for (; i + 4 <= a.size(); i += 4) {
     for (size_t j = 0; j < 4; ++j) sums[j].add(a[i + j] * b[i + j]);
@@ -63,7 +64,7 @@ inline std::string sizes(int64_t t, int64_t n, int64_t k) {
 struct Shape {
   int64_t t, n, k;
 };
-// Every tile size, both sides of the border between few and many rows, every kind of tail, several blocks of K.
+// Every tile size, skinny and large products, every kind of tail, several blocks of K.
 inline const std::vector<Shape> kShapes = {{0, 5, 7},    {1, 1, 1},     {1, 130, 33},  {2, 17, 64},    {3, 64, 31},
                                            {4, 70, 129}, {5, 33, 100},  {6, 16, 16},   {7, 40, 63},    {8, 48, 2},
                                            {9, 15, 35},  {10, 31, 96},  {11, 95, 65},  {12, 80, 1030}, {13, 50, 3},
@@ -95,7 +96,7 @@ inline void test_linear(const KernelEntry& entry, const Storage& storage) {
   }
 }
 
-// A row's result must not depend on how many rows go with it.
+// Batch invariance: a row's result does not depend on the number of rows.
 inline void test_rows_are_independent(const KernelEntry& entry, const Storage& storage) {
   const int64_t k = 611, n = 50;
   const Tensor x = random(entry.dtype, {200, k});

@@ -1,4 +1,4 @@
-// What adapters add to a product: rows of any adapter and of none side by side.
+// Tests of add_low_rank: rows of several adapters and of none in one batch.
 #include <utility>
 
 #include "kernel_testing.h"
@@ -94,7 +94,7 @@ void test_add_low_rank(const KernelEntry& entry) {
   }
 }
 
-// The sum may take the place of the product that it is added to.
+// The output may alias the input y.
 void test_in_place(const KernelEntry& entry) {
   const Call call = {{3, 8}, {0, -1, -1, 1, 1, 1, 0}, 40, 300};
   const Inputs in(entry.dtype, call);
@@ -107,7 +107,7 @@ void test_in_place(const KernelEntry& entry) {
   check(std::memcmp(out.bytes(), same.bytes(), out.num_bytes()) == 0, entry, "in place");
 }
 
-// A row alone, and in company.
+// Batch invariance: one row alone and among others.
 void test_rows_are_independent(const KernelEntry& entry) {
   Call call = {{16, 5}, repeated(30, 0), 300, 600};
   for (size_t row : {3, 4, 20}) call.adapters[row] = row == 4 ? -1 : 1;

@@ -1,4 +1,4 @@
-// The operators that walk rows: elementwise, norms, rope, and those that copy rows.
+// Tests of the elementwise operators, norms, rope, and those that copy rows.
 #include "kernel_testing.h"
 
 using namespace aether::cpu;
@@ -11,7 +11,7 @@ const std::vector<std::vector<int64_t>> kShapes = {{0, 8},   {1, 1},     {1, 15}
 
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 
-// `relative` is the error that is allowed, far inside the contract.
+// `relative` is the relative tolerance, far stricter than the operators' contract.
 void test_unary(const KernelEntry& entry, double (*f)(double), double relative, const std::vector<am_attr>& attrs = {},
                 bool is_positive = false) {
   for (const auto& shape : kShapes) {
@@ -48,7 +48,7 @@ double approximate_gelu(double x) {
   return x / (1.0 + std::exp(-2.0 * std::sqrt(2.0 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
 }
 
-// Dense where the result vanishes and where the exponent changes.
+// Dense around zeros of the result and changes of the exponent.
 void test_log_near_one(const KernelEntry& entry) {
   const Tensor x(entry.dtype, {4000}), out(entry.dtype, {4000});
   x.fill([](int64_t i) { return 0.5 + static_cast<double>(i) / 2500.0; });
@@ -85,8 +85,8 @@ void test_div(const KernelEntry& entry) {
   }
 }
 
-// Every float16 comes out of a multiplication by one as it went in, a NaN quiet, and a product of two, which float32
-// holds exactly, is rounded once: to even, to subnormals, to infinity.
+// Multiplying by one preserves every float16 (a NaN becomes quiet). The product of two is exact in float32 and is
+// rounded once: to even, to subnormals, to infinity.
 void test_float16_rounding(const KernelEntry& entry) {
   if (entry.dtype != AM_FLOAT16) return;
   const int64_t count = 1 << 16;

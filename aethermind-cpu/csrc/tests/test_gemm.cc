@@ -1,12 +1,12 @@
-// The matrix operators over dense weights.
+// Tests of the matrix operators over dense weights.
 #include "matrix_cases.h"
 
 using namespace aether::cpu;
 using namespace aether::cpu::testing;
 
-// Many rows come in several runs, brought into tiles or read where they lie; whichever run a row is in, it is what it
-// is among a few.
-static void test_runs_of_rows(const KernelEntry& entry, const Storage& storage) {
+// Batch invariance of large products in several passes, with packed rows and rows in place: a row's result equals its
+// result in a skinny product.
+static void test_passes_over_rows(const KernelEntry& entry, const Storage& storage) {
   const int64_t few = 40, n = 20;
   for (const auto& [rows, k] : {std::pair<int64_t, int64_t>{290, 4401}, {290, 4096}, {760, 34}}) {
     const Tensor x = random(entry.dtype, {rows, k});
@@ -36,7 +36,7 @@ int main() {
   };
   for_each_kernel("linear", with(test_linear));
   for_each_kernel("linear", with(test_rows_are_independent));
-  for_each_kernel("linear", with(test_runs_of_rows));
+  for_each_kernel("linear", with(test_passes_over_rows));
   for_each_kernel("lm_head", with(test_linear));
   for_each_kernel("gate_up_silu", with(test_gate_up_silu));
   for_each_kernel("qkv_rope_cache_write", with(test_qkv));

@@ -1,4 +1,4 @@
-// The products of activations with each other: matmul, and attention without a cache.
+// Tests of matmul, and of attention without a cache.
 #include <algorithm>
 
 #include "kernel_testing.h"
@@ -42,7 +42,7 @@ void test_matmul(const KernelEntry& entry) {
   }
 }
 
-// A row alone, and in company.
+// Batch invariance: one row alone and among others.
 void test_rows_are_independent(const KernelEntry& entry) {
   const int64_t rows = 40, inner = 300, columns = 70;
   const Tensor a = random(entry.dtype, {rows, inner}), b = random(entry.dtype, {inner, columns}),
@@ -54,7 +54,7 @@ void test_rows_are_independent(const KernelEntry& entry) {
   check(std::memcmp(all.bytes(), alone.bytes(), alone.num_bytes()) == 0, entry, "a row alone");
 }
 
-// Plans size a kernel's scratch for the largest shapes, and run with smaller ones.
+// Plans size scratch for the largest shapes and run smaller ones, so scratch must not shrink with size.
 void test_scratch(const KernelEntry& entry) {
   const auto bytes = [&](int64_t rows, int64_t inner, int64_t columns) {
     const am_tensor inputs[] = {Tensor(entry.dtype, {rows, inner}).abi(), Tensor(entry.dtype, {inner, columns}).abi()};

@@ -1,5 +1,5 @@
-// paged_attention against a softmax in double, over ragged batches, block sizes, group sizes, head dims, windows and
-// contexts of several parts; and over caches of codes.
+// Tests of paged_attention against a float64 softmax: ragged batches, block sizes, group sizes, head dims, windows,
+// contexts of several key blocks, and quantised caches.
 #include <algorithm>
 #include <numeric>
 
@@ -36,13 +36,13 @@ const std::vector<Case> kCases = {
     {2, 2, 10, 7, 300, {{1, 1500}, {4, 700}}},
 };
 
-// A cache of one head's rows, as floats or as codes with a scale each.
+// A cache of keys or values: floats, or codes with a scale per row.
 struct Cache {
   Tensor values, scales;
 
   Cache(am_dtype dtype, const std::vector<int64_t>& shape)
       : values(dtype, shape), scales(AM_FLOAT32, {shape[0], shape[1], shape[2]}) {
-    // Whatever no query may see is NaN.
+    // Rows that no query may attend to are NaN.
     if (!is_coded()) values.fill([](int64_t) { return NAN; });
     scales.fill([](int64_t) { return NAN; });
   }
@@ -140,7 +140,7 @@ void test_over(const KernelEntry& entry, const Case& c, am_dtype stored) {
           }
         }
         for (size_t e = 0; e < value.size(); ++e) {
-          // An error of a score is a relative error of its weight.
+          // An absolute error of a score is a relative error of its weight.
           check_close(out.get(row * c.head_dim + static_cast<int64_t>(e)), value[e],
                       magnitude[e] * (1.0 + 0.1 * score_magnitude + 1e5 * weight_rounding(entry)), entry.dtype, entry,
                       what);
@@ -154,7 +154,7 @@ void test(const KernelEntry& entry) {
   for (const Case& each : kCases) test_over(entry, each, entry.dtype);
 }
 
-// Where it has to be quick a case meets one kind of codes with each type of activations, and both with all of them.
+// Shortened runs alternate the two cache dtypes over the cases.
 void test_quantized(const KernelEntry& entry) {
   size_t turn = static_cast<size_t>(entry.dtype);
   for (const Case& each : kCases) {
@@ -164,7 +164,7 @@ void test_quantized(const KernelEntry& entry) {
   }
 }
 
-// Every code is the number that it stands for, exactly: the only key that a token sees has a weight of one.
+// Every code is dequantised exactly: with a single key, its weight is one.
 void test_codes(const KernelEntry& entry) {
   constexpr int64_t kNumCodes = 256;
   for (const am_dtype stored : {AM_INT8, AM_FLOAT8_E4M3FN}) {
@@ -187,7 +187,7 @@ void test_codes(const KernelEntry& entry) {
   }
 }
 
-// A token's attention has the same bits alone, where its context is split, and as the last of many.
+// Batch invariance: a token's attention is the same bits alone, where its context is split, and as the last of many.
 void test_batch(const KernelEntry& entry) {
   const int64_t num_queries = 30, num_keys = 700, num_heads = 7, head_dim = 64, width = (num_keys + 15) / 16;
   const Tensor q = random(entry.dtype, {num_queries, num_heads, head_dim});

@@ -1,4 +1,4 @@
-// The matrix operators over quantised weights, and their packing.
+// Tests of the matrix operators over quantised weights, and of their packing.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -17,19 +17,20 @@ const std::vector<QuantizedLayout> kLayouts = {
     {8, 64, 0, 1}, {4, 0, 0, 1},  {8, 256, 0, 0}, {8, 96, 0, 0}, {4, 32, 0, 1, 1}};
 
 std::string name_of(const QuantizedLayout& layout) {
-  const char* shift = layout.has_levels       ? "_k_g"
+  const char* shift = layout.has_super_blocks ? "_k_g"
                       : layout.has_zero_point ? "_zp_g"
                       : layout.has_offset     ? "_offset_g"
                                               : "_g";
   return "int" + std::to_string(layout.bits) + shift + std::to_string(layout.block);
 }
 
-// A weight's codes, scales, and zero points or offsets, as the core hands them over; in two levels these are bytes.
+// A weight's codes, scales, and zero points or offsets as the core passes them; with super-blocks, sub-scales are
+// bytes.
 struct Codes {
   QuantizedLayout layout;
   int64_t rows, cols, blocks, super_blocks;
   std::vector<uint8_t> codes, zeros, counts[2];
-  std::vector<uint16_t> scales, offsets, units;
+  std::vector<uint16_t> scales, offsets, super_scales;
 
   Codes(const QuantizedLayout& layout, int64_t rows, int64_t cols)
       : layout(layout),
@@ -41,24 +42,25 @@ struct Codes {
     zeros.resize(static_cast<size_t>(layout.has_zero_point ? rows * blocks : 0));
     scales.resize(static_cast<size_t>(rows * blocks));
     offsets.resize(static_cast<size_t>(layout.has_offset ? rows * blocks : 0));
-    for (auto& each : counts) each.resize(static_cast<size_t>(layout.has_levels ? rows * blocks : 0));
-    units.resize(static_cast<size_t>(layout.has_levels ? rows * super_blocks * 2 : 0));
+    for (auto& each : counts) each.resize(static_cast<size_t>(layout.has_super_blocks ? rows * blocks : 0));
+    super_scales.resize(static_cast<size_t>(layout.has_super_blocks ? rows * super_blocks * 2 : 0));
   }
 
   double value(int64_t row, int64_t col) const {
     const auto at = static_cast<size_t>(row * blocks + (layout.block ? col / layout.block : 0));
     const uint8_t code = codes[static_cast<size_t>(row * cols + col)];
-    if (layout.has_levels) {
-      const auto unit = static_cast<size_t>((row * super_blocks + col / kSuperBlock) * 2);
-      return from_float16(units[unit]) * counts[0][at] * code + from_float16(units[unit + 1]) * counts[1][at];
+    if (layout.has_super_blocks) {
+      const auto index = static_cast<size_t>((row * super_blocks + col / kSuperBlock) * 2);
+      return from_float16(super_scales[index]) * counts[0][at] * code +
+             from_float16(super_scales[index + 1]) * counts[1][at];
     }
     if (layout.has_offset) return from_float16(scales[at]) * code + from_float16(offsets[at]);
     const int difference = layout.has_zero_point ? code - zeros[at] : static_cast<int8_t>(code);
     return from_float16(scales[at]) * difference;
   }
   QuantizedSource source() const {
-    if (layout.has_levels) {
-      return {nullptr, AM_FLOAT32, codes.data(), counts[0].data(), nullptr, counts[1].data(), units.data()};
+    if (layout.has_super_blocks) {
+      return {nullptr, AM_FLOAT32, codes.data(), counts[0].data(), nullptr, counts[1].data(), super_scales.data()};
     }
     return {nullptr,
             AM_FLOAT32,
@@ -83,8 +85,8 @@ Codes random_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols, do
   for (auto& counts : result.counts) {
     for (uint8_t& each : counts) each = static_cast<uint8_t>(generator()() % 64);
   }
-  for (size_t i = 0; i < result.units.size(); ++i) {
-    result.units[i] = to_float16(scale * normal() / (i % 2 ? 64 : 64 << (layout.bits - 1)));
+  for (size_t i = 0; i < result.super_scales.size(); ++i) {
+    result.super_scales[i] = to_float16(scale * normal() / (i % 2 ? 64 : 64 << (layout.bits - 1)));
   }
   return result;
 }
@@ -100,7 +102,7 @@ std::shared_ptr<char> pack_in_parts(const QuantizedLayout& layout, const Quantiz
   return memory;
 }
 
-// The least and the greatest code in all of a column or by turns, against either zero point.
+// Columns of the least code, of the greatest, or alternating, with the extreme zero points.
 Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   Codes result(layout, rows, cols);
   const int most = (1 << layout.bits) - 1;
@@ -115,7 +117,8 @@ Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   for (uint16_t& each : result.scales) each = to_float16(1.0 / 64);
   for (size_t i = 0; i < result.offsets.size(); ++i) result.offsets[i] = to_float16(i % 2 ? 2.0 : -2.0);
   for (auto& counts : result.counts) std::ranges::fill(counts, static_cast<uint8_t>(63));
-  for (size_t i = 0; i < result.units.size(); ++i) result.units[i] = to_float16(i % 2 ? -2.0 / 63 : 1.0 / 4096);
+  for (size_t i = 0; i < result.super_scales.size(); ++i)
+    result.super_scales[i] = to_float16(i % 2 ? -2.0 / 63 : 1.0 / 4096);
   return result;
 }
 
@@ -132,8 +135,7 @@ bool is_one_of(const KernelEntry& entry, std::initializer_list<const char*> vari
   return std::ranges::any_of(variants, [&](const char* each) { return std::strcmp(entry.variant, each) == 0; });
 }
 
-// Values as signed bytes that share a scale: replaces each by what its rounding takes, and returns the largest
-// magnitude.
+// Quantises values to int8 with one scale, replaces each by its residual, and returns the largest magnitude.
 double take_bytes(std::vector<double>& values) {
   float largest = 0.0f;
   for (double value : values) largest = std::max(largest, static_cast<float>(std::fabs(value)));
@@ -144,8 +146,7 @@ double take_bytes(std::vector<double>& values) {
   return largest;
 }
 
-// The activations themselves; or, with dynamic int8 activations, what is left of them. Units with outliers have a
-// second byte each.
+// The activations that a kernel computes with: unchanged, or with dynamic int8 quantisation, twice for outlier groups.
 Tensor computed_with(const KernelEntry& entry, const Tensor& x) {
   const int64_t k = x.dim(1);
   const Tensor result(AM_FLOAT32, {x.dim(0), k});
@@ -154,8 +155,8 @@ Tensor computed_with(const KernelEntry& entry, const Tensor& x) {
   for (int64_t row = 0; row < x.dim(0); ++row) {
     double squares = 0.0;
     for (int64_t i = 0; i < k; ++i) squares += x.get(row * k + i) * x.get(row * k + i);
-    for (int64_t begin = row * k; begin < (row + 1) * k; begin += kUnitK) {
-      const int64_t end = std::min(begin + kUnitK, (row + 1) * k);
+    for (int64_t begin = row * k; begin < (row + 1) * k; begin += kGroupK) {
+      const int64_t end = std::min(begin + kGroupK, (row + 1) * k);
       std::vector<double> left;
       for (int64_t i = begin; i < end; ++i) left.push_back(x.get(i));
       if (take_bytes(left) > 10.0 * std::sqrt(squares / static_cast<double>(k))) take_bytes(left);
@@ -172,7 +173,7 @@ Storage stored_as(const QuantizedLayout& layout) {
           [](const KernelEntry& entry, const Tensor& x) { return computed_with(entry, x); }, name_of(layout)};
 }
 
-// The largest sums that codes and activations make, in instructions that add products in few bits.
+// Extreme codes and activations must not overflow 16-bit sums.
 void test_extremes(const KernelEntry& entry, const QuantizedLayout& layout) {
   const int64_t t = 7, n = 48, k = 192;
   const Weight w = packed_weight(extreme_codes(layout, n, k));
@@ -188,7 +189,7 @@ void test_extremes(const KernelEntry& entry, const QuantizedLayout& layout) {
   }
 }
 
-// Outliers as trained models have them: in a channel of all rows, and in channels of single rows.
+// Outliers as in trained models: in one channel of all rows, and in channels of single rows.
 void test_outliers(const KernelEntry& entry, const QuantizedLayout& layout) {
   const int64_t t = 29, n = 32, k = 1120;
   const Weight w = packed_weight(random_codes(layout, n, k, 1.0));
@@ -207,7 +208,7 @@ void test_outliers(const KernelEntry& entry, const QuantizedLayout& layout) {
   }
 }
 
-// Rows are the values of their codes, rounded once.
+// Embedding rows equal the values of their codes, rounded once.
 void test_embedding(const KernelEntry& entry, const Storage& storage) {
   for (int64_t k : {1, 32, 165, 288}) {
     const Weight table = storage.weight(entry, 1, 35, k, 1.0);
@@ -225,7 +226,7 @@ void check_pack(bool ok, const QuantizedLayout& layout, const char* what) {
   std::printf("FAIL pack %s: %s\n", name_of(layout).c_str(), what);
 }
 
-// Values that a format has are packed as their codes are, whatever the parts.
+// Packing in parts equals packing at once, and non-finite values are rejected.
 void test_packing(const QuantizedLayout& layout) {
   const int64_t rows = 70, cols = 165;
   for (am_dtype dtype : {AM_FLOAT32, AM_BFLOAT16, AM_FLOAT16}) {
@@ -247,8 +248,8 @@ void test_packing(const QuantizedLayout& layout) {
 }  // namespace
 
 int main() {
-  // Where it has to be quick a kernel meets a third of the formats, and just one where its code is tested elsewhere: a
-  // portable one natively, one for i8mm, but for an instruction, by its neighbour.
+  // Shortened runs test a third of the formats per kernel, and only the first formats of kernels whose code other runs
+  // cover: portable kernels run natively, and i8mm differs from dot product kernels in one instruction.
   size_t index = 0;
   for (const QuantizedLayout& layout : kLayouts) {
     test_packing(layout);

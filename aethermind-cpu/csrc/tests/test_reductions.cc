@@ -1,5 +1,4 @@
-// The operators that bring a row to a number, or know all of it: reductions, softmax and layer_norm; alibi, and those
-// that change the order of dimensions.
+// Tests of reductions, softmax, layer_norm, alibi, and permutations of dimensions.
 #include <algorithm>
 
 #include "kernel_testing.h"
@@ -9,7 +8,7 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-// A vector alone has a result without dimensions.
+// Reducing a vector gives a tensor without dimensions.
 const std::vector<std::vector<int64_t>> kShapes = {{0, 8},     {1, 1},   {1, 15},   {3, 16}, {2, 17}, {7, 100},
                                                    {5, 3, 33}, {2, 896}, {1, 5000}, {40, 3}, {9000}};
 
@@ -27,7 +26,7 @@ double sum_of_magnitudes(const Row& row) {
   return total;
 }
 
-// `relative` is to the sum of the magnitudes.
+// `relative` is relative to the sum of magnitudes.
 void test_reduction(const KernelEntry& entry, double (*f)(const Row&), double relative, am_dtype result) {
   for (const auto& shape : kShapes) {
     const int64_t size = shape.back();

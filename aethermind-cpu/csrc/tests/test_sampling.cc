@@ -1,4 +1,4 @@
-// sample_tokens, token_logprobs and the changes of logits against a full sort in double.
+// Tests of sample_tokens, token_logprobs and the logits processors against a full sort in float64.
 #include <algorithm>
 #include <numeric>
 
@@ -20,7 +20,7 @@ const std::vector<Params> kParams = {
     {0.01, 40, 0.9, 0}, {100, 0, 0.5, 0}, {50, 300, 0.7, 0.9}, {1, 0, 0.95, 1e-9},  {3, 0, 0.9999, 0},
 };
 
-// Their temperatures, top_k, top_p and min_p.
+// Sampling parameters of the rows.
 std::vector<std::vector<double>> columns_of_params() {
   std::vector<std::vector<double>> columns(4);
   for (const Params& p : kParams) {
@@ -113,7 +113,7 @@ void test_sample_tokens(const KernelEntry& entry) {
   }
 }
 
-// Every draw of a fine grid of uniforms, so that the frequencies are those of the distribution.
+// A fine grid of uniforms: the frequencies equal the distribution.
 void test_frequencies(const KernelEntry& entry) {
   const int64_t rows = 2000, vocab = 40;
   const Tensor logits(AM_FLOAT32, {rows, vocab}), uniform(AM_FLOAT32, {rows});
@@ -138,7 +138,7 @@ void test_frequencies(const KernelEntry& entry) {
   }
 }
 
-// Of logits that are no numbers any token may come, but one of the vocabulary.
+// With NaN logits, any token of the vocabulary is valid.
 void test_no_numbers(const KernelEntry& entry) {
   const auto rows = static_cast<int64_t>(kParams.size()), vocab = int64_t{48};
   const auto columns = columns_of_params();

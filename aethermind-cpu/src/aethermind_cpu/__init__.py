@@ -1,3 +1,3 @@
-"""The `cpu` device: native kernels, asynchronous streams and a plan runner. The core finds it by its entry point."""
+"""The `cpu` backend: native kernels, asynchronous streams and a plan runner, found by its entry point."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Memory of the CPU device: aligned, on huge pages where that pays, counted."""
+"""Allocator of the CPU device: aligned blocks, large ones on huge pages, with statistics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aethermind_cpu.devices import available_memory_bytes, total_memory_bytes
 __all__ = ["CpuAllocator"]
 
 _CHECKED_BYTES = 64 << 20
-"""From this size on ask what is free: the system promises memory that it does not have, and kills who touches it."""
+"""Allocations from this size on check free memory first: Linux overcommits, and kills processes that touch too much."""
 
 
 class CpuAllocator(Allocator):
-    """Every kind of memory is the same here: the host's. Pages are not touched on allocation."""
+    """Allocates host memory for every kind of buffer. Pages are not touched on allocation."""
 
     def __init__(self, device: DeviceId) -> None:
         self._device = device
@@ -43,7 +43,10 @@ class CpuAllocator(Allocator):
         )
 
     def alloc_ahead(self, sizes: Sequence[int]) -> list[Buffer]:
-        """The first touch of memory that the system has to find takes longer than writing it: a thread goes ahead."""
+        """Allocate buffers and touch their pages in a thread: page faults take longer than writing the memory.
+
+        Returns no buffers where memory does not suffice for all of `sizes`.
+        """
         if sum(sizes) > available_memory_bytes():
             return []
         buffers = [self.alloc(nbytes) for nbytes in sizes]
@@ -51,7 +54,7 @@ class CpuAllocator(Allocator):
         return buffers
 
     def make_ready(self, buffers: Sequence[Buffer], nbytes: int) -> None:
-        """See `Allocator`; the pages are touched."""
+        """Touch the first `nbytes` of each buffer in a thread (see `Allocator`)."""
 
         def touch() -> None:
             _native.touch_pages([(buffer.address, min(buffer.nbytes, nbytes)) for buffer in buffers])

@@ -1,4 +1,4 @@
-"""The cpu backend: its parts, composed around one team of worker threads."""
+"""The cpu backend, composed around one team of worker threads."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
-from aethermind_cpu.devices import CpuDevices, available_memory_bytes, num_physical_cores, worker_places
-from aethermind_cpu.events import CpuEvents
+from aethermind_cpu.devices import CpuDevices, available_memory_bytes, num_physical_cores, worker_cpu_sets
 from aethermind_cpu.executable import CpuExecutable
 from aethermind_cpu.isa import Isa, isa_limit
-from aethermind_cpu.streams import CpuStreams
+from aethermind_cpu.streams import CpuEvents, CpuStreams
 from aethermind_cpu.transfer import CpuTransfer
 
 __all__ = ["CpuBackend"]
 
 _THREADS_PER_PROCESSOR = 16
-"""More threads than this a processor can only be a mistake, and the system may refuse to start them."""
+"""Upper limit of threads: more per processor are a mistake, and the system may refuse to start them."""
 
 
 class CpuBackend(Backend):
-    """One host's CPU. Streams share the team; threads start here and end in `close`."""
+    """The CPU of one host. Streams share the team, whose threads start here and end in `close`."""
 
     def __init__(self) -> None:
         self.name = "cpu"
@@ -51,15 +50,15 @@ class CpuBackend(Backend):
         self._team.set_num_workers(1)
 
     def free_memory(self) -> int | None:
-        """What can be had without swapping, within the limits of a container."""
+        """Bytes available without swapping, within the limits of the container; None where unknown."""
         return available_memory_bytes() or None
 
     def compile(self, plan: Plan, memory: MemoryMap) -> CpuExecutable:
-        """Bind a plan to its memory; PluginError when a kernel speaks another ABI or another schema."""
+        """Bind a plan to its memory; PluginError where a kernel's ABI version or schema does not match."""
         return CpuExecutable(plan, memory, self._team)
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
-        """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, float16, bfloat16, int8."""
+        """Measure memory bandwidth (bytes/s) and peak rates (operations/s) of float32, float16, bfloat16, int8."""
         _check_num_threads(num_threads)
         team = self._team if num_threads in (None, self.num_threads) else _new_team(num_threads)
         limits = _native.measure_limits(team, isa_limit().label)
@@ -76,16 +75,16 @@ class CpuBackend(Backend):
     def set_num_threads(self, num_threads: int | None) -> int:
         """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core.
 
-        As many as there are cores stay on one each (`worker_places`).
+        One worker per physical core: each is pinned to its core (`worker_cpu_sets`).
         """
         _check_num_threads(num_threads)
         num_threads = num_threads or _default_num_threads()
-        self._team.set_num_workers(num_threads, worker_places(num_threads))
+        self._team.set_num_workers(num_threads, worker_cpu_sets(num_threads))
         return self.num_threads
 
 
 def _new_team(num_threads: int) -> _native.Team:
-    return _native.Team(num_threads, worker_places(num_threads))
+    return _native.Team(num_threads, worker_cpu_sets(num_threads))
 
 
 def _check_num_threads(num_threads: int | None) -> None:
@@ -102,7 +101,7 @@ def _default_num_threads() -> int:
 
 
 def _dtypes() -> tuple[DType, ...]:
-    """bfloat16 comes first where the CPU multiplies it."""
+    """Supported dtypes, the default first: bfloat16 where the CPU multiplies it."""
     if isa_limit() is Isa.AVX512_BF16:
         return (DType.BFLOAT16, DType.FLOAT32, DType.FLOAT16)
     return (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)

@@ -1,7 +1,7 @@
-"""What the control groups of this process allow it, both versions of them: processor time, and memory.
+"""Limits of this process's control groups (cgroup v1 and v2): processor time and memory.
 
-A group allows no more than the groups above it, so all of them are asked. See `cgroups(7)` of Linux; elsewhere nothing
-is limited.
+A group is limited by the groups above it as well, so all of them are read. See `cgroups(7)`; other systems than
+Linux have no limits.
 """
 
 from __future__ import annotations
@@ -9,43 +9,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["memory_limit", "memory_room", "processor_quota"]
+__all__ = ["available_memory", "memory_limit", "processor_quota"]
 
 _ROOT = Path("/")
 
 
 def processor_quota(root: Path = _ROOT) -> float | None:
-    """How many processors' time may be used; None where nothing says."""
+    """Return the CPU quota in processors, or None without a limit."""
     quotas = []
     for group in _groups(root, "cpu"):
         quota, _, period = _read(group / "cpu.max").partition(" ")
         if not quota:
             quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal():  # neither "max" nor -1
+        if quota.isdecimal() and period.isdecimal():  # not "max" or -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
-    """Bytes that may be used in all; None where nothing says."""
+    """Return the memory limit in bytes, or None without one."""
     return min((limit for _, limit in _memory_limits(root)), default=None)
 
 
-def memory_room(root: Path = _ROOT) -> int | None:
-    """Bytes that may still be taken; None where nothing says. Never negative.
+def available_memory(root: Path = _ROOT) -> int | None:
+    """Return the bytes that may still be allocated, never negative, or None without a limit.
 
-    What files have in the page cache counts as used in a group, and is given up for whoever needs memory.
+    The page cache counts as used in a group but is reclaimed under memory pressure, so it counts as available here.
     """
-    rooms = []
+    available = []
     for group, limit in _memory_limits(root):
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if used.isdecimal():
-            rooms.append(min(max(limit - int(used) + _page_cache(group), 0), limit))
-    return min(rooms, default=None)
+            available.append(min(max(limit - int(used) + _page_cache(group), 0), limit))
+    return min(available, default=None)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
-    """The groups that limit memory, and their limits in bytes."""
+    """Yield the groups that limit memory, with their limits in bytes."""
     for group in _groups(root, "memory"):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         if limit.isdecimal():
@@ -53,14 +53,14 @@ def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _page_cache(group: Path) -> int:
-    """Bytes of files in memory, those of the groups below included. Shared memory is not among them."""
+    """Return the bytes of the group's page cache, including child groups, without shared memory."""
     fields = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
     sizes = [fields.get(f"total_{name}", fields.get(name, "0")) for name in ("inactive_file", "active_file")]
     return sum(int(size) for size in sizes if size.isdecimal())
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The directories of this process's group and of those above it; in a container they may not be visible."""
+    """Yield the directories of this process's group and its parents; a container may not see them."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

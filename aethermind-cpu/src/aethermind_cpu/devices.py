@@ -1,4 +1,4 @@
-"""The one CPU device of a host: what it is, and how many cores this process may use."""
+"""The CPU device of a host: its properties, cores, CPU affinity of workers, and memory."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal.device import DeviceManager, DeviceProperties
 from aethermind.hal.host_memory import host_memory_bytes
-from aethermind_cpu.cgroup import memory_limit, memory_room, processor_quota
+from aethermind_cpu.cgroup import available_memory, memory_limit, processor_quota
 
-__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "total_memory_bytes", "worker_places"]
+__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "total_memory_bytes", "worker_cpu_sets"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 
 
 def num_physical_cores() -> int:
-    """Physical cores this process may use: its affinity without hyperthreads, and no more than a container's quota."""
+    """Count this process's physical cores: its CPU affinity without hyperthreads, limited by a container's quota."""
     num_cores, quota = len(_cores()), processor_quota()
     return max(1, num_cores if quota is None else min(num_cores, round(quota)))
 
 
-def worker_places(num_threads: int) -> list[list[int]]:
-    """The processors on which each of so many workers may run.
+def worker_cpu_sets(num_threads: int) -> list[list[int]]:
+    """Return the CPU set of each worker.
 
-    As many workers as cores have one each, with all its hyperthreads: left to itself the system now and then puts two
-    on one core, where the others wait for them at every barrier. Fewer workers go wherever there is room, so that those
-    of several processes do not meet on the first cores, and so do more, and all with `AETHERMIND_CPU_AFFINITY=none`
-    (`cores` by default; InvalidArgumentError for anything else).
+    With one worker per physical core, each worker is pinned to its core with all hyperthreads: without pinning, the
+    scheduler at times puts two workers on one core, and the others wait for them at every barrier. Other numbers of
+    workers are not pinned, so that several processes with few workers do not share the first cores.
+    `AETHERMIND_CPU_AFFINITY=none` disables pinning (default: `cores`; InvalidArgumentError for anything else).
     """
     affinity = os.environ.get("AETHERMIND_CPU_AFFINITY") or "cores"
     if affinity not in ("cores", "none"):
@@ -41,23 +41,23 @@ def worker_places(num_threads: int) -> list[list[int]]:
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be had without swapping, in bytes; all physical memory where the system does not say."""
+    """Return the bytes available without swapping, or all physical memory where unknown."""
     available = host_memory_bytes()
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    room = memory_room()
-    return available if room is None else min(available, room)
+    in_group = available_memory()
+    return available if in_group is None else min(available, in_group)
 
 
 def total_memory_bytes() -> int:
-    """All memory that this process may use, in bytes: the host's, and no more than a container's limit."""
+    """Return the memory of this process in bytes: the host's, limited by the container."""
     total, limit = host_memory_bytes(), memory_limit()
     return total if limit is None else min(total, limit) if total else limit
 
 
 class CpuDevices(DeviceManager):
-    """Device 0 and no other. `synchronize_all` waits for every stream of the backend."""
+    """Manages the only device, cpu:0. `synchronize_all` waits for every stream of the backend."""
 
     def __init__(self, isa: tuple[str, ...], synchronize_all: Callable[[], None]) -> None:
         self._isa = isa
@@ -95,7 +95,7 @@ def _allowed_cpus() -> set[int]:
 
 
 def _cores() -> list[list[int]]:
-    """The processors that this process may use, those of one core together."""
+    """Return the processors of this process, grouped by physical core."""
     cores: dict[tuple[str, str], list[int]] = {}
     for cpu in sorted(_allowed_cpus()):
         cores.setdefault(_core_of(cpu), []).append(cpu)

@@ -1,4 +1,4 @@
-"""A plan bound to native calls: each run of native steps is one submission to a stream."""
+"""A plan bound to memory: consecutive native steps are one submission to a stream."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["CpuExecutable"]
 
 
 @dataclass(frozen=True, slots=True)
-class _NativeRun:
-    """Plan steps `[begin, end)`, all native; they are steps `[offset, offset + end - begin)` of the native plan."""
+class _NativeSegment:
+    """Consecutive native plan steps `[begin, end)`, steps `[offset, offset + end - begin)` of the native plan."""
 
     begin: int
     end: int
@@ -38,9 +38,9 @@ class _PythonStep:
 
 
 class CpuExecutable:
-    """Runs on a stream's thread and the backend's team.
+    """Runs a plan on a stream's thread and the backend's team.
 
-    A Python step interrupts: the stream is drained, the function is called on host arrays, and the stream goes on.
+    A Python step synchronizes the stream and calls its function on host arrays.
     """
 
     def __init__(self, plan: Plan, memory: MemoryMap, team: _native.Team) -> None:
@@ -49,25 +49,25 @@ class CpuExecutable:
         self._num_steps = len(plan.steps)
         self._segments = _segments(plan)
         self._native = _bind(plan, memory, team)
-        self._is_native = all(isinstance(segment, _NativeRun) for segment in self._segments)
+        self._is_native = all(isinstance(segment, _NativeSegment) for segment in self._segments)
 
     @property
     def num_native_breaks(self) -> int:
-        """Python steps that interrupt runs of native ones."""
+        """Number of Python steps, which interrupt native segments."""
         return sum(isinstance(segment, _PythonStep) for segment in self._segments)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps; `symbols` are in the order of `plan.symbols`. Returns at once if all steps are native."""
+        """Enqueue all steps; `symbols` are in the order of `plan.symbols`. Asynchronous if all steps are native."""
         if self._is_native:
             _native_of(stream).run(self._native, symbols, 0, self._num_steps)
         else:
             self.run_steps(symbols, 0, self._num_steps, stream)
 
     def run_timed(self, symbols: tuple[int, ...], stream: Stream) -> list[float]:
-        """Run all steps and return the seconds of each, by the clock of the worker that runs them."""
+        """Run all steps and return the seconds of each."""
         seconds: list[float] = []
         for segment in self._segments:
-            if isinstance(segment, _NativeRun):
+            if isinstance(segment, _NativeSegment):
                 last = segment.offset + segment.end - segment.begin
                 marks = _native_of(stream).run_timed(self._native, symbols, segment.offset, last)
                 seconds += [(after - before) / 1e9 for before, after in pairwise(marks)]
@@ -84,7 +84,7 @@ class CpuExecutable:
             first, last = max(begin, segment.begin), min(end, segment.end)
             if first >= last:
                 continue
-            if isinstance(segment, _NativeRun):
+            if isinstance(segment, _NativeSegment):
                 shift = segment.offset - segment.begin
                 _native_of(stream).run(self._native, symbols, first + shift, last + shift)
             else:
@@ -105,24 +105,24 @@ def _native_of(stream: Stream) -> _native.Stream:
     return stream.native
 
 
-def _segments(plan: Plan) -> tuple[_NativeRun | _PythonStep, ...]:
-    segments: list[_NativeRun | _PythonStep] = []
+def _segments(plan: Plan) -> tuple[_NativeSegment | _PythonStep, ...]:
+    segments: list[_NativeSegment | _PythonStep] = []
     num_native = 0
     for index, step in enumerate(plan.steps):
         if step.kernel.native is None:
             segments.append(_PythonStep(index, index + 1, step))
             continue
         last = segments[-1] if segments else None
-        if isinstance(last, _NativeRun):
-            segments[-1] = _NativeRun(last.begin, index + 1, last.offset)
+        if isinstance(last, _NativeSegment):
+            segments[-1] = _NativeSegment(last.begin, index + 1, last.offset)
         else:
-            segments.append(_NativeRun(index, index + 1, num_native))
+            segments.append(_NativeSegment(index, index + 1, num_native))
         num_native += 1
     return tuple(segments)
 
 
 def _bind(plan: Plan, memory: MemoryMap, team: _native.Team) -> _native.Plan:
-    """The native steps of a plan, with the scratch of their kernels; PluginError names a kernel that does not fit."""
+    """Bind the native steps of a plan and reserve their scratch; PluginError names a kernel that does not match."""
     indices = {name: index for index, name in enumerate(plan.symbols)}
     steps = [step for step in plan.steps if step.kernel.native is not None]
 
@@ -135,7 +135,7 @@ def _bind(plan: Plan, memory: MemoryMap, team: _native.Team) -> _native.Plan:
     try:
         return bind(steps)
     except ValueError:
-        for step in steps:  # one by one, because only its own step tells a kernel's package
+        for step in steps:  # one by one, to find the kernel whose package the message names
             try:
                 bind([step])
             except ValueError as error:
@@ -147,7 +147,7 @@ def _bind(plan: Plan, memory: MemoryMap, team: _native.Team) -> _native.Plan:
 
 
 def _bind_step(step: Step, memory: MemoryMap, indices: Mapping[str, int]) -> _native.Step:
-    """ValueError where the kernel's `native` is no capsule, or another one."""
+    """Bind one step; ValueError where the kernel's `native` is not a capsule of the kernel ABI."""
     return _native.Step(
         step.kernel.native,
         [None if operand is None else _bind_operand(operand, memory, indices) for operand in step.inputs],

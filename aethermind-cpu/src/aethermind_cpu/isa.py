@@ -1,4 +1,4 @@
-"""Levels of instruction sets, and the highest one that kernels may use here."""
+"""Instruction set levels, and the highest level that kernels may use on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Isa", "built_levels", "how_to_build_all", "isa_levels", "isa_limit"]
 
 
 class Isa(Enum):
-    """A level, with the CPU features it needs."""
+    """An instruction set level, with the CPU features it needs."""
 
     PORTABLE = ("portable", frozenset[str]())
     AVX2 = ("avx2", frozenset({"avx2", "fma", "f16c"}))
@@ -32,44 +32,43 @@ class Isa(Enum):
 
     @property
     def level(self) -> int:
-        """Its place in the order of its architecture's levels."""
+        """Index in the order of the architecture's levels."""
         return next(levels.index(self) for levels in _LEVELS if self in levels)
 
     @classmethod
     def parse(cls, name: str) -> Isa:
-        """Read a level by its name, with or without the underscore; anything else is an InvalidArgumentError."""
+        """Parse a level's name, with or without underscores; InvalidArgumentError for anything else."""
         return _parse(name, tuple(cls))
 
 
-# Of two levels the later is the better one, and never what the earlier includes. A CPU may lack a level in between:
-# many with AVX-512 have no AVX-VNNI.
+# In ascending order. A CPU may lack a level in between: many with AVX-512 have no AVX-VNNI.
 _X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX2_VNNI, Isa.AVX512, Isa.AVX512_VNNI, Isa.AVX512_BF16)
 _AARCH64 = (Isa.PORTABLE, Isa.NEON, Isa.NEON_DOT, Isa.NEON_I8MM)
 _LEVELS = (_X86_64, _AARCH64)
 
 
 def isa_levels(features: Collection[str] | None = None) -> tuple[Isa, ...]:
-    """The levels, in order, that the architecture of a CPU with these features has; of this CPU by default."""
+    """Return the levels, in order, of the architecture of a CPU with these features (default: this CPU)."""
     return _AARCH64 if "asimd" in _known(features) else _X86_64
 
 
 def built_levels() -> tuple[Isa, ...]:
-    """The levels, in order, that this build has all kernels of."""
+    """Return the levels, in order, of which this build has all kernels."""
     return tuple(Isa.parse(name) for name in _native.BUILT_LEVELS)
 
 
 def how_to_build_all() -> str:
-    """The command that installs every level of the architecture."""
+    """Return the command that installs all levels of the architecture."""
     from aethermind.first_party import pip_install
 
     return f"AETHERMIND_CPU_LEVELS=all {pip_install('aethermind-cpu')} --force-reinstall --no-deps --no-cache-dir"
 
 
 def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | None = None) -> Isa:
-    """The highest level that a CPU with these features has and that was built, of this CPU and build by default.
+    """Return the highest built level that a CPU with these features supports (default: this CPU and build).
 
-    A level of which only a part was built, for the sake of a higher one, counts: no better kernels are to be had.
-    `AETHERMIND_CPU_ISA` bounds it; InvalidArgumentError where that names no level of the architecture, or one that
+    A level of which only some units were built, because a higher level needs them, counts: no better kernels exist.
+    `AETHERMIND_CPU_ISA` limits the level; InvalidArgumentError where it names no level of the architecture, or one that
     was not built.
     """
     levels = isa_levels(features)

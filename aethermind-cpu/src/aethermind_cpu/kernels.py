@@ -1,12 +1,10 @@
-"""The native kernels as the dispatcher sees them."""
+"""Native kernels as entries of the dispatcher."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from aethermind.dispatch.kernel import Kernel, Pack, Signature
 from aethermind.hal.dtype import DType
@@ -15,14 +13,13 @@ from aethermind.ops.operator import Operator
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
 from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_limit
-from aethermind_cpu.packing import build_of_packing, pack_in_parts
-from aethermind_cpu.quantized import quantized_pack
+from aethermind_cpu.packing import dense_pack, quantized_pack
 
 __all__ = ["kernels"]
 
 
 def kernels() -> list[Kernel]:
-    """Every kernel that this CPU supports, up to the instruction set that `AETHERMIND_CPU_ISA` allows."""
+    """Return every kernel that this CPU supports, up to the level that `AETHERMIND_CPU_ISA` allows."""
     limit = isa_limit()
     operators = {operator.name: operator for operator in catalog.load()}
     dtypes = {dtype.code: dtype for dtype in DType}
@@ -55,15 +52,15 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
         priority=entry.priority,
         native=entry.capsule,
         is_batch_invariant=True,
-        packs={_input(operator, index): packs.setdefault(pack.name, _pack(pack)) for index, pack in entry.packs},
+        packs={_input(operator, index): packs.setdefault(pack.name, dense_pack(pack)) for index, pack in entry.packs},
     )
-    return _sharing(kernel, operator)
+    return _with_shared_packs(kernel, operator)
 
 
 def _quantized_kernel(
     entry: _native.KernelEntry, operator: Operator, dtype: DType, format: WeightFormat, packs: dict[str, Pack]
 ) -> Kernel:
-    """The same native kernel for every format: a packed weight says which it is in."""
+    """Return the kernel for one format. The native kernel is the same for all: a packed weight names its format."""
     pack = packs.get(format.name) or packs.setdefault(format.name, quantized_pack(format))
     kernel = Kernel(
         operator=entry.operator_name,
@@ -77,48 +74,25 @@ def _quantized_kernel(
         weight_formats=frozenset({format.name}),
         arithmetic=DType.INT8 if entry.multiplies_bytes else None,
     )
-    return _sharing(kernel, operator)
+    return _with_shared_packs(kernel, operator)
 
 
 def _input(operator: Operator, index: int) -> str:
     return operator.schema.inputs[index].name
 
 
-def _sharing(kernel: Kernel, operator: Operator) -> Kernel:
-    """Packed for its sake alone, a weight of which a kernel only picks rows would be a copy of a mapped file."""
+def _with_shared_packs(kernel: Kernel, operator: Operator) -> Kernel:
+    """Let a kernel that gathers rows use a packed weight only if another operator packs it.
+
+    Packing for its sake alone would copy a mapped file.
+    """
     wanted = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
     if not wanted:
         return kernel
     name, priority = f"{kernel.name} out of packed rows", kernel.priority + 1
-    return replace(kernel, name=name, priority=priority, supports=partial(_reason_against, wanted))
+    return replace(kernel, name=name, priority=priority, supports=partial(_unsupported_reason, wanted))
 
 
-def _reason_against(wanted: Mapping[str, str], signature: Signature) -> str | None:
+def _unsupported_reason(wanted: Mapping[str, str], signature: Signature) -> str | None:
     missing = [name for name, layout in wanted.items() if signature.packed.get(name) != layout]
     return f"no other operator has {missing[0]} in its layout" if missing else None
-
-
-def _pack(entry: _native.PackEntry) -> Pack:
-    return Pack(
-        entry.name,
-        nbytes=lambda shape, _: entry.packed_bytes(*_rows_and_columns(shape)),
-        pack=partial(_pack_dense, entry),
-        build=build_of_packing(),
-    )
-
-
-def _pack_dense(entry: _native.PackEntry, source: Any, destination: int) -> None:
-    """Pack a row-major array, perhaps a read-only mapped file, to an address; large ones on all cores."""
-    assert source.flags.c_contiguous, "weights are packed from row-major arrays"
-    _, columns = _rows_and_columns(source.shape)
-    row_bytes = columns * source.itemsize
-
-    def pack_part(first: int, count: int) -> None:
-        address = source.ctypes.data + first * row_bytes
-        entry.pack(address, count, columns, destination + entry.packed_bytes(first, columns))
-
-    pack_in_parts(source, pack_part)
-
-
-def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    return shape[0], math.prod(shape[1:])

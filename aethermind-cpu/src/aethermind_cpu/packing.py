@@ -1,4 +1,4 @@
-"""Packing a weight in parts, on all cores."""
+"""Packing of weights into the layouts of the native kernels: dense and quantised, in parallel parts."""
 
 from __future__ import annotations
 
@@ -6,33 +6,120 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+from aethermind.dispatch.kernel import Pack
+from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind_cpu import _native
 from aethermind_cpu.devices import num_physical_cores
 
-__all__ = ["build_of_packing", "pack_in_parts"]
+__all__ = ["dense_pack", "quantized_pack"]
 
 _ROWS_PER_PART = 64
-"""A packing is a sequence of panels of rows whose height divides this, so that parts can be packed in parallel."""
+"""A multiple of the panel height of every packed layout, so that parts can be packed in parallel."""
 _BYTES_PER_PART = 1 << 20
 _BYTES_PER_PIECE = 8 << 20
-"""So much of a mapped file is in memory at a time, beside what it is packed into."""
+"""Source bytes that are packed before their pages are dropped: the resident part of a mapped file."""
+
+
+def dense_pack(entry: _native.PackEntry) -> Pack:
+    """Return the packing of a dense layout."""
+    return Pack(
+        entry.name,
+        nbytes=lambda shape, _: entry.packed_bytes(*_rows_and_columns(shape)),
+        pack=partial(_pack_dense, entry),
+        build=_build_of_packing(),
+    )
+
+
+def _pack_dense(entry: _native.PackEntry, source: Any, destination: int) -> None:
+    """Pack a row-major array, which may be a read-only mapped file, to an address; large arrays on all cores."""
+    assert source.flags.c_contiguous, "weights are packed from row-major arrays"
+    _, columns = _rows_and_columns(source.shape)
+    row_bytes = columns * source.itemsize
+
+    def pack_part(first: int, count: int) -> None:
+        address = source.ctypes.data + first * row_bytes
+        entry.pack(address, count, columns, destination + entry.packed_bytes(first, columns))
+
+    _pack_in_parts(source, pack_part)
+
+
+def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    return shape[0], math.prod(shape[1:])
+
+
+def quantized_pack(format: WeightFormat) -> Pack:
+    """Return the packing of a format. It takes QuantizedWeights, and floating-point arrays, which it quantises."""
+    layout = _native.QuantizedLayout(
+        format.bits, format.block, format.has_zero_point, format.has_offset, format.super_block != 0
+    )
+    return Pack(
+        f"panels16_{format.name}",
+        nbytes=lambda shape, _: layout.packed_bytes(*shape),
+        pack=partial(_pack_quantized, format, layout),
+        weight_format=format.name,
+        build=_build_of_packing(),
+    )
+
+
+def _pack_quantized(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, destination: int) -> None:
+    if isinstance(source, QuantizedWeight):
+        _pack_codes(layout, source, destination)
+    else:
+        _pack_values(format, layout, source, destination)
+
+
+def _pack_values(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, destination: int) -> None:
+    """Quantise and pack a row-major array, which may be a read-only mapped file; errors are those of the format."""
+    assert source.flags.c_contiguous, "weights are packed from row-major arrays"
+    columns = source.shape[1]
+    address, dtype = source.ctypes.data, DType.of_numpy(source.dtype).code
+    rejected: list[tuple[int, int]] = []
+
+    def pack_part(first: int, count: int) -> None:
+        if not layout.pack_values(address, dtype, first, count, columns, destination):
+            rejected.append((first, count))
+
+    _pack_in_parts(source, pack_part)
+    for first, count in rejected:
+        format.quantize(source[first : first + count])
+        raise AssertionError("the format accepts values that its packing rejects")
+
+
+def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destination: int) -> None:
+    import numpy as np
+
+    columns = source.shape[1]
+    codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
+    parameters = [
+        array if array is None else np.ascontiguousarray(array)
+        for array in (source.zeros, source.offsets, source.units)
+    ]
+    zeros, offsets, super_scales = (0 if array is None else array.ctypes.data for array in parameters)
+
+    def pack_part(first: int, count: int) -> None:
+        layout.pack_codes(
+            codes.ctypes.data, scales.ctypes.data, zeros, offsets, super_scales, first, count, columns, destination
+        )
+
+    _pack_in_parts(codes, pack_part)
 
 
 @cache
-def build_of_packing() -> str:
-    """The build of the code that lays weights out: the native module's file."""
+def _build_of_packing() -> str:
+    """Return an identifier of the packing code, for caches of packed weights: the native module's file."""
     status = os.stat(_native.__file__)
     return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 
-def pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:
-    """Call `pack_part(first row, number of rows)` for all rows of an array; large ones in parallel.
+def _pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:
+    """Call `pack_part(first row, number of rows)` for all rows of an array; for large arrays in parallel.
 
-    What has been packed out of a mapped file leaves memory again.
+    Packed pages of a mapped file are dropped from memory.
     """
     rows = len(source)
     num_parts = max(1, min(source.nbytes // _BYTES_PER_PART, rows // _ROWS_PER_PART))
@@ -58,7 +145,7 @@ def pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:
 
 @cache
 def _num_cores() -> int:
-    """Counted once: that takes as long as packing a weight."""
+    """Cached: counting takes as long as packing a weight."""
     return num_physical_cores()
 
 

@@ -1,4 +1,4 @@
-"""What this package tells the core at boot: names, and where the rest is. Nothing native is imported before its use."""
+"""Plugin hooks of the cpu backend. The native module is imported on first use."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PROVIDER = "aethermind-cpu"
 
 @hookimpl
 def register_devices(registry: DeviceRegistry) -> None:
-    """Claim the device name `cpu`."""
+    """Register the device name `cpu`."""
     registry.register("cpu", probe=_probe, open=_open, priority=10, provider=PROVIDER)
 
 
 @hookimpl
 def register_kernels(registry: KernelRegistry) -> None:
-    """Offer the native kernels for it."""
+    """Register the native kernels."""
     registry.register("cpu", _load_kernels, provider=PROVIDER)
 
 
 @hookimpl
 def doctor_checks() -> list[tuple[str, Callable[[], str]]]:
-    """Whether the compiled part loads, what this CPU has, and which levels of instruction sets were compiled."""
+    """Check that the native module loads, and report CPU features and compiled instruction set levels."""
     return [("cpu: native module", _describe_native_module), ("cpu: instruction sets", _describe_levels)]
 
 

@@ -1,18 +1,18 @@
-"""Streams with a thread of their own: submitting returns before the work is done."""
+"""Asynchronous streams, each with its own thread, and events: marks in a stream, with timestamps."""
 
 from __future__ import annotations
 
 import weakref
 
 from aethermind.errors import DeviceError
-from aethermind.hal.stream import Event, Stream, StreamManager
+from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind_cpu import _native
 
-__all__ = ["CpuStream", "CpuStreams"]
+__all__ = ["CpuEvent", "CpuEvents", "CpuStream", "CpuStreams"]
 
 
 class CpuStream(Stream):
-    """An ordered queue. Safe to use from several threads."""
+    """An ordered work queue. Thread-safe."""
 
     def __init__(self, team: _native.Team) -> None:
         self._native: _native.Stream | None = _native.Stream(team)
@@ -36,8 +36,6 @@ class CpuStream(Stream):
             ) from error
 
     def wait_event(self, event: Event) -> None:
-        from aethermind_cpu.events import CpuEvent
-
         assert isinstance(event, CpuEvent), "a stream waits for events of its own backend"
         event.native.hold_up(self.native)
 
@@ -49,9 +47,9 @@ class CpuStream(Stream):
 
 
 class CpuStreams(StreamManager):
-    """Makes streams that share one team of workers: they take turns plan by plan, copies run beside it.
+    """Creates streams that share one team of workers: plans are serialised, copies run concurrently with them.
 
-    Priorities are accepted and make no difference: threads of one process share its priority.
+    Priorities have no effect: threads of one process share its priority.
     """
 
     def __init__(self, team: _native.Team) -> None:
@@ -72,14 +70,48 @@ class CpuStreams(StreamManager):
         return self._default
 
     def synchronize_all(self) -> None:
-        """Return when every stream that still exists has finished."""
+        """Wait for all streams."""
         for stream in self._alive():
             stream.synchronize()
 
     def destroy_all(self) -> None:
-        """Finish and give back every stream."""
+        """Synchronize and destroy all streams."""
         for stream in self._alive():
             stream.destroy()
 
     def _alive(self) -> list[CpuStream]:
         return [stream for stream in self._streams if stream._native is not None]
+
+
+class CpuEvent(Event):
+    """A mark that the stream's thread reaches."""
+
+    def __init__(self, *, timing: bool) -> None:
+        self._has_timing = timing
+        self.native = _native.Event()
+
+    def record(self, stream: Stream) -> None:
+        assert isinstance(stream, CpuStream), "an event is recorded on a stream of its own backend"
+        self.native.record(stream.native)
+
+    def query(self) -> bool:
+        return self.native.query()
+
+    def synchronize(self) -> None:
+        self.native.synchronize()
+
+    def elapsed_ms(self, end: Event) -> float:
+        assert isinstance(end, CpuEvent), "events of different backends cannot be compared"
+        begin_ns, end_ns = self.native.reached_at_ns, end.native.reached_at_ns
+        if not (self._has_timing and end._has_timing) or begin_ns is None or end_ns is None:
+            raise DeviceError(
+                "Elapsed time needs two events created with timing=True, recorded and reached; synchronize them first."
+            )
+        return (end_ns - begin_ns) / 1e6
+
+
+class CpuEvents(EventManager):
+    """Creates events."""
+
+    def create(self, *, timing: bool = False) -> CpuEvent:
+        return CpuEvent(timing=timing)

@@ -1,4 +1,4 @@
-"""Copies within host memory, in a stream's order or at once."""
+"""Copies within host memory, synchronous or in a stream's order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CpuTransfer"]
 
 
 class CpuTransfer(DataTransfer):
-    """Host and device memory are one here; bytes count as crossing by the kinds of the two buffers."""
+    """Copies bytes; whether a copy counts as host-to-device or device-to-host depends on the kinds of its buffers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-/* The native kernel ABI: how a kernel from any wheel joins a native plan.
+/* The native kernel ABI, by which kernels of any package run in a native plan.
  *
  * A kernel is a pure function over caller-owned tensors. It never allocates, logs, parses or throws, and keeps no state
  * between calls. It runs SPMD: every worker of the team calls `run` with the same tensors and its own am_team, and the
@@ -6,8 +6,8 @@
  * barrier after each step, so a kernel needs one only between its own phases. Results must not depend on the number of
  * workers.
  *
- * A Python wheel hands a kernel over as a PyCapsule named AM_KERNEL_CAPSULE that points to an am_kernel with static
- * storage. Order of inputs, outputs and attributes is that of the operator's schema. An output may share memory with an
+ * A Python package passes a kernel as a PyCapsule named AM_KERNEL_CAPSULE that points to an am_kernel with static
+ * storage. Inputs, outputs and attributes are in the order of the operator's schema. An output may share memory with an
  * input only where the schema says so (`alias`, `inplace`).
  */
 #ifndef AETHERMIND_KERNEL_ABI_H
@@ -38,8 +38,8 @@ typedef enum am_dtype {
   AM_FLOAT8_E4M3FN = 9,
 } am_dtype;
 
-/* A row-major contiguous tensor. A packed weight keeps its logical shape while `data` points to the kernel's own
- * packing; a weight in a weight format that the kernel has no packing for comes as AM_FLOAT32. An absent optional input
+/* A row-major contiguous tensor. A packed weight has its logical shape, and `data` points to the kernel's own packed
+ * layout; a weight in a weight format without a packing of the kernel is passed as AM_FLOAT32. An absent optional input
  * has data == NULL and ndim == 0; a tensor with a zero in its shape may have any data. */
 typedef struct am_tensor {
   void* data;
@@ -48,7 +48,7 @@ typedef struct am_tensor {
   int64_t shape[AM_MAX_DIMS];
 } am_tensor;
 
-/* An attribute; booleans are integers. */
+/* An attribute of an operator; booleans are integers. */
 typedef union am_attr {
   int64_t i;
   double f;
@@ -58,12 +58,12 @@ typedef union am_attr {
 typedef struct am_team {
   int32_t worker;      /* 0 … num_workers-1 */
   int32_t num_workers; /* at least 1 */
-  void* scratch;       /* private to this worker, 64-byte aligned, as many bytes as the kernel asked for */
+  void* scratch;       /* private to this worker, 64-byte aligned, of the size that scratch_bytes returned */
   void* shared;        /* the runner's own state */
   void (*barrier)(const struct am_team* team);
   int64_t (*claim)(
       const struct am_team* team); /* tickets 0, 1, 2, …, unique in the team; they restart with every step */
-  /* A worker's scratch, for results that others read after a barrier. */
+  /* Scratch of any worker, for results that other workers read after a barrier. */
   void* (*scratch_of)(const struct am_team* team, int32_t worker);
 } am_team;
 
@@ -74,8 +74,8 @@ typedef struct am_kernel {
   uint32_t num_attrs;
   const char* name; /* "operator/variant", such as "rms_norm/avx512" */
   void (*run)(const am_tensor* inputs, const am_tensor* outputs, const am_attr* attrs, const am_team* team);
-  /* Bytes of scratch per worker for tensors of at most these shapes, or NULL for none. Called when a plan is built, and
-   * again when the number of workers changes; smaller shapes must not need more. */
+  /* Bytes of scratch per worker for tensors of at most these shapes; NULL for none. Called when a plan is built and
+   * when the number of workers changes. Smaller shapes must not need more. */
   size_t (*scratch_bytes)(const am_tensor* inputs, const am_tensor* outputs, const am_attr* attrs, int32_t num_workers);
 } am_kernel;
 

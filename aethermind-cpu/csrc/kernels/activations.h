@@ -1,0 +1,59 @@
+// Activation functions, element by element: gelu, relu, silu, and the gated silu_mul.
+#pragma once
+
+#include "kernels/elementwise.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+// gelu(x) = max(x, 0) - |x| · Φ(-|x|), and Φ(-t) = exp(-t^2 / 2) · R(t). R is fitted by a polynomial without constant
+// term in 1 / (1 + t / 4), relative error 1.2e-6 for all t ≥ 0.
+AETHER_INLINE Vec gelu_of(const Vec& x) {
+  const Vec t = min(max(x, -x), set1(20.0f));  // beyond, the product is zero; infinities would give NaN
+  const Vec u = set1(1.0f) / fma(t, set1(0.25f), set1(1.0f));
+  Vec p = set1(-0x1.42670cp-5f);
+  p = fma(p, u, set1(0x1.60c020p-4f));
+  p = fma(p, u, set1(0x1.aab164p-8f));
+  p = fma(p, u, set1(0x1.2eda0ap-4f));
+  p = fma(p, u, set1(0x1.46dd80p-4f));
+  p = fma(p, u, set1(0x1.7f00bep-4f));
+  p = fma(p, u, set1(0x1.988b46p-4f));
+  p = fma(p, u, set1(0x1.98842ep-4f));
+  const Vec below = exp(t * t * set1(-0.5f)) * p * u;
+  return max(zero(), x) - t * below;
+}
+
+// (1 + tanh(y)) / 2 is the sigmoid of 2 y.
+AETHER_INLINE Vec approximate_gelu_of(const Vec& x) {
+  const Vec cubic = fma(x * x * x, set1(0.044715f), x);
+  return x / (set1(1.0f) + exp_or_infinity(cubic * set1(-1.5957691216f)));  // 2 √(2/π)
+}
+
+template <class T>
+void gelu(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  if (attrs[0].i != 0) {
+    map_elements<T>(in[0], out[0], team, [](const Vec& x) { return approximate_gelu_of(x); });
+  } else {
+    map_elements<T>(in[0], out[0], team, [](const Vec& x) { return gelu_of(x); });
+  }
+}
+
+// max(x, 0).
+template <class T>
+void relu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  map_elements<T>(in[0], out[0], team,
+                  [](const Vec& x) { return max(zero(), x); });  // this operand order propagates NaN
+}
+
+// x · sigmoid(x).
+template <class T>
+void silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  map_elements<T>(in[0], out[0], team, [](const Vec& x) { return silu(x); });
+}
+
+// silu(gate) · up.
+template <class T>
+void silu_mul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return silu(x) * y; });
+}
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,99 @@
+// Normalisation over the last dimension: rms_norm, add_rms_norm, layer_norm.
+#pragma once
+
+#include "kernels/reductions.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+// 1 / sqrt(mean(row²) + eps).
+template <class T>
+AETHER_INLINE float inverse_rms(const T* row, int64_t size, float eps) {
+  Vec even = zero(), odd = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+    const Vec x = load(row + i), y = load(row + i + kLanes);
+    even = fma(x, x, even);
+    odd = fma(y, y, odd);
+  }
+  for (; i < size; i += kLanes) {
+    const int64_t n = smaller(size - i, kLanes);
+    const Vec x = load(row + i, n);
+    even = fma(x, x, even);
+  }
+  return 1.0f / __builtin_sqrtf(reduce_add(even + odd) / static_cast<float>(size) + eps);
+}
+
+template <class T, class W, class O>
+AETHER_INLINE void scale_row(const T* row, const W* weight, int64_t size, float factor, O* out) {
+  const Vec scale = set1(factor);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(row + i) * scale * load(weight + i));
+  const int64_t n = size - i;
+  if (n > 0) store(out + i, load(row + i, n) * scale * load(weight + i, n), n);
+}
+
+template <class T>
+void rms_norm(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const T* weight = data<const T>(in[1]);
+  const int64_t size = last_dim(in[0]);
+  const float eps = static_cast<float>(attrs[0].f);
+  const Range rows = share(team, num_rows(in[0]));
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* row = data<const T>(in[0]) + r * size;
+    scale_row(row, weight, size, inverse_rms(row, size, eps), data<T>(out[0]) + r * size);
+  }
+}
+
+// total = x + residual, rounded to T; out = rms_norm(total).
+template <class T>
+void add_rms_norm(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const T* weight = data<const T>(in[2]);
+  const int64_t size = last_dim(in[0]);
+  const float eps = static_cast<float>(attrs[0].f);
+  const Range rows = share(team, num_rows(in[0]));
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = data<const T>(in[0]) + r * size;
+    const T* residual = data<const T>(in[1]) + r * size;
+    T* total = data<T>(out[1]) + r * size;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(total + i, load(x + i) + load(residual + i));
+    const int64_t n = size - i;
+    if (n > 0) store(total + i, load(x + i, n) + load(residual + i, n), n);
+    scale_row(total, weight, size, inverse_rms(total, size, eps), data<T>(out[0]) + r * size);
+  }
+}
+
+// (x - mean(x)) / sqrt(var(x) + eps) * weight + bias.
+template <class T>
+void layer_norm(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const T* weight = data<const T>(in[1]);
+  const T* bias = data<const T>(in[2]);
+  const int64_t size = last_dim(in[0]), whole = size / kLanes * kLanes, left = size - whole;
+  const Range rows = share(team, num_rows(in[0]));
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = data<const T>(in[0]) + r * size;
+    T* target = data<T>(out[0]) + r * size;
+    const double mean = sum_of(x, size) / static_cast<double>(size);
+    const Vec centre = set1(static_cast<float>(mean));
+    double squares = sum_lanes(whole, [&](int64_t i, int64_t) {
+      const Vec distance = load(x + i) - centre;
+      return distance * distance;
+    });
+    for (int64_t i = whole; i < size; ++i) {
+      const double distance = static_cast<double>(element(x + i)) - mean;
+      squares += distance * distance;
+    }
+    const double variance = squares / static_cast<double>(size);
+    const Vec factor = set1(static_cast<float>(1.0 / __builtin_sqrt(variance + attrs[0].f)));
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      const Vec value = (load(x + i) - centre) * factor * load(weight + i);
+      store(target + i, bias ? value + load(bias + i) : value);
+    }
+    if (left > 0) {
+      const Vec value = (load(x + whole, left) - centre) * factor * load(weight + whole, left);
+      store(target + whole, bias ? value + load(bias + whole, left) : value, left);
+    }
+  }
+}
+
+}  // namespace aether::cpu::AETHER_ISA
