@@ -87,16 +87,16 @@ def test_a_private_import_is_detected(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     lines = (
         "from aethermind import hal, LLM",
-        "from aethermind.hal import Buffer, layout",
-        "from aethermind.hal.tensor import align_up",
+        "from aethermind.hal import Buffer, mapped",
+        "from aethermind.hal.memory import align_up",
         "import aethermind.engine",
         "hal.Tensor, hal.registry",
     )
     module.write_text("\n".join(lines))
     assert sorted(private_uses(module)) == [
         "aethermind.engine",
-        "aethermind.hal.tensor",
-        "aethermind.hal.tensor.align_up",
+        "aethermind.hal.mapped",
+        "aethermind.hal.memory.align_up",
         "aethermind.hal.registry",
     ]
 

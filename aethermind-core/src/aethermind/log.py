@@ -1,8 +1,7 @@
 """Logging: one logger a module, all of them under `aethermind`; only the command line installs a handler.
 
-What programs want to find again goes into `extra={"fields": {...}}` of a record: after the message as `name=value`,
-or, where logs are JSON, as members of their own. `extra={"in_message": {...}}` names fields that the message has
-already, which text does not repeat.
+Structured fields are passed as `extra={"fields": {...}}` of a record: text has them after the message as `name=value`,
+JSON as members. `extra={"in_message": {...}}` names fields that are in the message already, which text does not repeat.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _LIBRARIES = ("uvicorn", "asyncio")
-"""Whose records are shown beside ours, where something is served."""
+"""Libraries of the server whose records are shown, too."""
 
-_MAX_WAITING = 10_000
-"""Lines that wait for whoever reads stderr; what comes then is dropped."""
+_MAX_QUEUED = 10_000
+"""Lines that are queued while stderr is not read; further ones are dropped."""
 
-_PATIENCE_S = 1.0
-"""Seconds that a process which ends waits for them to be read."""
+_FLUSH_TIMEOUT_S = 1.0
+"""How long a process that exits waits for queued lines to be read."""
 
 
 def get_logger(name: str) -> logging.Logger:
     """Return the logger for a module, a child of `aethermind`."""
-    is_ours = name == "aethermind" or name.startswith("aethermind.")
-    return logging.getLogger(name if is_ours else f"aethermind.{name}")
+    is_child = name == "aethermind" or name.startswith("aethermind.")
+    return logging.getLogger(name if is_child else f"aethermind.{name}")
 
 
 def setup_console() -> None:
@@ -58,8 +57,9 @@ def setup_console() -> None:
 
 
 def set_format(name: str) -> None:
-    """Write records as lines of `text` with the time of day, or as `json`, an object a line, as what serves for long
-    does; those of the libraries that serve included.
+    """Write records as lines of `text` with the time, or as `json`, one object per line; for servers.
+
+    Records of the server's libraries are included.
     """
     formatter = _JsonFormatter() if name == "json" else _TextFormatter("%(asctime)s ")
     for handler in logging.getLogger("aethermind").handlers:
@@ -72,30 +72,28 @@ def set_format(name: str) -> None:
 
 
 def write_in_background() -> None:
-    """Have records written in a thread from now on, as what serves needs it: a pipe that nobody reads takes some
-    64 KiB, and then whoever writes to it waits for ever.
-    """
-    aside: dict[logging.Handler, logging.Handler] = {}
+    """Write records in a thread from now on: a server must not block when the pipe of stderr is full and not read."""
+    background: dict[logging.Handler, logging.Handler] = {}
     for name in ("aethermind", *_LIBRARIES):
         logger = logging.getLogger(name)
         for handler in logger.handlers[:]:
             if type(handler) is logging.StreamHandler:
                 logger.removeHandler(handler)
-                logger.addHandler(aside.setdefault(handler, _AsideHandler(handler)))
+                logger.addHandler(background.setdefault(handler, _BackgroundHandler(handler)))
 
 
 def is_level(name: str) -> bool:
-    """Whether a name, in any case, is that of a level."""
+    """Whether a name, in any case, is a level."""
     return name.upper() in logging.getLevelNamesMapping()
 
 
 def set_level(name: str) -> None:
-    """Let records through from this level on, a name in any case; one that is no level counts as `warning`."""
+    """Set the level, by a name in any case; an unknown name counts as `warning`."""
     logging.getLogger("aethermind").setLevel(logging.getLevelNamesMapping().get(name.upper(), logging.WARNING))
 
 
-class _AsideHandler(logging.Handler):
-    """Writes what another handler would, in a thread of its own. Nobody waits for it but the end of the process."""
+class _BackgroundHandler(logging.Handler):
+    """Writes what another handler would, in a thread of its own. Only the exit of the process waits for it."""
 
     def __init__(self, other: logging.StreamHandler[TextIO]) -> None:
         super().__init__(other.level)
@@ -108,19 +106,19 @@ class _AsideHandler(logging.Handler):
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have the record written, unless too many wait."""
+        """Queue the record, unless too many are queued."""
         line = self.format(record)
         with self._changed:
-            if len(self._lines) < _MAX_WAITING:
+            if len(self._lines) < _MAX_QUEUED:
                 self._lines.append(line)
             else:
                 self._num_dropped += 1
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything is written, but not for ever."""
+        """Wait until everything is written, with a timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._is_writing), _PATIENCE_S)
+            self._changed.wait_for(lambda: not (self._lines or self._is_writing), _FLUSH_TIMEOUT_S)
 
     def _write_on(self) -> None:
         while True:
@@ -130,17 +128,17 @@ class _AsideHandler(logging.Handler):
                 self._changed.wait_for(lambda: self._lines)
                 lines, self._lines = self._lines, []
                 if self._num_dropped:
-                    lines.append(f"{self._num_dropped} lines were dropped here, because nobody read those before.")
+                    lines.append(f"{self._num_dropped} lines were dropped here, because earlier ones were not read.")
                     self._num_dropped = 0
                 self._is_writing = True
-            with suppress(OSError, ValueError):  # a closed stream takes nothing
+            with suppress(OSError, ValueError):  # the stream is closed
                 self._write("".join(f"{line}\n" for line in lines))
 
     def _write(self, text: str) -> None:
-        """Write to the stream's file itself: the lock of a buffer that is never read would keep the process alive."""
+        """Write to the file descriptor: a stream that blocks while holding its lock would keep the process alive."""
         try:
             file = self._stream.fileno()
-        except (OSError, ValueError):  # it is no file: tests listen
+        except (OSError, ValueError):  # it is not a file, but a stream of a test
             self._stream.write(text)
             return
         left = memoryview(text.encode(self._stream.encoding or "utf-8", "backslashreplace"))
@@ -158,14 +156,14 @@ class _TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """The line, with the fields after the message."""
-        told: Collection[str] = getattr(record, "in_message", ())
+        in_message: Collection[str] = getattr(record, "in_message", ())
         fields: dict[str, Any] = getattr(record, "fields", {})
-        rest = (f"{name}={quoted(value)}" for name, value in fields.items() if name not in told)
+        rest = (f"{name}={quoted(value)}" for name, value in fields.items() if name not in in_message)
         return " ".join([super().formatMessage(record), *rest])
 
 
 class _JsonFormatter(logging.Formatter):
-    """An object a line, for programs."""
+    """One JSON object per line, for programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         """`time` is UTC in RFC 3339's form; `exception`, where there is one, holds the traceback."""
@@ -185,7 +183,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def quoted(value: object) -> str:
-    """A value that cannot be taken for anything but itself: in quotes unless it is one plain word."""
+    """Return a value as text, in quotes unless it is one plain word."""
     text = str(value)
     is_word = text.isascii() and text.isprintable() and not set(text) & set(' "=\\')
     return text if text and is_word else repr(text)

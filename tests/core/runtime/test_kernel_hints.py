@@ -85,7 +85,7 @@ def test_a_kernel_that_no_plan_can_use(
 @pytest.mark.parametrize(
     ("offered", "device", "hint"),
     [
-        ("[42]", "null", "The kernels of fake-odd for null cannot be loaded: Number 0 of what load() returned is 42,"),
+        ("[42]", "null", "The kernels of fake-odd for null cannot be loaded: Item 0 of what load() returned is 42,"),
         ("1 // 0", "null", "The kernels of fake-odd for null cannot be loaded: ZeroDivisionError: integer division"),
         ("os.abort()", "null", "loading its kernels crashed with signal 6 (SIGABRT)."),
         (

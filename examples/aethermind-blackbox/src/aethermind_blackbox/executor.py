@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from aethermind.engine.executors import CompiledModel, InlineExecutor, KVCache, ModelRunner, ScheduleDecision
-from aethermind.graph import Executor
+from aethermind.graph import PlanExecutor
 from aethermind_blackbox.recorder import Recorder, path
 
 __all__ = ["BlackboxExecutor"]
@@ -30,7 +30,7 @@ class BlackboxExecutor(InlineExecutor):
         super().close()
         self._recorder.close()
 
-    def _watch(self, executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+    def _watch(self, executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
         """Run a step between two records; a step that never ends is in the file."""
         ids = " ".join(entry.request.request_id for entry in decision.scheduled)
         place = self._recorder.begin(decision.num_batched_tokens, len(decision.copies), ids)
