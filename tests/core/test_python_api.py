@@ -16,7 +16,7 @@ import pytest
 import aethermind
 from aethermind import LLM, AetherMindError, EngineOptions, RequestOptions, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.progress_bar import ProgressBar
+from aethermind.python_api import ProgressBar
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,12 @@ from aethermind.engine.config import OPTION_DOCS, EngineConfig, EngineOptions
 from aethermind.engine.engine import Engine
 from aethermind.engine.observation.model_info import ModelInfo, describe_model, log_loaded
 from aethermind.engine.parts import EngineParts
-from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.requests.output_coalescer import PendingOutputs
 from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, TextToEmbed
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.python_api import short_traceback, with_options
+from aethermind.python_api import ProgressBar, short_traceback, with_options
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
 from aethermind.sampling.params import SamplingParams, StructuredOutputs

@@ -17,8 +17,7 @@ from aethermind.engine.parts import EngineParts
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import OutputBuilder
-from aethermind.engine.requests.output_delta import OutputReader, OutputSource
+from aethermind.engine.requests.output_delta import OutputBuilder, OutputReader, OutputSource
 from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings, check_prompt, check_text
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids

@@ -1,18 +1,42 @@
 """Output deltas: what a request has produced since its reader last asked, from the engine to the client.
 
-Engine → `OutputDelta` → client: an `OutputSource` writes a delta for each of its readers, relative to the reader's
-`OutputCursor`. Deltas may be merged on the way (`OutputDelta.merge`), and cross to another process as they are. Servers
-stream them. `OutputAccumulator` turns them into the cumulative `RequestOutput` of the Python API.
+`OutputBuilder` turns the tokens of a request into text. As an `OutputSource` it writes a delta for each of its readers,
+relative to the reader's `OutputCursor`. Deltas may be merged (`OutputDelta.merge`), cross to other processes unchanged,
+and are streamed by servers. `OutputAccumulator` builds the cumulative `RequestOutput` of the Python API from them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput, raise_error
+from aethermind.engine.requests.request import FinishReason
+from aethermind.errors import AetherMindError
+from aethermind.text.detokenizer import Detokenizer, last_text_token
+from aethermind.text.stop import StopChecker
 
-__all__ = ["CompletionDelta", "OutputAccumulator", "OutputCursor", "OutputDelta", "OutputReader", "OutputSource"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aethermind.engine.requests.output import TokenLogprobs
+    from aethermind.engine.requests.request import Request
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = [
+    "CompletionDelta",
+    "OutputAccumulator",
+    "OutputBuilder",
+    "OutputCursor",
+    "OutputDelta",
+    "OutputReader",
+    "OutputSource",
+    "error_type_of",
+]
+
+_UNSEEN = (-1, 0, False)
+"""The position before the first delta of an answer, which is never omitted, even if it is empty."""
 
 
 @dataclass(slots=True)
@@ -113,6 +137,168 @@ class OutputSource(Protocol):
         """The output since `cursor`, which is moved to the end."""
 
 
+class OutputBuilder:
+    """The output of one request; an `OutputSource`. Mutable.
+
+    `has_ended` and `error`, with which the engine aborted the request, are set by `end`.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_finished_s",
+        "_first_token_s",
+        "_is_begun",
+        "_logprobs",
+        "_prompt_logprobs",
+        "_stop",
+        "_stop_reason",
+        "_text",
+        "_tokenizer",
+        "error",
+        "has_ended",
+        "index",
+        "prompt",
+        "prompt_token_ids",
+        "request",
+        "request_id",
+    )
+
+    def __init__(
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0, *, is_chat: bool = False
+    ) -> None:
+        """`prompt` is the text of the prompt, `index` the position of the answer among those to its prompt."""
+        self.request = request
+        self.request_id = request.request_id
+        self.index = index
+        self.prompt = prompt
+        self.prompt_token_ids = request.prompt_token_ids
+        self.has_ended = False
+        self.error: AetherMindError | None = None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._tokenizer = tokenizer
+        before = _context(request, tokenizer, is_chat=is_chat)
+        self._is_begun = last_text_token(tokenizer, before) is not None
+        self._detokenizer = Detokenizer(tokenizer, before=before)
+        self._stop = StopChecker(request.params.stop) if request.params.stop else None
+        self._text = ""
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._stop_reason: str | int | None = None
+        self._first_token_s: float | None = None
+        self._finished_s: float | None = None
+
+    def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
+        """Set the log probabilities of the tokens of the prompt; None where a token has none."""
+        self._prompt_logprobs, is_first = [], True
+        for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True):
+            named = None if score is None else _named_logprobs(self._tokenizer, token_id, score, is_first=is_first)
+            self._prompt_logprobs.append(named)
+            is_first = is_first and token_id in self._tokenizer.special_token_ids
+
+    def begin(self, token_id: int) -> None:
+        """Append a token before the request runs; it does not count for the time of the first token."""
+        self.request.append_token(token_id)
+        self._emit(self._push(token_id))
+
+    def add(
+        self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float
+    ) -> FinishReason | None:
+        """Add the token just appended to the request; returns why the request ends, which a stop string may decide."""
+        if self._first_token_s is None:
+            self._first_token_s = now
+        if logprobs is not None:
+            is_first = not self._is_begun
+            self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs, is_first=is_first))
+        if reason is FinishReason.STOP:
+            self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
+            return self._flush(reason)
+        if self._emit(self._push(token_id)):
+            return FinishReason.STOP
+        return self._flush(reason) if reason else None
+
+    def end(self, now: float, error: AetherMindError | None = None) -> None:
+        """Mark the output as complete; the request has its finish reason by now."""
+        self.has_ended = True
+        self.error = error
+        self._finished_s = now
+
+    def delta(self, cursor: OutputCursor) -> OutputDelta:
+        """The output since `cursor`, which is moved to the end."""
+        completion = self.completion_delta(cursor)
+        return OutputDelta(
+            self.request_id,
+            [] if completion is None else [completion],
+            self.has_ended,
+            self.metrics,
+            self.request.num_prompt_tokens,
+            self.request.num_cached_tokens,
+            self.new_prompt_logprobs(cursor),
+            None if self.error is None else str(self.error),
+            None if self.error is None else error_type_of(self.error),
+        )
+
+    def completion_delta(self, cursor: OutputCursor) -> CompletionDelta | None:
+        """The answer since `cursor`, which is moved to its end; None if it has not changed."""
+        request, text, token_ids = self.request, self._text, self.request.output_token_ids
+        num_chars, num_tokens, is_finished = cursor.positions.get(self.index, _UNSEEN)
+        reason = request.finish_reason if self.has_ended else None
+        if is_finished or (reason is None and len(token_ids) == num_tokens and len(text) == num_chars):
+            return None
+        cursor.positions[self.index] = (len(text), len(token_ids), reason is not None)
+        return CompletionDelta(
+            self.index,
+            text[max(num_chars, 0) :],
+            token_ids[num_tokens:],
+            None if request.params.logprobs is None else self._logprobs[num_tokens:],
+            len(token_ids),
+            None if reason is None else reason.value,
+            self._stop_reason,
+        )
+
+    def new_prompt_logprobs(self, cursor: OutputCursor) -> list[dict[int, Logprob] | None] | None:
+        """The log probabilities of the prompt, if there are any that the reader of `cursor` has not received."""
+        if cursor.has_prompt_logprobs or self._prompt_logprobs is None:
+            return None
+        cursor.has_prompt_logprobs = True
+        return self._prompt_logprobs
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Times and counts of the request so far."""
+        request = self.request
+        return RequestMetrics(
+            request.arrival,
+            self._first_token_s,
+            self._finished_s,
+            request.admitted,
+            request.num_preemptions,
+            request.num_draft_tokens,
+            request.num_accepted_tokens,
+        )
+
+    def _push(self, token_id: int) -> str:
+        self._is_begun = self._is_begun or token_id not in self._tokenizer.special_token_ids
+        return self._detokenizer.push(token_id)
+
+    def _emit(self, delta: str) -> bool:
+        """Append text; returns whether a stop string ended it. Stop strings are matched from `min_tokens` on."""
+        if self._stop is None:
+            self._text += delta
+            return False
+        result = self._stop.push(delta, may_stop=self.request.num_output_tokens >= self.request.params.min_tokens)
+        self._text += result.text
+        if result.is_stopped:
+            self._stop_reason = result.matched
+        return result.is_stopped
+
+    def _flush(self, reason: FinishReason) -> FinishReason:
+        """Append the text that was held back; it may still contain a stop string."""
+        if self._emit(self._detokenizer.finish()):
+            return FinishReason.STOP
+        if self._stop is not None:
+            self._text += self._stop.flush()
+        return reason
+
+
 class OutputAccumulator:
     """Builds the cumulative outputs of a request from its deltas. Mutable.
 
@@ -184,3 +370,29 @@ class _Answer:
 
     def output(self, index: int) -> CompletionOutput:
         return CompletionOutput(index, self.text, self.token_ids, self.logprobs, self.finish_reason, self.stop_reason)
+
+
+def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequence[int]:
+    """The tokens after which an answer is detokenized: those of the prompt, whose text it continues.
+
+    The answer to a chat is a text of its own. Structured outputs are exact to the character, so no leading space is
+    removed from them.
+    """
+    if request.params.structured_outputs is not None:
+        return tokenizer.anchor
+    return () if is_chat else request.prompt_token_ids
+
+
+def _named_logprobs(
+    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, *, is_first: bool
+) -> dict[int, Logprob]:
+    """Log probabilities with the texts of tokens, by token id: the most likely ones in order, and the token itself."""
+    text = partial(tokenizer.token_text, is_first=is_first)
+    named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
+    named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
+    return named
+
+
+def error_type_of(error: AetherMindError) -> str:
+    """The name of the nearest base class in `aethermind.errors`."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AetherMindError.__module__)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.output import RequestMetrics
-from aethermind.engine.requests.output_builder import error_type_of
-from aethermind.engine.requests.output_delta import OutputDelta
+from aethermind.engine.requests.output_delta import OutputDelta, error_type_of
 from aethermind.engine.requests.request import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.requests.output_builder import OutputBuilder
-    from aethermind.engine.requests.output_delta import OutputCursor
+    from aethermind.engine.requests.output_delta import OutputBuilder, OutputCursor
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.scheduler import WaitingQueue
 
