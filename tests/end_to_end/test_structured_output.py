@@ -89,5 +89,5 @@ def test_contradictory_constraints_end_the_request(demo: LLM) -> None:
     params = SamplingParams(
         temperature=0.0, max_tokens=5, allowed_token_ids=[5], structured_outputs=StructuredOutputs(choice=["yes", "no"])
     )
-    with pytest.raises(AetherMindError, match="cannot go on: what is asked of its tokens leaves none"):
+    with pytest.raises(AetherMindError, match="cannot go on: its constraints exclude every token"):
         demo.generate(PROMPT, params)
