@@ -6,7 +6,7 @@
                      ▼  │                      ▼
                    SWAPPED ◀──────────────── WARM ──evict──▶ FREE
 
-Protected is an overlay, not a state: the blocks of a pinned sequence stay in device memory. A sequence is Active,
+Protected is an overlay, not a state: the blocks of a pinned sequence are kept in device memory. A sequence is Active,
 Standby or Swapped; a block has the state of its sequences, Warm if only a prefix cache holds it, else Free.
 
 A block is the smallest unit that a block table can leave out, so a range of tokens is dropped only where it begins and

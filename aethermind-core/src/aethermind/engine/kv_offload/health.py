@@ -68,7 +68,7 @@ class StoreUnavailableError(Exception):
 class CircuitBreaker:
     """A circuit breaker for one kind of call on a store (reading, writing).
 
-    After a failure it stays open for a pause, which doubles with each further failure. Calls come from one thread;
+    After a failure it is open for a pause, which doubles with each further failure. Calls come from one thread;
     other threads may read the properties.
     """
 
