@@ -31,7 +31,7 @@ from aethermind.model.known_fields import (
     check_fields,
     config_fields,
 )
-from aethermind.sampling.generation_config import read_sampling_defaults
+from aethermind.sampling.params import read_sampling_defaults
 
 SIZES = {
     "vocab_size": 64,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.framing import NAMED, UNNAMED, Framing, TextEvents
 from aethermind.server.openai.answers import PromptState
 from aethermind.server.openai.chat import ChatAnswer, ChatMessage, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
+from aethermind.server.sse import NAMED, UNNAMED, Framing, TextEvents
 from aethermind.text.answer_parser import AnswerFormat
 
 MODEL: Any = SimpleNamespace(name='a "model" of {text}', answer_format=AnswerFormat(), tokenizer=None)

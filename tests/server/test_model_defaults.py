@@ -15,7 +15,7 @@ from tests.server.conftest import serving
 from aethermind import LLM, Runtime
 from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.sampling import SamplingParams
-from aethermind.sampling.generation_config import SAMPLING_FIELDS, read_sampling_defaults
+from aethermind.sampling.params import SAMPLING_FIELDS, read_sampling_defaults
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.completions import CompletionRequest
 from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest

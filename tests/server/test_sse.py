@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 import pytest
 
 from aethermind.server import sse
-from aethermind.server.framing import EventBatch, Framing
 from aethermind.server.openai.errors import as_api_error
-from aethermind.server.sse import EventStream
+from aethermind.server.sse import EventBatch, EventStream, Framing
 
 PLAIN = Framing(lambda event: str(event).encode(), lambda error: {"error": error.code}, b"end")
 

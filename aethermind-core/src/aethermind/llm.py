@@ -28,8 +28,7 @@ from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.python_api import ProgressBar, short_traceback, with_options
 from aethermind.runtime import Runtime
-from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
-from aethermind.sampling.params import SamplingParams, StructuredOutputs
+from aethermind.sampling.params import SamplingParams, StructuredOutputs, read_sampling_defaults, with_defaults
 from aethermind.text.chat_prompt import ConversationTokenCache, Message, TemplateOptions, chat_prompt
 
 if TYPE_CHECKING:

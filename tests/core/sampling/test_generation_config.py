@@ -9,7 +9,7 @@ import transformers
 
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.sampling import SamplingParams
-from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
+from aethermind.sampling.params import read_sampling_defaults, with_defaults
 
 GIVEN = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
 

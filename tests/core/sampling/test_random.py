@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aethermind.sampling.random import _mix, derive_seed, uniform
+from aethermind.sampling.rows import _mix, derive_seed, uniform
 
 NUM_DRAWS = 20_000
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from aethermind.sampling.logits_constraints import LogitsConstraints
 from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.random import uniform
-from aethermind.sampling.rows import PenaltyState, SamplingRows, needs_adjusted_logits
+from aethermind.sampling.rows import PenaltyState, SamplingRows, needs_adjusted_logits, uniform
 
 MAX_ROWS = 6
 VOCAB_SIZE = 10

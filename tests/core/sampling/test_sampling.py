@@ -19,8 +19,7 @@ from transformers.generation import logits_process as hf
 from aethermind.eager import Eager
 from aethermind.sampling.logits_constraints import LogitsConstraints, pack_mask
 from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.random import derive_seed
-from aethermind.sampling.rows import PenaltyState, SamplingRows
+from aethermind.sampling.rows import PenaltyState, SamplingRows, derive_seed
 
 NUM_DRAWS = 6000
 VOCAB_SIZE = 48

@@ -71,8 +71,7 @@ def generate(
     Defaults called "the model's" come from its generation_config.json.
     """
     from aethermind.cli.progress import open_llm
-    from aethermind.sampling.generation_config import with_defaults
-    from aethermind.sampling.params import SamplingParams
+    from aethermind.sampling.params import SamplingParams, with_defaults
 
     if logprobs is not None and not as_json:
         raise InvalidArgumentError("--logprobs are a part of what --json prints; add that, or leave them out.")

@@ -32,7 +32,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.sampling.random import derive_seed
+from aethermind.sampling.rows import derive_seed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -6,12 +6,11 @@ import time
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aethermind.sampling.params import SamplingParams
-from aethermind.sampling.random import uniform
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,8 +19,16 @@ if TYPE_CHECKING:
     from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.logits_constraints import LogitsConstraints
 
-__all__ = ["AdjustmentSizes", "MaskRows", "PenaltyState", "SampledRequest", "SamplingRows", "needs_adjusted_logits"]
-
+__all__ = [
+    "AdjustmentSizes",
+    "MaskRows",
+    "PenaltyState",
+    "SampledRequest",
+    "SamplingRows",
+    "derive_seed",
+    "needs_adjusted_logits",
+    "uniform",
+]
 
 _MAX_TOP_K = 2**31 - 1
 """The greatest top_k of a row: larger than any vocabulary, and the largest int32."""
@@ -265,3 +272,39 @@ class PenaltyState:
             self._counts[place] += 1
             bias = params.logit_bias[place][1] if place < len(params.logit_bias) else 0.0
             self.biases[place] = bias - (params.presence_penalty + params.frequency_penalty * self._counts[place])
+
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+_TO_UNIT = 2.0**-53
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the number in [0, 1), of 53 random bits, that belongs to `position` in the stream of `seed`.
+
+    The generator is counter-based: there is no state, so a request draws the same numbers alone, in any batch, and
+    after a preemption. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied first to
+    the seed, so that neighbouring seeds start far apart, and then to the position.
+
+    `seed` is taken modulo 2**64; `position` is 0 or more, by convention the number of tokens that precede the
+    one being sampled.
+    """
+    return (_mix(_start(seed) + position * _GOLDEN) >> 11) * _TO_UNIT
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Return the seed, in [0, 2**64), of the `index`-th request of an engine with `seed`."""
+    return _mix(_mix(seed ^ _GOLDEN) + index)
+
+
+@lru_cache(maxsize=1024)
+def _start(seed: int) -> int:
+    """Return the start of a seed's stream; cached, because it is needed for each token."""
+    return _mix(seed)
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

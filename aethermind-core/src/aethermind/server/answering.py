@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.output_delta import OutputAccumulator
-from aethermind.server.framing import EventBatch
 from aethermind.server.observation.records import GenerationRecord
 from aethermind.server.openai.answers import Answer, PromptState
+from aethermind.server.sse import EventBatch
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.admission import AdmissionTicket
-    from aethermind.server.framing import Event
     from aethermind.server.observation.metrics import Metrics
     from aethermind.server.observation.records import HttpRecord
     from aethermind.server.served_model import ServedModel
+    from aethermind.server.sse import Event
 
     _Delta = tuple[int, OutputDelta]
     """The index of a prompt, and new output of its answers."""

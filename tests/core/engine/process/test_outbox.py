@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from tests.core.engine.requests.sources import WordSource, words
 
-from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.protocol import EngineOutputs, LogLine, Unpacker, UtilityResult, decode_delta
+from aethermind.engine.process.worker import Outbox
 from aethermind.engine.requests.output_delta import OutputAccumulator, OutputDelta
 from aethermind.errors import ContextLengthError
 

@@ -11,9 +11,8 @@ import pytest
 from tests.core.engine.engines import open_engine
 
 from aethermind import Runtime, SamplingParams, StructuredOutputs
-from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.protocol import Abort, Add, EngineOutputs, Forget, Unpacker
-from aethermind.engine.process.worker import _Worker
+from aethermind.engine.process.worker import Outbox, _Worker
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.errors import InvalidArgumentError
 

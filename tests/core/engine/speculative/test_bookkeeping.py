@@ -14,8 +14,8 @@ from tests.scale import scaled
 from aethermind.engine.requests.request import FinishReason, Request
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.engine.speculative.speculator import Speculator
+from aethermind.engine.steps.batch import DraftRow, count_accepted
 from aethermind.engine.steps.model_runner import SampledToken
-from aethermind.engine.steps.verification import DraftRow, count_accepted
 
 
 class DraftingLoop(Loop):

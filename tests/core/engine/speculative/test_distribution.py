@@ -13,7 +13,7 @@ from tests.core.sampling.test_sampling import LEAST_P_VALUE, p_value
 
 from aethermind.eager import Eager
 from aethermind.engine.requests.request import Request
-from aethermind.engine.steps.verification import DraftRow, count_accepted
+from aethermind.engine.steps.batch import DraftRow, count_accepted
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.rows import SamplingRows
 

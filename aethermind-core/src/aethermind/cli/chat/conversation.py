@@ -13,8 +13,7 @@ from typing import Any
 from aethermind import env
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.generation_config import with_defaults
-from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.params import SamplingParams, with_defaults
 
 __all__ = ["Conversation", "ConversationMessage", "SETTINGS", "load_conversation", "parse_setting", "save_conversation"]
 

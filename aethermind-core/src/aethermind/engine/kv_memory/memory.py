@@ -10,8 +10,7 @@ import numpy as np
 
 from aethermind.cache.serialization import BlockTensor
 from aethermind.cache.swap_store import BlockMover
-from aethermind.engine.kv_memory.block_copies import contiguous_runs, copy_blocks
-from aethermind.engine.kv_memory.swap_stream import SwapStream
+from aethermind.engine.kv_memory.swap_stream import SwapStream, contiguous_runs, copy_blocks
 from aethermind.errors import CacheContentError
 from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
 from aethermind.hal.stream import Stream

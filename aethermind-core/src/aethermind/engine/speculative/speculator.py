@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.engine.speculative.controller import Candidate, SpeculationController
-from aethermind.engine.steps.verification import count_accepted
+from aethermind.engine.steps.batch import count_accepted
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache

@@ -8,15 +8,15 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.kv_memory.block_copies import contiguous_runs
+from aethermind.engine.kv_memory.swap_stream import contiguous_runs
 from aethermind.graph.executor import DeviceInput
 from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
 from aethermind.hal.tensor import Tensor
 
 if TYPE_CHECKING:
     from aethermind.engine.scheduling.decision import ScheduleDecision
+    from aethermind.engine.steps.batch import SampledRow
     from aethermind.engine.steps.model_runner import SampledToken
-    from aethermind.engine.steps.verification import SampledRow
     from aethermind.runtime import OpenDevice
 
 __all__ = ["InFlightStep", "TokenReadback", "device_tokens", "rows_of"]

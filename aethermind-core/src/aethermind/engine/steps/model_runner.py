@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from aethermind.cache.kv_cache import KVCache
@@ -22,12 +22,12 @@ from aethermind.engine.steps.batch import (
     BatchWriter,
     DecodePadding,
     EmbeddingRows,
+    SampledRow,
     needs_adapters,
     needs_embeddings,
+    request_of,
 )
-from aethermind.engine.steps.host_logits import NOT_FINITE, nonfinite_rows, process_logits
 from aethermind.engine.steps.in_flight_step import InFlightStep, TokenReadback, device_tokens, rows_of
-from aethermind.engine.steps.verification import SampledRow, request_of
 from aethermind.errors import AetherMindError, ComputationError, ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
@@ -39,10 +39,12 @@ from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjust
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
     from aethermind.engine.requests.request import Request
+    from aethermind.engine.steps.batch import SampledRow
 
-__all__ = ["ModelRunner", "SampledToken", "StepObserver"]
+__all__ = ["ModelRunner", "NOT_FINITE", "SampledToken", "StepObserver", "nonfinite_rows", "process_logits"]
 
 _PLAIN = GraphKey()
 _ADAPTED = GraphKey(has_adapters=True)
@@ -395,3 +397,39 @@ def _needs(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[GraphKey, bo
     if may_adapt and needs_adapters(decision):
         key = key._replace(has_adapters=True)
     return key, has_processors
+
+
+NOT_FINITE = "the model's logits are not finite: try dtype='float32', or fetch the weights again"
+"""The reason why a request has no next token, as the end of a sentence."""
+
+
+def nonfinite_rows(values: np.ndarray[Any, Any], token_ids: Sequence[int]) -> list[int]:
+    """Return the rows of `values` [R or more, V] in which the value of the row's token is not finite.
+
+    A NaN or infinity in a hidden state reaches every logit computed from it, so the logit of the chosen token is enough
+    to detect it. The check reads one value a row, and only where the host can access the logits. On other devices,
+    where the logits would have to be copied in every step, log probabilities show it if a request asks for them.
+
+    Masked tokens have the value -inf, so a chosen token with -inf is an error too, unless the whole row is masked.
+    """
+    value = values.item
+    found = []
+    for row, token_id in enumerate(token_ids):
+        try:
+            is_number = isfinite(value(row, token_id))
+        except IndexError:  # a sampler that compares with NaN may return any id
+            is_number = False
+        if not is_number and values[row].max() != -inf:
+            found.append(row)
+    return found
+
+
+def process_logits(request: SampledRow, logits: npt.NDArray[np.float32]) -> str | None:
+    """Apply a request's logits processors to its row, float32 [V]; returns the error of one that failed, else None."""
+    assert request.constraints is not None, "only requests with constraints have processors"
+    for name, processor in zip(request.params.logits_processors, request.constraints.processors, strict=True):
+        try:
+            processor(request.prompt_token_ids, request.output_token_ids, logits)
+        except Exception as error:  # third-party code: only its own request ends
+            return f"the logits processor {name} failed with {type(error).__name__}: {error}"
+    return None

@@ -13,7 +13,7 @@ from aethermind.cache.outcome import CacheOutcome
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKind
 from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.requests.prompt_reader import check_token_ids
-from aethermind.engine.steps.host_logits import NOT_FINITE
+from aethermind.engine.steps.model_runner import NOT_FINITE
 from aethermind.errors import ComputationError, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from aethermind.sampling.generation_config import SAMPLING_FIELDS
+from aethermind.sampling.params import SAMPLING_FIELDS
 
 __all__ = [
     "CONFIG_FIELDS",

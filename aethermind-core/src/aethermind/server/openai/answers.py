@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aethermind.server.framing import UNNAMED, Event, Framing
+from aethermind.server.sse import UNNAMED, Event, Framing
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import Logprob, RequestOutput

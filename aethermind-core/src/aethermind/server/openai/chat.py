@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aethermind.errors import TokenizerError
-from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
@@ -24,10 +23,10 @@ from aethermind.server.openai.tools import (
     delta_of,
 )
 from aethermind.server.openai.unknown_fields import OF_CHATS, OF_MESSAGES, ForeignField
+from aethermind.server.sse import TextEvents
 from aethermind.text.answer_parser import AnswerParser, Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
-from aethermind.text.chat_template import names_read, tests_null_content
-from aethermind.text.chat_templates import choose_template
+from aethermind.text.chat_template import choose_template, names_read, tests_null_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.requests.output_delta import CompletionDelta
     from aethermind.sampling.params import SamplingParams
-    from aethermind.server.framing import Event
     from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
+    from aethermind.server.sse import Event
     from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
 from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField
+from aethermind.server.sse import TextEvents
 from aethermind.text.detokenizer import TokenOffsets, prompt_offsets
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import Logprob, RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
-    from aethermind.server.framing import Event
     from aethermind.server.served_model import ServedModel
+    from aethermind.server.sse import Event
     from aethermind.text.tokenizer import Tokenizer
 
     _ScoredToken = tuple[int, dict[int, Logprob] | None, int]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.framing import NAMED
 from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.chat import AnswerReader, token_logprobs
 from aethermind.server.openai.tools import call_id
+from aethermind.server.sse import NAMED
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 
 if TYPE_CHECKING:
