@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.openai.answers import PromptState
+from aethermind.server.answering import PromptState
 from aethermind.server.openai.chat import ChatAnswer, ChatMessage, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
 from aethermind.server.sse import NAMED, UNNAMED, Framing, TextEvents

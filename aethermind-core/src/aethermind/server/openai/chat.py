@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aethermind.errors import TokenizerError
-from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
+from aethermind.server.answering import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.sampling import SamplingFields, naming_fields, sampling_params

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
+from aethermind.server.answering import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
 from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.openai.answers import Answer, PromptState, own_id, usage_of
+from aethermind.server.answering import Answer, PromptState, own_id, usage_of
 from aethermind.server.openai.chat import AnswerReader, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NAMED

@@ -11,8 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.checks import optional
-from aethermind.sampling.params import SamplingParams, StructuredOutputs, with_defaults
+from aethermind.sampling.params import SamplingParams, StructuredOutputs, optional, with_defaults
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.unknown_fields import OF_ANSWERS, OF_FORMATS, ForeignField

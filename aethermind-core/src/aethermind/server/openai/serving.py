@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
-    from aethermind.server.openai.answers import Answer
+    from aethermind.server.answering import Answer
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
