@@ -32,19 +32,19 @@ _HEAD = """\
 What kernels compute. Written by `docs/extending/write_operators.py` from `aethermind.ops.catalog`; do not edit it.
 
 A signature has tensors left of `;` and attributes right of it. `F` is the floating-point type that the operator
-computes in (float32, bfloat16 or float16), `W` a weight in `F` or in a weight format, `q8` codes of 8 bits (int8, or
-float8 e4m3) of a quantised cache; `f32`, `i32`, `i64`, `i8` and `u8` are what they say. Names in brackets are dims: the
+computes in (float32, bfloat16 or float16), `W` a weight in `F` or in a weight format, `q8` 8-bit values (int8, or
+float8 e4m3) of a quantised cache; `f32`, `i32`, `i64`, `i8` and `u8` are dtypes. Names in brackets are dims: the
 first use binds, and later ones must agree. `?` marks an input that may be absent. An output `= x` is the memory of the
 input `x`, changed in place (or only seen in another shape: a *view*, for which nothing runs); `~ x` may share it, if
-nobody reads `x` later.
+no operator reads `x` later.
 
 A kernel has to be within the **tolerance** of the float64 reference: a factor of the sum of the magnitudes of the terms
 that are added up, one of the result, and an absolute part. `aethermind conform NAME --suite operators` tries every
 kernel on all **samples** of its operator, in every dtype and weight format that it claims. An operator for which a
-device has no kernel is taken apart into its **parts**, or computed by the reference where the host reaches the device's
-memory. This page says what kernels `cpu`, `cuda` and `cann` have; `numpy` and `sim` compute by the references what has
-no parts. `aethermind ops NAME` tells it for the devices that are installed. No kernel of [cuda](../cuda.md) or of
-[cann](../cann.md) has been seen on its hardware yet.
+device has no kernel is decomposed into its **parts**, or computed by the reference where the host reaches the device's
+memory. This page lists the kernels of `cpu`, `cuda` and `cann`; `numpy` and `sim` compute operators without parts by
+the references. `aethermind ops NAME` prints the kernels of the installed devices. The kernels of [cuda](../cuda.md)
+have run on an H200; those of [cann](../cann.md) have not run on hardware yet.
 """
 
 _STANDIN = Path(__file__).parents[2] / "tests" / "cann" / "standin"
