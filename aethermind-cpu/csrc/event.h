@@ -1,4 +1,4 @@
-// An event: a mark in a stream.
+// An event: a position in a stream that hosts and other streams can wait for, like a CUDA event.
 #ifndef AETHER_CPU_EVENT_H
 #define AETHER_CPU_EVENT_H
 
@@ -11,25 +11,25 @@
 
 namespace aether::cpu {
 
-// The mark is a position in the stream's count of finished tasks; recording again moves it. Safe from any thread.
+// Stores the number of tasks that the stream must have finished; recording again replaces it. Thread-safe.
 class Event : public std::enable_shared_from_this<Event> {
  public:
-  // Sets the mark behind everything submitted to `stream` so far.
+  // Records the event after all work submitted to `stream` so far (cudaEventRecord).
   void record(Stream& stream);
 
-  // Whether the mark has been reached; true for an event that was never recorded.
+  // Whether the recorded work has finished; true for an event that was never recorded (cudaEventQuery).
   bool query() const;
 
-  // Returns when the mark has been reached.
+  // Blocks until the recorded work has finished (cudaEventSynchronize).
   void synchronize() const;
 
   // Makes later work of `stream` wait for the current mark (cudaStreamWaitEvent).
   void make_wait(Stream& stream) const;
 
-  // When the latest mark was reached, in nanoseconds of a steady clock, or nothing if it has not been.
+  // When the latest recording was reached, in nanoseconds of the monotonic clock; nullopt if it has not been reached.
   std::optional<int64_t> reached_at_ns() const;
 
-  // Called by the stream at the mark of `record` call number `generation`.
+  // Called by the stream when it reaches the recording made by the `generation`-th call of `record`.
   void reached(uint64_t generation) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// A plan bound to memory: native kernel calls that run in order on a team.
+// An execution plan whose operands have addresses: native kernel calls that a team of threads runs in order.
 #ifndef AETHER_CPU_PLAN_RUNNER_H
 #define AETHER_CPU_PLAN_RUNNER_H
 
@@ -43,7 +43,7 @@ struct Step {
 // guards the shapes.
 class NativePlan {
  public:
-  // `max_symbols` are the greatest values of a run. Throws std::invalid_argument when a step does not fit
+  // `max_symbols` holds the largest value that each symbol takes in any run. Throws std::invalid_argument when a step does not fit
   // its kernel.
   NativePlan(const std::vector<int64_t>& max_symbols, const std::vector<Step>& steps);
   NativePlan(const NativePlan&) = delete;
@@ -52,7 +52,7 @@ class NativePlan {
   size_t num_steps() const noexcept { return steps_.size(); }
   size_t num_symbols() const noexcept { return max_symbols_.size(); }
 
-  // Reserves the kernels' scratch in this team. Throws std::invalid_argument where it cannot be allocated.
+  // Reserves the kernels' scratch in this team. Throws std::invalid_argument if it cannot be allocated.
   void prepare(Team& team);
 
   // Runs steps [begin, end) on the team, the calling thread being worker 0. Allocates nothing, unless the team's size
@@ -76,7 +76,7 @@ class NativePlan {
     int64_t offset;
   };
 
-  // The most scratch per worker of any kernel, and that kernel.
+  // The largest scratch per worker that any kernel requests, and the kernel that requests it.
   struct ScratchRequest {
     size_t nbytes;
     const am_kernel* kernel;

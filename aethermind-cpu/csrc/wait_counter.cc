@@ -25,15 +25,15 @@ void pause_core() noexcept {
 
 // A yield to a thread that never sleeps, such as another process's, costs a whole time slice of the scheduler:
 // thousands of barriers. After such a loss a thread spins longer for a while, so that few waits end in sleep, and
-// sleeps instead of yielding, because the scheduler soon runs a thread that has slept.
-constexpr int64_t kPreemptedNs = 2'000'000;
+// sleeps instead of yielding, because the scheduler favours threads that wake up.
+constexpr int64_t kLongYieldNs = 2'000'000;
 constexpr int kNumContendedWaits = 2000;
 constexpr SpinPolicy kContendedSpin{.num_pauses = 2000, .num_yields = 0};
 thread_local int num_contended_waits = 0;
 
 #if defined(__linux__)
 // The kernel compares 32 bits: the half of the value that changes with every step.
-uint32_t* changing_half(std::atomic<uint64_t>& value) noexcept {
+uint32_t* futex_word(std::atomic<uint64_t>& value) noexcept {
   return reinterpret_cast<uint32_t*>(&value) + (std::endian::native == std::endian::big ? 1 : 0);
 }
 #endif
@@ -52,7 +52,7 @@ void WaitCounter::spin_then_sleep(uint64_t target, SpinPolicy policy) noexcept {
   for (int64_t i = 0, before_ns = now_ns(); i < policy.num_yields && num_contended_waits == 0; ++i) {
     std::this_thread::yield();
     const int64_t after_ns = now_ns();
-    if (after_ns - before_ns > kPreemptedNs) num_contended_waits = kNumContendedWaits;
+    if (after_ns - before_ns > kLongYieldNs) num_contended_waits = kNumContendedWaits;
     before_ns = after_ns;
     if (value() >= target) return;
   }
@@ -64,11 +64,11 @@ void WaitCounter::spin_then_sleep(uint64_t target, SpinPolicy policy) noexcept {
 #if defined(__linux__)
 
 void WaitCounter::sleep_unless_changed(uint64_t seen) noexcept {
-  syscall(SYS_futex, changing_half(value_), FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(seen), nullptr, nullptr, 0);
+  syscall(SYS_futex, futex_word(value_), FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(seen), nullptr, nullptr, 0);
 }
 
 void WaitCounter::wake_all() noexcept {
-  syscall(SYS_futex, changing_half(value_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, futex_word(value_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 #else

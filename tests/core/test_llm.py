@@ -89,7 +89,7 @@ def test_a_logits_processor_that_cannot_be_created_leaves_no_request_open(
                 raise RuntimeError("a plugin's own")
             return ()
 
-        monkeypatch.setattr(engine._controls, "processors", processors)
+        monkeypatch.setattr(engine._constraints_builder, "processors", processors)
         biased = SamplingParams(max_tokens=2, n=3, logit_bias={5: 1.0})
         with pytest.raises(RuntimeError, match="a plugin's own"):
             engine.add_request("a", [5, 6, 7], biased)

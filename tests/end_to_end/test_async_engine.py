@@ -110,7 +110,7 @@ def test_other_requests_run_while_a_grammar_is_compiled(
     open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, may_compile = open_demo(), threading.Event()
-    grammars = llm.engine._controls._grammars
+    grammars = llm.engine._constraints_builder._grammars
     compile = grammars._compile
 
     def compile_late(wanted: StructuredOutputs) -> object:

@@ -1,4 +1,4 @@
-"""Device and host memory as torch byte tensors, so that torch's caching allocator is the only one."""
+"""Device and host memory as torch byte tensors, so that torch's caching allocator is the only allocator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CannAllocator(Allocator):
             raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {device}: the size is negative.")
         try:
             storage = _allocate(nbytes, kind, device.index)
-        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError for this
+        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError when memory runs out
             raise self._out_of_memory(nbytes, kind, device, error) from None
         address = storage.data_ptr()
         counter = self._counters[device.index]

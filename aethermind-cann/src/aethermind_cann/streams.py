@@ -1,4 +1,4 @@
-"""Streams and events of torch_npu with the interface of the hardware abstraction."""
+"""torch_npu's streams and events behind the interface of the hardware abstraction layer (HAL)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CannStream(Stream):
 
     @property
     def handle(self) -> torch.npu.Stream:
-        """The torch stream; DeviceError after it was destroyed."""
+        """The torch stream. Raises DeviceError if it was destroyed."""
         if self._is_destroyed:
             raise DeviceError("The stream was destroyed; create another one.")
         return self._handle
@@ -64,7 +64,7 @@ class CannStreams(StreamManager):
 
 
 class CannEvent(Event):
-    """An event; refers to its last recording."""
+    """An event. Its state is that of its last recording."""
 
     def __init__(self, *, timing: bool) -> None:
         self.handle = torch.npu.Event(enable_timing=timing)

@@ -1,4 +1,4 @@
-// Instruction set of a translation unit: AVX2.
+// Compiles the including translation unit's kernels for AVX2: its namespace, vector types and dispatch priority.
 #pragma once
 
 #define AETHER_ISA avx2

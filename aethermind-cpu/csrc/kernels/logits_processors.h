@@ -9,7 +9,7 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Copies the logits to `out` and replaces those of the listed tokens by `change(row, index in the list, logit)`.
+// Copies the logits to `out` and replaces those of the listed tokens by `change(row, index into tokens, logit)`.
 template <class F>
 AETHER_INLINE void change_listed_tokens(const am_tensor& logits, const am_tensor& tokens, const am_tensor& cu_tokens,
                                         const am_tensor& out, const am_team* team, F change) {
@@ -25,7 +25,7 @@ AETHER_INLINE void change_listed_tokens(const am_tensor& logits, const am_tensor
   }
 }
 
-// -inf at the tokens of each row's list.
+// Sets the logits of each row's listed tokens to -inf.
 inline void suppress_tokens(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   change_listed_tokens(in[0], in[1], in[2], out[0], team, [](int64_t, int32_t, float) { return -__builtin_inff(); });
 }
@@ -56,7 +56,7 @@ inline constexpr uint32_t kBitOfToken[kTokensPerWord] = {
 // Masks the first `count` tokens of one word. Allowed and forbidden tokens follow no pattern that a branch predictor
 // could learn; with a constant count the loop is a blend.
 AETHER_INLINE void mask_word(const float* source, float* target, uint32_t allowed, int64_t count) {
-  float kept[kTokensPerWord];  // all reads come before the writes: both may be the same memory
+  float kept[kTokensPerWord];  // all reads come before the writes, because source and target may alias
   for (int64_t i = 0; i < count; ++i) {
     const float logit = source[i];
     kept[i] = (allowed & kBitOfToken[i]) != 0 ? logit : -__builtin_inff();
@@ -64,10 +64,10 @@ AETHER_INLINE void mask_word(const float* source, float* target, uint32_t allowe
   for (int64_t i = 0; i < count; ++i) target[i] = kept[i];
 }
 
-// -inf at the tokens whose bit in the row's mask is 0.
+// Sets the logits of tokens whose bit in the row's mask is 0 to -inf.
 inline void mask_tokens(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   const int64_t vocab = in[0].shape[1], words = in[1].shape[1], whole_words = vocab / kTokensPerWord;
-  // Rows are divided into parts, so that all workers share a single row.
+  // The unit of work is one mask word of a row, so that all workers take part even if there is only one row.
   const int64_t parts = ceil_div(vocab, kTokensPerWord);
   const Range range = share(team, in[0].shape[0] * parts);
   for (int64_t part = range.begin; part < range.end;) {

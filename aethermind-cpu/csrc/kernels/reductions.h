@@ -1,4 +1,4 @@
-// Reductions of the last dimension: sum, mean, max, min and argmax, and the row loops that softmax and layer_norm share
+// Reductions over the last dimension: sum, mean, max, min and argmax, and the row loops that softmax and layer_norm share
 // with them.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Elements that are summed in float32; the sums of such blocks are added in float64.
-inline constexpr int64_t kFloatSumSize = 4096;
+// Number of elements in a block. A block is summed in float32; the block sums are added in float64.
+inline constexpr int64_t kFloat32BlockSize = 4096;
 
 template <class T>
 AETHER_INLINE float element(const T* p) {
@@ -19,8 +19,8 @@ AETHER_INLINE float element(const T* p) {
 template <class F>
 AETHER_INLINE double sum_lanes(int64_t size, F f) {
   double total = 0.0;
-  for (int64_t block = 0; block < size; block += kFloatSumSize) {
-    const int64_t end = smaller(block + kFloatSumSize, size);
+  for (int64_t block = 0; block < size; block += kFloat32BlockSize) {
+    const int64_t end = smaller(block + kFloat32BlockSize, size);
     Vec even = zero(), odd = zero();
     int64_t i = block;
     for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
@@ -43,7 +43,7 @@ AETHER_INLINE double sum_of(const T* row, int64_t size) {
   return sum_lanes(size, [row](int64_t i, int64_t lanes) { return load_lanes(row + i, lanes); });
 }
 
-// The greatest f(element), where f maps lanes to lanes; -inf for an empty row.
+// The maximum of f(x) over the elements x of a row; f works on a vector. -inf for an empty row.
 template <class T, class F>
 AETHER_INLINE float max_of_row(const T* row, int64_t size, F f) {
   Vec even = set1(-__builtin_inff()), odd = even;
@@ -99,7 +99,7 @@ void min(const am_tensor* in, const am_tensor* out, const am_attr*, const am_tea
                  [](const T* row, int64_t size) { return -max_of_row(row, size, [](const Vec& x) { return -x; }); });
 }
 
-// Index of the first element not less than `value`; 0 where there is none.
+// Index of the first element >= `value`; 0 if there is none, as in a row of NaN.
 template <class T>
 AETHER_INLINE int64_t first_not_less(const T* row, int64_t size, float value) {
   int64_t i = 0;

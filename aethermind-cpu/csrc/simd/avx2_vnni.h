@@ -1,4 +1,4 @@
-// simd/avx2_bytes.h with the four-way dot product of bytes (AVX-VNNI).
+// Int8 dot products for AVX2 with AVX-VNNI (VPDPBUSD). simd/int8_dot.h explains the constants.
 #pragma once
 
 #include "simd/avx2_bytes.h"

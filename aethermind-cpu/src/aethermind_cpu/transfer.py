@@ -1,4 +1,4 @@
-"""Copies within host memory, synchronous or in a stream's order."""
+"""Copies within host memory, synchronous or ordered by a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CpuTransfer"]
 
 
 class CpuTransfer(DataTransfer):
-    """Copies bytes; whether a copy counts as host-to-device or device-to-host depends on the kinds of its buffers."""
+    """Copies and fills host memory. A copy counts as host-to-device or device-to-host by the kinds of its buffers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,5 +50,5 @@ class CpuTransfer(DataTransfer):
 
 
 def _native_of(stream: Stream) -> _native.Stream:
-    assert isinstance(stream, CpuStream), "copies run on a stream of their own backend"
+    assert isinstance(stream, CpuStream), "a CPU copy needs a CPU stream"
     return stream.native

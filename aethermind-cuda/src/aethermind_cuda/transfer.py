@@ -16,8 +16,9 @@ __all__ = ["CudaTransfer"]
 
 
 class CudaTransfer(DataTransfer):
-    """A call without a stream waits for its own copy only. Copies between devices are peer-to-peer where the hardware
-    supports it, else staged by the driver; unified addressing identifies the memory of an address.
+    """Copies and fills memory with the CUDA driver. A call without a stream waits for its own work only. Copies between
+    devices are peer-to-peer where the hardware supports it, else staged by the driver; unified addressing identifies
+    the memory of an address.
     """
 
     def __init__(self, driver: Driver, devices: CudaDevices, streams: CudaStreams) -> None:
@@ -62,6 +63,6 @@ class CudaTransfer(DataTransfer):
 
 
 def _device_of(destination: Tensor, source: Tensor) -> int:
-    """The device that executes a copy: that of the destination, else of the source."""
+    """The device that executes a copy: the destination's if that is in device memory, otherwise the source's."""
     is_device = destination.buffer.kind is MemoryKind.DEVICE
     return (destination if is_device else source).buffer.device.index

@@ -1,4 +1,4 @@
-"""Two devices with the given memory, or half of the host's each."""
+"""The simulator's two devices. By default each has half of the host's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SimDevices"]
 
 
 class SimDevices(CountedDevices):
-    """`synchronize(index)` waits for a device; `memory_bytes` is the memory of each."""
+    """The simulated devices. `synchronize(index)` waits for one of them; `memory_bytes` is the memory of each."""
 
     def __init__(self, seed: int, synchronize: Callable[[int], None], memory_bytes: int | None = None) -> None:
         super().__init__(NUM_DEVICES, "Simulated device")

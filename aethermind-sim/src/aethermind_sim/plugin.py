@@ -1,4 +1,4 @@
-"""What this package registers: the device `sim`, which `auto` never selects, and the reference kernels."""
+"""Plugin hooks: they register the device `sim`, which `device="auto"` never selects, and its reference kernels."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_an_invalid_adapter_is_an_error_before_loading(invoke: Any, tmp_path: Pa
 def test_adapters_are_refused_with_several_models(invoke: Any) -> None:
     refused = invoke("serve", "--model", "a=demo", "--model", "b=demo", "--adapter", "x")
     assert refused.exit_code == 2
-    assert "--adapter is that of one model, and several are given" in refused.stderr
+    assert "--adapter is for one model, but several are given" in refused.stderr
     refused = invoke("serve", "--model", "a=demo", "--adapter", "a=./x")
     assert refused.exit_code == 2
     assert "A model and an adapter are both called 'a'" in refused.stderr

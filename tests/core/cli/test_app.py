@@ -234,7 +234,7 @@ def test_a_closed_pipe_ends_a_command_with_141(words: tuple[str, ...]) -> None:
     ("number", "says"),
     [
         (errno.ENOSPC, "Standard output cannot be written: No space left on device."),
-        (errno.ENOMEM, "The system refuses to go on: Cannot allocate memory."),
+        (errno.ENOMEM, "The operating system reports an error: Cannot allocate memory."),
         (errno.ENOENT, "The working directory cannot be used: No such file or directory."),
     ],
 )

@@ -87,7 +87,7 @@ def test_an_unknown_engine_location_is_refused(invoke: Any) -> None:
 def test_a_tokenizer_is_refused_with_several_models(invoke: Any) -> None:
     result = invoke("serve", "--model", "a=demo", "--model", "b=demo", "--tokenizer", "demo")
     assert result.exit_code == 2
-    assert "--tokenizer is that of one model, and several are given" in result.stderr
+    assert "--tokenizer is for one model, but several are given" in result.stderr
 
 
 def test_a_chat_template_is_read_before_loading_and_refused_with_several_models(invoke: Any) -> None:

@@ -1,4 +1,4 @@
-"""Element-wise operators, and reductions over the last dim."""
+"""Element-wise operators, reductions over the last dim, softmax, transposes and ALiBi."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KERNELS"]
 
 
 def _into(compute: Callable[..., Any]) -> Function:
-    """A kernel by a torch function with an `out` argument."""
+    """A kernel that calls a torch function with an `out` argument."""
     return lambda inputs, outputs, _: compute(*inputs, out=outputs[0])
 
 

@@ -1,7 +1,7 @@
 """Positions of a sequence's tokens, and the K-shifts that follow when they change.
 
 A token has an index, its place among the tokens that are kept, and a position, its place in the text. The two are equal
-until tokens are dropped (those behind keep their positions, which leaves a gap) or shifted (which can close the gap).
+until tokens are dropped (later tokens keep their positions, which leaves a gap) or shifted (which can close the gap).
 
 A rotary embedding turns the key of a token by an angle proportional to its position, so rotations add up: a key that
 was computed at position p becomes one at p + delta by rotating it by the angle of delta, with the same frequencies.
@@ -22,19 +22,20 @@ __all__ = ["BlockShift", "PLAIN", "PositionRun", "TokenPositions", "block_shifts
 
 
 class PositionRun(NamedTuple):
-    """Tokens from index `first` up to the next run's, at neighbouring positions."""
+    """Tokens at consecutive positions, from index `first` up to the `first` of the next run."""
 
     first: int
     position: int
-    """The position of the first of them."""
+    """Position of the first token."""
     computed_at: int
-    """Its position when its key was computed, or rotated last."""
+    """Position for which the first token's key is currently rotated."""
 
 
 class TokenPositions:
-    """The positions of any number of tokens, as runs of neighbouring positions. Immutable; every change is a new value.
+    """The positions of any number of tokens, as runs of consecutive positions. Immutable: every change returns a new
+    object.
 
-    The last run has no end: appended tokens get the positions behind the last token. Positions ascend and are 0 or
+    The last run has no end: appended tokens get the positions after the last token. Positions ascend and are 0 or
     more. Python's integers hold any size; a device takes 64 bits.
     """
 
@@ -67,11 +68,11 @@ class TokenPositions:
         return min(index, self.runs[order + 1].first) if order + 1 < len(self.runs) else index
 
     def truncated(self, num_tokens: int) -> TokenPositions:
-        """Keep the first `num_tokens` tokens; appended ones follow directly behind the last of them."""
+        """Keep the first `num_tokens` tokens; appended tokens follow directly after them."""
         return TokenPositions(run for run in self.runs if run.first < num_tokens) if num_tokens else PLAIN
 
     def without(self, start: int, end: int) -> TokenPositions:
-        """Drop the tokens at indices from `start` up to `end`; those behind keep their positions."""
+        """Drop the tokens at indices from `start` up to `end`; later tokens keep their positions."""
         behind = self._split(end)
         runs = [run for run in self.runs if run.first < start]
         return TokenPositions(runs + [run._replace(first=run.first - (end - start)) for run in behind])
@@ -96,7 +97,7 @@ class TokenPositions:
 
 
 def _joined(runs: Iterable[PositionRun]) -> tuple[PositionRun, ...]:
-    """Merge runs that continue the run before them."""
+    """Merge each run that continues the previous one."""
     joined: list[PositionRun] = []
     for run in runs:
         if joined:
@@ -127,7 +128,7 @@ class BlockShift(NamedTuple):
 def block_shifts(
     positions: TokenPositions, block_table: Sequence[int], block_size: int, num_tokens: int
 ) -> Iterator[BlockShift]:
-    """Yield the blocks of a sequence of `num_tokens` tokens whose keys are rotated for other positions than theirs."""
+    """Yield the blocks of a sequence of `num_tokens` tokens whose keys are not rotated for their current positions."""
     ends = [run.first for run in positions.runs[1:]]
     for run, end in zip(positions.runs, [*ends, num_tokens], strict=True):
         delta = run.position - run.computed_at

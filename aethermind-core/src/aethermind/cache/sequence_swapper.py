@@ -1,7 +1,8 @@
 """Parking, pinning and swapping of sequences: which of them are in device memory, and which in the swap store.
 
 Once sequences hold more than a threshold of the blocks, parked ones (Standby) are swapped out, the least recently used
-first. Running sequences (Active), pinned ones (Protected) and blocks that a prefix cache keeps (Warm) are not.
+first. Running sequences (Active), pinned ones (Protected) and blocks that a prefix cache keeps (Warm) are never swapped
+out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["SequenceSwapper"]
 
 
 class SequenceSwapper:
-    """Moves sequences between the states Active, Standby and Swapped."""
+    """Parks, pins and swaps sequences: moves them between Active, Standby and Swapped."""
 
     __slots__ = ("_allocator", "_block_size", "_parked", "_store", "_threshold")
 
@@ -36,7 +37,7 @@ class SequenceSwapper:
 
     @property
     def num_swapped(self) -> int:
-        """Blocks of the store that are in use."""
+        """Number of swap-store blocks in use."""
         return self._store.num_used_blocks
 
     @property
@@ -66,19 +67,19 @@ class SequenceSwapper:
         return CacheOutcome.OK
 
     def pin(self, sequence: CachedSequence, is_pinned: bool) -> CacheOutcome:
-        """Protect a sequence in device memory, or lift the protection."""
+        """Protect a sequence in device memory, or unpin it."""
         if sequence.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
         sequence.is_pinned = is_pinned
         return CacheOutcome.OK
 
     def touch(self, seq_id: str) -> None:
-        """Record a use of a sequence, for the order of swapping."""
+        """Record a use of a sequence, for the LRU order."""
         if seq_id in self._parked:
             self._parked.move_to_end(seq_id)
 
     def forget(self, seq_id: str, sequence: CachedSequence) -> None:
-        """Drop the state of a sequence that ends, in the store too."""
+        """Drop everything kept for a sequence that ends, including its blocks in the swap store."""
         if sequence.state is CacheState.SWAPPED:
             self._store.drop(seq_id)
         self._parked.pop(seq_id, None)
@@ -108,7 +109,7 @@ class SequenceSwapper:
         return CacheOutcome.OK
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Allocate blocks, after parked sequences were swapped out for them."""
+        """Allocate blocks, swapping out parked sequences first if needed."""
         self.swap_out_parked(num_blocks)
         return self._allocator.allocate(num_blocks)
 
@@ -123,35 +124,37 @@ class SequenceSwapper:
         num_excess = self._allocator.num_held + num_blocks - int(self._threshold * self._allocator.pool.num_blocks)
         if num_excess <= 0:
             return
-        leaving, num_freed = self._swap_candidates(num_excess)
+        victims, num_freed = self._swap_candidates(num_excess)
         if num_blocks <= self._allocator.num_available + num_freed:
-            for seq_id, sequence in leaving.items():
+            for seq_id, sequence in victims.items():
                 self.swap_out(seq_id, sequence)
 
     def _swap_candidates(self, num_excess: int) -> tuple[dict[str, CachedSequence], int]:
         """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many
         blocks that frees.
         """
-        movable = {seq_id: one for seq_id, one in self._parked.items() if _may(one, CacheState.SWAPPED)}
-        holders = Counter(block for sequence in movable.values() for block in sequence.block_table)
-        loose = {block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)}
+        swappable = {seq_id: one for seq_id, one in self._parked.items() if _may(one, CacheState.SWAPPED)}
+        holders = Counter(block for sequence in swappable.values() for block in sequence.block_table)
+        num_users_left = {
+            block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)
+        }
         num_free_in_store, num_freed = self._store.num_blocks - self._store.num_used_blocks, 0
-        leaving: dict[str, CachedSequence] = {}
-        for seq_id, sequence in movable.items():
-            own = [block for block in sequence.block_table if block in loose]
+        victims: dict[str, CachedSequence] = {}
+        for seq_id, sequence in swappable.items():
+            own = [block for block in sequence.block_table if block in num_users_left]
             if not own or len(sequence.block_table) > num_free_in_store:
                 continue
-            leaving[seq_id] = sequence
+            victims[seq_id] = sequence
             num_free_in_store -= len(sequence.block_table)
             for block in own:
-                loose[block] -= 1
-                num_freed += loose[block] == 0
+                num_users_left[block] -= 1
+                num_freed += num_users_left[block] == 0
             if num_freed >= num_excess:
                 break
-        return leaving, num_freed
+        return victims, num_freed
 
     def drop_reservation(self, sequence: CachedSequence) -> None:
-        """Release the blocks behind the last token."""
+        """Release the reserved blocks after the one that holds the last token."""
         self._allocator.trim(sequence, self._num_blocks(sequence))
         sequence.num_writable = sequence.num_tokens
 

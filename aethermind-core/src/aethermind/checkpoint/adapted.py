@@ -1,7 +1,8 @@
-"""A view of a checkpoint in a model's layout: tensors renamed, transposed, sliced, or with a row added.
+"""A view of a checkpoint in a model's layout: tensors are renamed, transposed or sliced, or a row vector is added to
+each of their rows.
 
-Graphs have one matrix [out, in] for each projection. Checkpoints with another layout (GPT-2's matrices are [in, out],
-with queries, keys and values in one) are read through this view.
+Model graphs expect one matrix [out, in] per projection. Checkpoints with another layout (GPT-2's matrices are [in,
+out], with a fused QKV matrix) are read through this view.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class TensorSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Whether only the name changes."""
+        """Whether the tensor is only renamed."""
         return not self.is_transposed and self.begin == 0 and self.end is None and self.added is None
 
 
@@ -47,7 +48,7 @@ class AdaptedTensors:
     """
 
     def __init__(self, stored: StoredTensors, parts: Mapping[str, TensorSlice]) -> None:
-        """Slices of missing tensors are left out; the model's check of names reports them."""
+        """Slices of tensors that the checkpoint lacks are left out; the model's check of names reports them."""
         there = set(stored.names)
         self._stored = stored
         self._parts = {name: part for name, part in parts.items() if part.stored_name in there}

@@ -1,4 +1,4 @@
-"""The command line: its verbs, commands of plugins, and the messages and exit codes of errors."""
+"""The command line: the built-in commands and those of plugins, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["app", "run"]
 
 
 class Commands(TyperGroup):
-    """The core's verbs and those of plugins. Plugins are loaded for the list, or for a verb that the core lacks."""
+    """The built-in commands and those of plugins, which are loaded only to list commands or to find an unknown one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": None})
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
         return self.commands.get(cmd_name) or self._of_plugins.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs; those of the core are not imported."""
+        """List the commands with their summaries, without importing the built-in ones."""
         rows = [(name, verb.summary) for name, verb in VERBS.items()]
         rows += [(name, command.get_short_help_str(limit=80)) for name, command in sorted(self._of_plugins.items())]
         with formatter.section("Commands"):
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            if not _is_unread(sys.stdout):
+            if not _discard_if_reader_closed(sys.stdout):
                 raise
             raise typer.Exit(141) from None
         return result
@@ -118,7 +118,7 @@ def _place_of(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "The working directory cannot be used"
     is_writing = error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT, errno.EPIPE)
-    return "Standard output cannot be written" if is_writing else "The system refuses to go on"
+    return "Standard output cannot be written" if is_writing else "The operating system reports an error"
 
 
 def _fail(message: str, exit_code: int) -> None:
@@ -126,8 +126,8 @@ def _fail(message: str, exit_code: int) -> None:
     sys.exit(exit_code)
 
 
-def _is_unread(stream: TextIO) -> bool:
-    """Whether the reader of a stream has closed it, as `| head` does; its buffered output is then dropped."""
+def _discard_if_reader_closed(stream: TextIO) -> bool:
+    """If the reader of a stream has closed it, as `| head` does, redirect it to /dev/null. Returns whether it has."""
     watched = select.poll()
     watched.register(stream.fileno(), 0)
     if not any(events & select.POLLERR for _, events in watched.poll(0)):

@@ -1,4 +1,4 @@
-"""Output of commands: aligned columns, units, colours on terminals only, text that arrives in parts."""
+"""Output of commands: aligned columns, units, colours (on terminals only) and streamed text."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def style(text: str, name: str, stream: TextIO) -> str:
-    """Text in a style, if the stream has colours."""
+    """Return the text in a style if the stream supports colours, else unchanged."""
     return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if has_colour(stream) else text
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which a terminal would obey; escape, for example, becomes its picture."""
+    """Text without control characters, which a terminal would execute; Escape, for example, becomes U+241B."""
     return text.translate(_CONTROLS)
 
 
 def aside(text: str) -> None:
-    """Print a remark on stderr, dim on a terminal."""
+    """Print a note on stderr, dimmed on a terminal."""
     print(style(text, "dim", sys.stderr), file=sys.stderr)
 
 
@@ -91,7 +91,8 @@ def examples(*lines: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object on standard output; types that JSON lacks (a path) become text, NaN becomes null.
+    """Print one JSON object on standard output; values of types that JSON lacks, such as paths, become strings; NaN and
+    infinity become null.
 
     Characters outside of ASCII are escaped unless the output's encoding is a Unicode one.
     """
@@ -113,7 +114,7 @@ def without_nan(value: Any) -> Any:
 
 
 def version() -> str:
-    """The version of the installed core."""
+    """The installed version of aethermind-core."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
@@ -124,7 +125,7 @@ def version() -> str:
 
 
 class TextWriter:
-    """Prints a text that arrives in parts, each part once; on a terminal without control characters. Mutable."""
+    """Prints a growing text, only the new part each time; on a terminal, control characters are replaced. Mutable."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -132,7 +133,7 @@ class TextWriter:
         self._num_written = 0
 
     def show(self, text: str) -> None:
-        """Print what `text` has beyond the text of the last call."""
+        """Print the part of `text` that has not been printed yet; `text` is the whole text so far."""
         if len(text) > self._num_written:
             part = text[self._num_written :]
             self._write(printable(part) if self._is_terminal else part)

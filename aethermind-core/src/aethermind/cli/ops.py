@@ -29,7 +29,7 @@ def ops(name: Name = None, as_json: options.AsJson = False) -> None:
     """List the operators, and how each device computes them.
 
     native: a kernel in machine code. python: a kernel in Python. reference: the NumPy definition. view: no computation.
-    parts: decomposed into smaller operators. none: no kernel; devices in host memory fall back to the reference.
+    parts: decomposed into smaller operators. none: no kernel; host-accessible devices fall back to the reference.
     """
     from aethermind.runtime import Runtime
 
@@ -47,7 +47,7 @@ def ops(name: Name = None, as_json: options.AsJson = False) -> None:
 
 
 def parts(operator: Operator, operators: OperatorRegistry) -> list[str]:
-    """The operators that one decomposes into, each once, including those that only some inputs need."""
+    """The distinct operators that one decomposes into, including those needed for some inputs only."""
     if operator.decompose is None:
         return []
     import numpy as np
@@ -92,7 +92,7 @@ class _Recorder:
 
 
 def _kernels(runtime: Runtime) -> dict[str, tuple[Kernel, ...] | str]:
-    """The kernels of each device that computes, or the reason why they cannot be loaded."""
+    """The kernels of each compute device, or the reason why they cannot be loaded."""
     found: dict[str, tuple[Kernel, ...] | str] = {}
     for entry in runtime.devices:
         if entry.priority < 0:
@@ -168,7 +168,7 @@ def _print_page(record: dict[str, Any]) -> None:
 
 
 def _grouped(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge kernels of one name and priority: first those of the same dtypes, then those of the same formats."""
+    """Merge kernels of one name and priority: first those of equal dtypes, then those of equal weight formats."""
     groups = [{**kernel, "weight_formats": kernel["weight_formats"] or ()} for kernel in kernels]
     for merged, same in (("weight_formats", "dtypes"), ("dtypes", "weight_formats")):
         found: dict[Any, dict[str, Any]] = {}

@@ -49,7 +49,7 @@ def connection_error(client: httpx.Client | httpx.AsyncClient, error: httpx.HTTP
 
 
 def check_key(client: httpx.Client | httpx.AsyncClient, response: httpx.Response) -> None:
-    """InvalidArgumentError if the server refuses the API key."""
+    """Raise InvalidArgumentError if the server refuses the API key."""
     if response.status_code == 401:
         raise InvalidArgumentError(
             f"The server at {_shown(client)} wants an API key: {error_of(response)['message']} "
@@ -89,14 +89,14 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def reason_of(response: httpx.Response) -> str:
-    """The reason of an unexpected response, as the end of a sentence."""
+    """Why a response is unexpected, as the end of a sentence such as "/v1/models gives …"."""
     if response.status_code == 200:
-        return "something else."
+        return "an unexpected body."
     return f"HTTP {response.status_code}, {error_of(response)['message'].rstrip('.')}."
 
 
 def code_of(error: dict[str, Any]) -> tuple[str, ...]:
-    """The code or type of an error, if it has one."""
+    """The code or type of an error as a tuple of one, empty if it has neither or only a numeric one."""
     name = error.get("code") or error.get("type")
     return (str(name),) if name and not str(name).isdecimal() else ()
 
@@ -111,7 +111,7 @@ def text_of(choice: dict[str, Any]) -> str:
 class EventParser:
     """Parses the bytes of a server-sent event stream into the data of its events. Mutable.
 
-    Lines end at line feeds only, because JSON may contain other line separators.
+    Lines are split at line feeds only, because the JSON in an event may contain other line separators.
     """
 
     def __init__(self) -> None:

@@ -41,8 +41,8 @@ EXAMPLES = console.examples(
     "aethermind serve --model small=demo --model large=./Qwen2-0.5B-Instruct",
 )
 
-_GARBAGE_THRESHOLD = 1_000
-"""Net allocated objects that start a garbage collection of the youngest generation."""
+_GC_THRESHOLD = 1_000
+"""Allocations minus deallocations that trigger a collection of the youngest generation (gc.set_threshold)."""
 
 
 @with_settings
@@ -61,14 +61,14 @@ def serve(
     served_model_name: options.ServedName,
     chat_template: options.ChatTemplate,
     access: AccessOptions,
-    numbers: ModelOptions,
+    model_options: ModelOptions,
     served: ServedEngineOptions,
     execution: ExecutionOptions,
     process: ProcessOptions,
     limits: LimitOptions,
     logging: LogOptions,
 ) -> None:
-    """Serve models through an OpenAI-compatible HTTP API. Ctrl-C lets open answers finish; a second one does not."""
+    """Serve models through an OpenAI-compatible HTTP API. Ctrl-C waits for open requests; a second one aborts them."""
     try:
         from aethermind import server
     except ImportError as error:
@@ -82,16 +82,16 @@ def serve(
     quota = server.Quota(limits.max_concurrency_per_key, limits.requests_per_minute, limits.tokens_per_minute)
     tenants = tenants_of(access, quota)
     paths = named_models(model, served_model_name)
-    if numbers.tokenizer is not None and len(paths) > 1:
-        raise InvalidArgumentError("--tokenizer is that of one model, and several are given; serve them one by one.")
-    if numbers.adapters and len(paths) > 1:
-        raise InvalidArgumentError("--adapter is that of one model, and several are given; serve them one by one.")
+    if model_options.tokenizer is not None and len(paths) > 1:
+        raise InvalidArgumentError("--tokenizer is for one model, but several are given. Serve them one by one.")
+    if model_options.adapters and len(paths) > 1:
+        raise InvalidArgumentError("--adapter is for one model, but several are given. Serve them one by one.")
     if chat_template is not None and len(paths) > 1:
-        raise InvalidArgumentError("--chat-template is for one model, and several are given; serve them one by one.")
+        raise InvalidArgumentError("--chat-template is for one model, but several are given. Serve them one by one.")
     template = None if chat_template is None else ChosenTemplate.read(chat_template)
-    if taken := sorted(paths.keys() & named_adapters(numbers.adapters or {}).keys()):
+    if taken := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
-    groups = (numbers, served, execution)
+    groups = (model_options, served, execution)
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
 
@@ -107,7 +107,7 @@ def serve(
         bound_host, bound_port = listening.getsockname()[:2]
 
         def announce() -> None:
-            _keep_pauses_short()
+            _tune_garbage_collector()
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
             address = f"http://{shown}:{bound_port}"
             with suppress(OSError):  # serving does not depend on stderr
@@ -170,7 +170,7 @@ def _limits(limits: LimitOptions) -> Limits:
     )
 
 
-def _keep_pauses_short() -> None:
+def _tune_garbage_collector() -> None:
     """Collect garbage often and in small amounts, because requests wait during a collection.
 
     Objects of loaded models are frozen, so that they are not scanned. The command line's own threshold suits commands
@@ -178,7 +178,7 @@ def _keep_pauses_short() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GARBAGE_THRESHOLD)
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 def named_models(given: list[str] | None, served_model_name: str | None) -> dict[str, str]:

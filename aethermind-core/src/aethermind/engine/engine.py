@@ -48,42 +48,38 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-_REQUEST = attrgetter("request")
+_request_of = attrgetter("request")
 
 
 class Engine(Shared):
     """Continuous batching over one model.
 
-    Threads share it by a lock: a step computes for all requests, whichever thread calls it, and all listeners get its
-    outputs.
+    Threads may share it; a lock serialises their calls. A step computes all requests, whichever thread calls it, and
+    every listener receives its outputs.
     """
 
     _end_offload: weakref.finalize[..., Engine] | None = None
-    _given_back = frozenset(
-        (
-            *(
-                "parts",
-                "compiled",
-                "executor",
-                "cache",
-                "swap_store",
-                "sessions",
-                "kv_offload",
-                "runner",
-                "scheduler",
-                "prompts",
-            ),
-            *(
-                "speculator",
-                "waiting",
-                "running",
-                "pipeline",
-                "_outputs",
-                "_groups",
-                "_pending_prompt_logprobs",
-                "_controls",
-            ),
-        )
+    _released_on_close = frozenset(
+        {
+            "parts",
+            "compiled",
+            "executor",
+            "cache",
+            "swap_store",
+            "sessions",
+            "kv_offload",
+            "runner",
+            "scheduler",
+            "prompts",
+            "speculator",
+            "waiting",
+            "running",
+            "pipeline",
+            "_outputs",
+            "_groups",
+            "_pending_prompt_logprobs",
+            "_constraints_builder",
+        }
     )
 
     def __init__(
@@ -95,7 +91,7 @@ class Engine(Shared):
         on_progress: Callable[[int, int], None] | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Load the model and assemble the engine; its steps run in `executor`, or in one that is opened for it."""
+        """Load the model and assemble the engine; its steps run in `executor`, or in a new one."""
         self.parts = parts
         self.compiled = compiled = parts.compiled.ending_as(tokenizer)
         config = compiled.config
@@ -111,7 +107,7 @@ class Engine(Shared):
         if prefix_cache is not None and parts.open_kv_store is not None:
             name = str(StoreAddress.parse(config.kv_store or ""))
             self.kv_offload = KVOffload(parts.open_kv_store(), name, self.cache, prefix_cache, memory, self.costs)
-        # Also without a call of `close`, and at the end of the program, so that other engines find the computed blocks.
+        # A finalizer runs even if `close` is never called, so that other engines find the computed blocks in the store.
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = self.executor.load(self.cache, on_progress)
         self.scheduler = Scheduler(self.cache, parts.policy, self.costs, swaps_beside_steps=memory.swaps_beside_steps)
@@ -127,7 +123,7 @@ class Engine(Shared):
         self._outputs: dict[str, OutputBuilder] = {}
         self._groups = SampleGroups()
         self._pending_prompt_logprobs: Request | None = None
-        self._controls = ConstraintsBuilder(compiled, tokenizer, parts.logits_processors)
+        self._constraints_builder = ConstraintsBuilder(compiled, tokenizer, parts.logits_processors)
         self._clock = clock
         self._num_added = 0
         self.num_preemptions = 0
@@ -159,7 +155,7 @@ class Engine(Shared):
 
         None if the parameters need no grammar. May be called from any thread.
         """
-        return self._controls.prepare(params)
+        return self._constraints_builder.prepare(params)
 
     @synchronized_call
     def add_request(
@@ -187,13 +183,13 @@ class Engine(Shared):
         options = (options or RequestOptions()).within(self.compiled.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.compiled, prompt_token_ids, params, options)
-        controls = self._controls.build(params, guide)
+        controls = self._constraints_builder.build(params, guide)
         adapter = self.compiled.choose_adapter(options.adapter)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.compiled.model.config.hidden_size)
             self.runner.prepare_embeddings(has_adapters=adapter.number >= 0)
             if params.prompt_logprobs is not None:
-                raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
+                raise InvalidArgumentError("prompt_logprobs cannot be combined with embeddings. Leave one of them out.")
         self.sessions.expire()
         engine_seed = derive_seed(self.compiled.config.seed, self._num_added)
         self._num_added += 1
@@ -201,7 +197,7 @@ class Engine(Shared):
         requests: list[Request] = []
         for index, answer_id in enumerate(answer_ids(request_id, params.n)):
             if index and controls is not None:
-                controls = controls.fork(self._controls.processors(params))
+                controls = controls.fork(self._constraints_builder.processors(params))
             request = Request(
                 answer_id,
                 prompt_token_ids,
@@ -215,7 +211,7 @@ class Engine(Shared):
                 constraints=controls,
                 adapter=adapter,
             )
-            if index:  # the first answer equals that of n = 1
+            if index:  # the first answer keeps the seed, so that it equals the answer with n = 1
                 request.seed = derive_seed(seed, index)
             requests.append(request)
         self._place(requests)
@@ -253,7 +249,7 @@ class Engine(Shared):
     def _abort(self, request_id: str) -> OutputSource | None:
         group = self._groups.get(request_id)
         if group is not None and group.request_id != request_id:
-            return None  # one of several answers, which are aborted together
+            return None  # the id of a single answer: a group is aborted only as a whole
         if group is not None:
             group.begin(self._outputs[one.request_id] for one in group.requests if not one.is_finished)
             self._end_group(group)
@@ -272,9 +268,10 @@ class Engine(Shared):
     def embed(
         self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool, adapter: str = ""
     ) -> npt.NDArray[np.float32]:
-        """Compute the vector of a text between steps: float32 [hidden_size] (see `text_embedding`).
+        """Compute the vector of a text between steps: float32 [hidden_size] (see `text_pass.embed_text`).
 
-        If `pooling` is None, the model's own is used. InvalidArgumentError also for an unknown adapter.
+        If `pooling` is None, the model's own is used. Raises InvalidArgumentError for an invalid text or an unknown
+        adapter.
         """
         check_text(self.compiled, token_ids)
         pooling = self.compiled.pooling if pooling is None else pooling
@@ -287,11 +284,11 @@ class Engine(Shared):
 
     @synchronized_call
     def advance(self) -> Sequence[OutputSource]:
-        """Compute one step and return the requests that have new output, without writing any of it (see `delta`)."""
+        """Compute one step and return the requests that have new output; read it with `OutputSource.delta`."""
         if self.kv_offload is not None and self.kv_offload.num_waiting:
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
-        grown: list[OutputBuilder] = (
+        updated: list[OutputBuilder] = (
             [] if self._pending_prompt_logprobs is None else [*self._score(self._pending_prompt_logprobs)]
         )
         if self._groups:
@@ -304,16 +301,16 @@ class Engine(Shared):
         sampled, now = step.sampled, step.ended
         if self.speculator is not None:
             sampled = self.speculator.verify(step.decision, sampled)
-        grown += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
+        updated += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _request_of)]
         self._pending_prompt_logprobs = None
         for decision in step.decisions:
             self._pending_prompt_logprobs = decision.pending_prompt_logprobs
             self.num_preemptions += len(decision.preempted)
             if decision.rejected:
-                grown += self._refuse(decision, now)
+                updated += self._refuse(decision, now)
         if self.pipeline.is_orphaned:
             self.pipeline.drain()
-        sources: Sequence[OutputSource] = self._merge_groups(grown) if self._groups else grown
+        sources: Sequence[OutputSource] = self._merge_groups(updated) if self._groups else updated
         self._publish(sources)
         return sources
 
@@ -352,21 +349,22 @@ class Engine(Shared):
         if self.kv_offload is not None:
             self.kv_offload.cancel(request)
         group = self._groups.get(request.request_id)
-        if group is not None and reason is not FinishReason.ABORT:  # siblings copy its prompt first
+        if group is not None and reason is not FinishReason.ABORT:
+            # Its siblings are forked while it still holds the prompt's blocks.
             num_slots = self.budget.max_num_seqs - len(self.running) + 1
             group.start(self.cache, num_slots, self.waiting, self.running, self._clock())
         self.pipeline.retain_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
-        # A cancelled answer is not a turn of the session: the next turn continues the last completed one.
+        # An aborted answer does not become part of the session: its next turn continues the last completed answer.
         if request.session and reason is not FinishReason.ABORT:
             self.sessions.pin(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 
     def _score(self, request: Request) -> list[OutputBuilder]:
-        """Compute the log probabilities of a request's prompt; returns the request if that fails.
+        """Compute the log probabilities of a request's prompt; returns its builder if that fails, otherwise nothing.
 
-        If running requests have taken the prompt's blocks meanwhile, a later step tries again.
+        If too few blocks are available while others run, it does nothing, and the scheduler proposes the request again.
         """
         num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
         if request.is_finished or (self.running and num_blocks > self.cache.num_available_blocks):
@@ -383,13 +381,13 @@ class Engine(Shared):
         return []
 
     def _merge_groups(self, builders: list[OutputBuilder]) -> list[OutputSource]:
-        """Replace the requests of each group by the group."""
-        alone, of_groups = self._groups.partition(builders)
-        for group, members in of_groups:
+        """Replace the builders of each group's requests by the group."""
+        ungrouped, grouped = self._groups.partition(builders)
+        for group, members in grouped:
             group.begin(members)
             if group.is_finished or any(builder.error is not None for builder in members):
                 self._end_group(group)
-        return [*alone, *(group for group, _ in of_groups)]
+        return [*ungrouped, *(group for group, _ in grouped)]
 
     def _end_group(self, group: SampleGroup) -> None:
         """Abort the unfinished answers of a group and remove it."""
@@ -404,7 +402,7 @@ class Engine(Shared):
         group.has_ended = True
 
     def _place(self, requests: list[Request]) -> None:
-        """Give all answers to a prompt one place in the order of a sharing policy, behind the open requests."""
+        """Give all requests of a group the same position in the queue of a sharing policy. Other policies need none."""
         if self.scheduler.is_sharing:
             policy = cast(SharingPolicy, self.scheduler.policy)
             waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)

@@ -113,11 +113,11 @@ def synchronized_call(
 class Shared(ABC):
     """The base of an engine.
 
-    Its memory is held only by the attributes named in `_given_back`: deleting them frees it at once, unless a thread
-    still uses it.
+    Its memory is held only by the attributes named in `_released_on_close`. Deleting them frees it at once, unless a
+    thread still uses it.
     """
 
-    _given_back: ClassVar[frozenset[str]]
+    _released_on_close: ClassVar[frozenset[str]]
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -139,7 +139,7 @@ class Shared(ABC):
     if not TYPE_CHECKING:  # for a type checker every attribute would exist
 
         def __getattr__(self, name: str) -> Any:
-            if name in self._given_back and self.__dict__.get("is_closed"):
+            if name in self._released_on_close and self.__dict__.get("is_closed"):
                 raise EngineDeadError(_CLOSED)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -187,7 +187,7 @@ class Shared(ABC):
             try:
                 self._end()
             finally:
-                for name in self._given_back:
+                for name in self._released_on_close:
                     self.__dict__.pop(name, None)
         trim_heap()
         for listener in listeners:

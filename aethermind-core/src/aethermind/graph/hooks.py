@@ -4,7 +4,7 @@
     llm.generate("Once upon a time")
     handle.remove()
 
-Without hooks, nothing is slower.
+Without hooks there is no overhead.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LAYER_NUMBER = re.compile(r"\.\d+\.")
 class ValueInfo:
     """The origin of a value.
 
-    `layer` is None outside the layers. `phase` is prefill, decode or mixed, `num_tokens` the number of tokens of the
-    step, `step` the number of steps with hooks before this one. With `is_state` the array is a whole KV cache, [blocks,
-    kv heads, block size, head dim], to which the step has written.
+    `layer` is None for values outside the decoder layers. `phase` is prefill, decode or mixed, `num_tokens` the number
+    of tokens of the step, `step` the number of earlier steps that ran with hooks. With `is_state` the array is a whole
+    KV cache, [blocks, kv heads, block size, head dim], to which the step has written.
     """
 
     operator: str
@@ -74,7 +74,7 @@ class HookHandle:
 class HookRegistry:
     """The hooks of one model. `value_names(fuse)` are the names of values, with fusion or without. Mutable.
 
-    `is_active` says whether there is any hook, `fuse` whether all hooks accept fused operators.
+    `is_active` says whether any hook is registered, `fuse` whether all hooks accept fused operators.
     """
 
     def __init__(self, value_names: Callable[[bool], Sequence[str]]) -> None:
@@ -132,7 +132,7 @@ class HookRegistry:
             return
         if fuse and any(fnmatchcase(name, pattern) for name in self._value_names(False)):
             raise InvalidArgumentError(
-                f"Values that match {pattern!r} are inside of fused operators here; pass fuse=False to see them."
+                f"Values that match {pattern!r} are inside fused operators in this model; pass fuse=False to see them."
             )
         from difflib import get_close_matches
 

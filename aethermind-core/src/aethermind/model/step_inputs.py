@@ -1,7 +1,7 @@
 """The inputs of every step: the ragged batch as graph values.
 
-T tokens of S sequences are concatenated; R of their rows need logits; a block table is B blocks wide; E rows have
-embeddings as inputs.
+The T tokens of S sequences are concatenated. R of these rows need logits, E rows have embeddings instead of token ids,
+and block tables have B columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepInputs:
     head_dim].
 
     A quantised cache has `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size]. Only the graph for steps
-    with embeddings has `embeddings`; `blocks.embedding` writes them to their rows.
+    with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows.
     """
 
     token_ids: Value

@@ -1,4 +1,4 @@
-"""Discovery of plugins by entry point, and their loading: a broken plugin is recorded and never raises."""
+"""Discovers plugins by entry point, loads them and calls their hooks. A failure is recorded, never raised."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 logger = get_logger(__name__)
 
 SLOW_S = 2.0
-"""An import or a hook that takes longer delays every start noticeably and gets a warning; seconds."""
+"""Seconds after which a slow import or hook gets a warning, because it delays every start."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class PluginRecord:
         load_ms, register_ms: milliseconds that its import and its hooks took.
         registered: the names that it registered, by kind, such as `devices`.
         deprecated: sentences about its use of things that a coming version removes.
-        hints: sentences about what it offers that nothing uses.
+        hints: messages about things that the plugin defines but nothing uses.
     """
 
     name: str
@@ -101,7 +101,7 @@ class PluginRecord:
         logger.info("plugin %s failed: %s", self.title, reason)
 
     def hint(self, sentence: str) -> None:
-        """Record an oversight of the plugin's author that is no failure; each sentence once."""
+        """Record a probable mistake of the plugin's author that is not an error; duplicates are ignored."""
         if sentence not in self.hints:
             self.hints.append(sentence)
 
@@ -109,16 +109,16 @@ class PluginRecord:
 def discover() -> list[PluginRecord]:
     """List the entry points of groups `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows; imports nothing.
 
-    If two plugins claim one name, the first plugin of this list gets it. First-party packages come first, so that a
-    third party's mistake cannot replace what came with the engine; all others follow by name. A distribution that
-    offers one name for several contracts counts once, with the contract that `negotiate` chooses.
+    If two plugins have the same name, the first in this list is loaded and the other fails. First-party packages come
+    first, so that a third party's mistake cannot replace what came with the engine; all others follow by name. A
+    distribution that offers one name for several contracts counts once, with the contract that `negotiate` chooses.
     """
     allowed = env.plugin_allow_list()
     records: list[PluginRecord] = []
     seen: set[str] = set()
     for distribution in distributions():
         entry_points = _plugin_entry_points(distribution)
-        if not entry_points or distribution.name in seen:  # found again further down sys.path
+        if not entry_points or distribution.name in seen:  # a duplicate further down sys.path
             continue
         seen.add(distribution.name)
         for name in sorted({point.name for point in entry_points}):
@@ -148,8 +148,8 @@ def _order(record: PluginRecord) -> tuple[bool, str, str]:
 def _is_first_party(distribution: Distribution) -> bool:
     """Whether a package is released in lock-step with the installed core, by its name and its requirements.
 
-    A third party's package has any name and accepts a range of versions. A first-party package that an upgrade left
-    behind counts as third-party, because that combination is untested.
+    First-party packages are named `aethermind-*` and pin the exact core version; others normally do not. A first-party
+    package that an upgrade left behind counts as third-party, because that combination is untested.
     """
     if not distribution.name.startswith("aethermind-"):
         return False
@@ -181,16 +181,16 @@ def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
             _load_one(manager, record)
         seconds = time.perf_counter() - started
         record.load_ms = seconds * 1e3
-        _warn_of_slowness(record, "import", seconds)
+        _warn_if_slow(record, "import", seconds)
     return manager
 
 
 def plugin_output_to_stderr(record: PluginRecord) -> contextlib.AbstractContextManager[None]:
-    """A block for running a plugin's code while a command starts: a third party's output goes to standard error."""
+    """Context for running plugin code while a command starts: stdout of third-party plugins goes to stderr."""
     return contextlib.nullcontext() if record.is_first_party else stdout_to_stderr()
 
 
-def _warn_of_slowness(record: PluginRecord, what: str, seconds: float) -> None:
+def _warn_if_slow(record: PluginRecord, what: str, seconds: float) -> None:
     """Warn about a third party's slow import or hook, since nothing else shows what delays a start."""
     if seconds > SLOW_S and not record.is_first_party and record.error is None:
         logger.warning(
@@ -244,7 +244,7 @@ def _note_unmarked(manager: pluggy.PluginManager, plugin: object, record: Plugin
 
 
 def _note_age(plugin: object, record: PluginRecord) -> None:
-    """Record the deprecated contract and the deprecated hooks that the plugin is made for."""
+    """Record whether the plugin uses a deprecated API contract or deprecated hooks."""
     newest = hookspecs.CONTRACT_VERSION
     if int(record.contract) < newest:
         until = f"{newest + 1} of the contract"
@@ -280,13 +280,13 @@ def call_each(
             record.fail(f"{hook} raised {in_words(error)}", record.repair)
         seconds = time.perf_counter() - started
         record.register_ms += seconds * 1e3
-        _warn_of_slowness(record, f"hook {hook}", seconds)
+        _warn_if_slow(record, f"hook {hook}", seconds)
         if record.error is None:
             yield record, results
 
 
 def fault_of_plugin(error: BaseException) -> str | None:
-    """`rogue (fake-rogue 9.9), rogue/policy.py:12` if a third party's plugin raised `error`; None otherwise.
+    """The third-party plugin and line that raised `error`, `rogue (fake-rogue 9.9), rogue/policy.py:12`; else None.
 
     Only frames of the core, of first-party packages and of plugins count. The innermost of them is at fault, since
     libraries raise when they are called wrongly.

@@ -1,6 +1,7 @@
 """Redirection of standard output to standard error while plugins load.
 
-Standard output is for a command's own output: a banner at import would otherwise precede the JSON of `--json`.
+Standard output is for a command's own output: otherwise a banner that a plugin prints at import would precede the
+output of `--json`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Iterator
 __all__ = ["stdout_to_stderr"]
 
 _lock = threading.Lock()
-_num_open = 0
-"""Open blocks of all threads; the first one redirects and the last one restores."""
+_num_active = 0
+"""Active contexts of all threads: the first one redirects, the last one restores."""
 _restore = contextlib.ExitStack()
 
 
@@ -25,17 +26,17 @@ def stdout_to_stderr() -> Iterator[None]:
 
     Streams belong to the process, so the redirection affects its other threads for the duration of the block, too.
     """
-    global _num_open
+    global _num_active
     with _lock:
-        _num_open += 1
-        if _num_open == 1:
+        _num_active += 1
+        if _num_active == 1:
             _redirect()
     try:
         yield
     finally:
         with _lock:
-            _num_open -= 1
-            if _num_open == 0:
+            _num_active -= 1
+            if _num_active == 0:
                 _restore.close()
 
 

@@ -1,4 +1,4 @@
-"""Cancellation of requests: when a client disconnects, by `DELETE /v1/requests/{id}`, and when the server stops."""
+"""Cancellation of requests: on client disconnect, on `DELETE /v1/requests/{id}` and on server shutdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter()
 
 
 class CancelScope:
-    """A context that cancels its body as soon as one of some futures is done, and then continues behind the body.
+    """A context that cancels its body as soon as one of its futures is done; execution continues after the block.
 
     It works as `asyncio.timeout` does: one task and a callback for each future. A task for the body and one for each
     future would do the same at a much higher cost for short answers.
@@ -53,7 +53,7 @@ class CancelScope:
         assert task is not None
         if not self._has_cancelled:
             return False
-        # A cancellation from outside that came meanwhile has to propagate.
+        # If the task was also cancelled from outside, CancelledError has to propagate.
         return task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError
 
 
@@ -68,7 +68,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Resul
 
 
 class InFlightRequests:
-    """The requests that a server is answering, by their ids and by the ids that clients gave them. Mutable."""
+    """The requests that a server is answering, by request id and by client-supplied id. Mutable."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _InFlightRequest] = {}
@@ -109,7 +109,7 @@ class InFlightRequests:
         return any(cancelled)
 
     def abort_all(self) -> None:
-        """Close the connections of all requests, whose clients do not read."""
+        """Close the connections of all remaining requests, after the drain timeout."""
         for one in list(self._requests.values()):
             one.abort()
 
@@ -127,7 +127,10 @@ def _key(request_id: str) -> str:
 
 @router.delete("/v1/requests/{request_id:path}")
 async def cancel(request: Request, request_id: str) -> dict[str, Any]:
-    """Cancel a request by its id or its client's id. Its answer ends as far as it has come, with reason `abort`."""
+    """Cancel a request by its id or its client's id.
+
+    Its response ends with the tokens generated so far and finish reason `abort`.
+    """
     state = request.app.state
     if not state.in_flight_requests.cancel(request_id, request.state.tenant.id):
         raise ApiError(404, f"There is no open request {request_id!r:.80}.", code="request_not_found")

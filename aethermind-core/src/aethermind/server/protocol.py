@@ -1,6 +1,6 @@
-"""The HTTP/1.1 protocol of a connection, with limits on header size, request time and send buffers.
+"""HTTP/1.1 connection protocol with limits on header size, request time and send buffers.
 
-It extends uvicorn's protocol over httptools, which buffers headers of any length and has no timeout for them.
+It extends uvicorn's httptools protocol, which buffers headers of any length and has no timeout for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINGER_S = 5.0
 """Seconds until a connection is closed after an error, if the client does not close it."""
 
 _MAX_URL_BYTES = (1 << 16) - 1
-"""Bytes of a URL that httptools can parse."""
+"""Longest URL that httptools can parse, in bytes."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _ERROR_HEAD = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -49,7 +49,7 @@ def bounded_protocol(limits: Limits, on_rejection: Callable[[str], None]) -> typ
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """One connection. After a protocol error or an exceeded limit it reads nothing more. Mutable.
+    """One connection, mutable. It stops reading after a protocol error or an exceeded limit.
 
     `state` of each request gets `disconnected`, a future that is done once the client disconnects, and the functions
     `abort`, which closes the connection at once, `send_chunk` (see `SendChunk`) and `flush`.
@@ -102,10 +102,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Parse a request with an Upgrade header again, without that header (RFC 9110, 7.8, lets a server ignore it).
 
         Java's HttpClient asks for an upgrade to HTTP/2 in its first request. The parser does not parse the body behind
-        such headers, because it takes it for data of the other protocol.
+        such headers, because it treats the body as data of the upgraded protocol.
         """
         kept = [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
-        if len(kept) == len(self.headers):  # a CONNECT request, which data of any protocol follows
+        if len(kept) == len(self.headers):  # no Upgrade header: a CONNECT request, which cannot be parsed further
             self.send_400_response("")
             return
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
@@ -129,7 +129,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._is_reading_body = False
         super().on_message_complete()
         if not self.pipeline:
-            self.flow.resume_reading()  # a large body has paused it, and a disconnect is seen only while reading
+            self.flow.resume_reading()  # paused for a large body; a disconnect is seen only while reading
 
     def on_headers_complete(self) -> None:
         if self._has_failed or self.parser.should_upgrade():
@@ -158,9 +158,9 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._send_error()
 
     def _abort(self, cycle: RequestResponseCycle) -> None:
-        """Close the connection and discard unsent data, on which `close` would wait while the client does not read.
+        """Close the connection at once and discard unsent data; `close` would wait for a client that does not read.
 
-        uvicorn then does not report an incomplete response.
+        Setting `disconnected` keeps uvicorn from logging an incomplete response.
         """
         cycle.disconnected = True
         self.transport.abort()
@@ -198,7 +198,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._fail(400, None, message)
 
     def _fail(self, status: int, code: str | None, message: str) -> None:
-        """Stop reading, and send an error behind the answers to the requests received before."""
+        """Stop reading, and send an error response after the responses to earlier requests."""
         if self._has_failed or self.transport.is_closing():
             return
         self._has_failed = True
@@ -212,7 +212,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._send_error()
 
     def _abandon(self, cycle: RequestResponseCycle) -> None:
-        """Let the error answer the request whose body cannot be read, unless its response has started already."""
+        """Answer the request whose body cannot be read with the error, unless its response has already started."""
         if cycle.response_started:
             self._error = b""
             return
@@ -233,13 +233,13 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 class SendChunk(Protocol):
-    """Sends a chunk of a body of unknown length; waits while the connection's write buffer is full (backpressure)."""
+    """Sends one chunk of a streamed response body; waits while the connection's write buffer is full (backpressure)."""
 
     async def __call__(self, data: bytes, *, is_last: bool = False) -> None: ...
 
 
 def _chunk_sender(cycle: RequestResponseCycle) -> SendChunk:
-    """`cycle.send` with a fast path for the common case: a chunk that need not wait for the write buffer."""
+    """`cycle.send` with a fast path for the common case: a chunk that does not have to wait for the write buffer."""
 
     async def send_chunk(data: bytes, *, is_last: bool = False) -> None:
         can_write = cycle.chunked_encoding and data and not (is_last or cycle.flow.write_paused or cycle.disconnected)

@@ -18,17 +18,17 @@ __all__ = ["ANONYMOUS", "Quota", "Tenant", "Tenants", "key_hash", "read_tenants"
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of one tenant; None sets no limit. Rates count the last 60 seconds.
+    """Limits of one tenant; None means no limit. Rates are measured over the last 60 seconds.
 
     InvalidArgumentError for a limit that is not a positive integer.
     """
 
     max_concurrency: int | None = None
-    """Answers that are queued or generated at once."""
+    """Maximum number of answers that are queued or being generated at the same time."""
     requests_per_minute: int | None = None
-    """Requests admitted."""
+    """Maximum number of requests admitted per minute."""
     tokens_per_minute: int | None = None
-    """Prompt and output tokens."""
+    """Maximum number of prompt and output tokens per minute."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "requests_per_minute", "tokens_per_minute"):
@@ -50,7 +50,7 @@ class Tenant:
     def prefix_cache_salt(self, cache_salt: str | None) -> bytes:
         """The salt of its prefix cache keys: 16 bytes, or empty if the request shares its prefix with every other.
 
-        `cache_salt` is that of the request, which separates requests of one tenant.
+        `cache_salt` is the request's own salt, which separates requests of one tenant.
         """
         if not self.id and not cache_salt:
             return b""
@@ -76,7 +76,7 @@ def key_hash(key: str) -> str:
 
 
 class Tenants:
-    """The tenants of a server by the hashes of their keys. If there are none, every request is `ANONYMOUS`."""
+    """Finds the tenant of an API key by the key's hash. If there are none, every request is `ANONYMOUS`."""
 
     def __init__(self, by_hash: Iterable[tuple[str, Tenant]] = ()) -> None:
         self._by_hash = [(bytes.fromhex(one), tenant) for one, tenant in by_hash]
@@ -89,7 +89,7 @@ class Tenants:
 
     @classmethod
     def of_keys(cls, keys: Sequence[str]) -> Tenants:
-        """A tenant without quotas for each key."""
+        """Create one tenant without quota per key."""
         return cls(_named(keys))
 
     def find(self, key: str) -> Tenant | None:

@@ -1,4 +1,4 @@
-"""Launches of the quantised GEMV for few tokens (`common/quantized_gemv.cuh`)."""
+"""Launch configuration of the quantised GEMV for small batches (decode) (`common/quantized_gemv.cuh`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quantized_gemv(
     """The launch of one projection for `sizes` (tokens, outputs, inputs); None where another kernel is faster (SwiGLU
     and 8 bits) or the only one that supports `x`.
 
-    The summation order of a token does not depend on the number of tokens.
+    Results are batch-invariant: the summation order of a token does not depend on the number of tokens.
     """
     num_tokens, num_outputs, num_inputs = sizes
     if format.bits == 8 or x.dtype is DType.FLOAT32 or not has_whole_vectors(x) or not num_inputs:

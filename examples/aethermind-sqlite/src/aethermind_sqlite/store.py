@@ -1,4 +1,4 @@
-"""The store: a table in a SQLite file that the processes of one machine share.
+"""A KV cache store: a table in a SQLite file that all processes on a machine share.
 
 Errors are raised unchanged: the engine then computes the blocks itself and retries later.
 """
@@ -17,7 +17,7 @@ __all__ = ["SqliteStore", "open_store"]
 _TABLE = "CREATE TABLE IF NOT EXISTS kv (key BLOB PRIMARY KEY, value BLOB NOT NULL, used INTEGER NOT NULL)"
 _USED = "(SELECT 1 + COALESCE(MAX(used), 0) FROM kv)"
 _DEFAULT_SIZE = 10 << 30
-_PATIENCE_S = 2.0
+_LOCK_TIMEOUT_S = 2.0
 
 
 class SqliteStore:
@@ -29,7 +29,7 @@ class SqliteStore:
         self._size = size
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Get the value of each key, None where there is none."""
+        """Return the value of each key, or None if the key is missing."""
         with self._database() as database:
             found = [database.execute("SELECT value FROM kv WHERE key = ?", (key,)).fetchone() for key in keys]
             database.executemany(f"UPDATE kv SET used = {_USED} WHERE key = ?", [(key,) for key in keys])
@@ -57,8 +57,8 @@ class SqliteStore:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one call: two threads call, and a SQLite connection belongs to one thread."""
-        database = sqlite3.connect(self._path, timeout=_PATIENCE_S)
+        """Open a connection for one call: two threads call, and a SQLite connection belongs to one."""
+        database = sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT_S)
         try:
             database.execute("PRAGMA synchronous = OFF")  # values lost in a power failure are recomputed
             with database:  # commits, or rolls back a failed call

@@ -28,7 +28,7 @@ class Rig:
         self.worker = _Worker(self.engine, cast(Any, None), Outbox(far))
         self._unpacker = Unpacker()
         self.may_compile = threading.Event()
-        grammars = self.engine._controls._grammars
+        grammars = self.engine._constraints_builder._grammars
         compile = grammars._compile
 
         def compile_late(wanted: StructuredOutputs) -> Any:

@@ -1,4 +1,4 @@
-"""The contract of a scheduling policy: its decisions, and the properties that they must have."""
+"""The contract of a scheduling policy: the methods it implements and the properties they must have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SchedulingPolicy(Protocol):
     """
 
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """Waiting requests are admitted by ascending key."""
+        """Return the sort key of a waiting request; requests are admitted in ascending order."""
         ...
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
@@ -100,16 +100,19 @@ class _GiverPolicy:
 
 
 class OrderedPolicy(ABC):
-    """The base of this package's policies: preemption in reverse order of admission, and only when all tokens fit."""
+    """The base of this package's policies: preempt in reverse order of admission.
+
+    Admit a request only if all its tokens fit.
+    """
 
     __slots__ = ()
 
     @abstractmethod
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """Waiting requests are admitted by ascending key."""
+        """Return the sort key of a waiting request; requests are admitted in ascending order."""
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """The last request in order is preempted first."""
+        """The request that is last in admission order is preempted first."""
         return self.order_key(request, now)
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
@@ -118,7 +121,7 @@ class OrderedPolicy(ABC):
 
 
 def ignored_options(policy: SchedulingPolicy) -> tuple[str, ...]:
-    """Return the fields of `RequestOptions` that have no effect under a policy, by its `used_options`."""
+    """Return the fields of `RequestOptions` that have no effect under a policy, according to its `used_options`."""
     used_options = getattr(policy, "used_options", None)
     if used_options is None:
         used_options = getattr(policy, "heeds", None)
@@ -129,12 +132,12 @@ def ignored_options(policy: SchedulingPolicy) -> tuple[str, ...]:
 
 
 def fits_now(num_blocks_needed: int, num_available_blocks: int) -> bool:
-    """Whether all tokens of a request fit now. A request that starts without that is likely to be preempted soon."""
+    """Whether enough blocks are free now for all tokens of a request; otherwise it is likely to be preempted soon."""
     return num_blocks_needed <= num_available_blocks
 
 
 def estimated_work_s(request: Request, seconds_per_prompt_token: float, seconds_per_new_token: float) -> float:
-    """Estimate the seconds that a request takes alone, for the longest answer that it allows.
+    """Estimate the seconds that a request takes when no other runs, for the longest answer that it allows.
 
     It is exact if the answer has `max_tokens` tokens, else an upper bound.
     """

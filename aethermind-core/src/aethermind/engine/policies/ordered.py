@@ -1,4 +1,4 @@
-"""Policies that admit in an order of requests and preempt from its end: by arrival, priority, size or deadline."""
+"""Policies that sort requests by a key, admit from the front and preempt from the back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EarliestDeadline", "FirstComeFirstServed", "PriorityWithAging", "Sho
 
 
 class FirstComeFirstServed(OrderedPolicy):
-    """First come, first served: orders by arrival, equal arrivals by request id."""
+    """First come, first served: orders by arrival; ties are broken by request id."""
 
     __slots__ = ()
     used_options: ClassVar[frozenset[str]] = frozenset()
@@ -49,7 +49,7 @@ class PriorityWithAging(OrderedPolicy):
         return (request.priority * self.aging_s + request.arrival, request.arrival, request.request_id)
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """The least urgent request is preempted first, one of `vip_priority` never."""
+        """The least urgent request is preempted first; those at or below `vip_priority` never are."""
         return None if request.priority <= self.vip_priority else self.order_key(request, now)
 
 
@@ -77,13 +77,13 @@ class ShortestFirst(OrderedPolicy):
         return estimated_work_s(request, self.seconds_per_prompt_token, self.seconds_per_new_token)
 
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """Order by arrival and size."""
+        """Order by arrival plus weighted size, then by arrival."""
         return (request.arrival + self.patience * self.work_s(request), request.arrival, request.request_id)
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadline(OrderedPolicy):
-    """Earliest deadline first; a request without a deadline has one `default_s` after its arrival.
+    """Earliest deadline first; a request without a deadline gets one `default_s` seconds after arrival.
 
     Under overload, plain earliest-deadline-first serves the requests that are about to miss their deadlines, and so
     makes all miss them. A request whose work no longer fits before its deadline is therefore ordered as if that were
@@ -103,7 +103,7 @@ class EarliestDeadline(OrderedPolicy):
                 raise InvalidArgumentError(f"{one.name} is {value!r} but must be a finite number of seconds above 0.")
 
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """Order by deadline, with requests that can no longer meet theirs later."""
+        """Order by deadline; requests that can no longer meet theirs come `lateness_s` later."""
         deadline = self._deadline(request)
         work_s = estimated_work_s(request, self.seconds_per_prompt_token, self.seconds_per_new_token)
         is_late = now + work_s > deadline

@@ -1,8 +1,9 @@
-"""Output deltas: what a request has produced since its reader last asked, from the engine to the client.
+"""Output deltas: the output that a request has produced since its reader's last read.
 
 `OutputBuilder` turns the tokens of a request into text. As an `OutputSource` it writes a delta for each of its readers,
-relative to the reader's `OutputCursor`. Deltas may be merged (`OutputDelta.merge`), cross to other processes unchanged,
-and are streamed by servers. `OutputAccumulator` builds the cumulative `RequestOutput` of the Python API from them.
+relative to the reader's `OutputCursor`. Deltas may be merged (`OutputDelta.merge`), are sent to other processes
+unchanged, and are streamed by servers. `OutputAccumulator` builds the cumulative `RequestOutput` of the Python API from
+them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class CompletionDelta:
     stop_reason: str | int | None = None
 
     def merge(self, newer: CompletionDelta) -> None:
-        """Append the delta that follows."""
+        """Append the next delta."""
         self.text += newer.text
         self.token_ids += newer.token_ids
         if newer.logprobs is not None:
@@ -68,9 +69,9 @@ class CompletionDelta:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """New output of a request: the answers that have grown or ended, and the latest facts about the request.
+    """New output of a request: the answers that have grown or ended, and the current state of the request.
 
-    `finished` is set in the last delta. `prompt_logprobs` come once. `error` and `error_type` are those of
+    `finished` is set in the last delta. `prompt_logprobs` are in one delta only. `error` and `error_type` are those of
     `RequestOutput`. Its owner may change it; a delta for every token is too frequent for frozen dataclasses, which take
     several times as long to create.
     """
@@ -86,7 +87,7 @@ class OutputDelta:
     error_type: str | None = None
 
     def merge(self, newer: OutputDelta) -> None:
-        """Append the delta that follows."""
+        """Append the next delta."""
         own = {one.index: one for one in self.completions}
         for one in newer.completions:
             if (before := own.get(one.index)) is None:
@@ -115,7 +116,7 @@ class OutputCursor:
 
 
 class OutputSource(Protocol):
-    """A request, or a group of requests to one prompt, as the readers of its output see it."""
+    """A request, or a group of requests with the same prompt, as seen by the readers of its output."""
 
     @property
     def request_id(self) -> str:
@@ -123,7 +124,10 @@ class OutputSource(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is no more output to come. Read for each request in each step, so it is a plain attribute."""
+        """Whether there is no more output to come.
+
+        Implementations make it a plain attribute, because it is read for each request in each step.
+        """
 
     @property
     def prompt(self) -> str | None:
@@ -134,13 +138,13 @@ class OutputSource(Protocol):
         """The tokens of the prompt."""
 
     def delta(self, cursor: OutputCursor) -> OutputDelta:
-        """The output since `cursor`, which is moved to the end."""
+        """Return the output after `cursor` and move the cursor to the end."""
 
 
 class OutputBuilder:
     """The output of one request; an `OutputSource`. Mutable.
 
-    `has_ended` and `error`, with which the engine aborted the request, are set by `end`.
+    `end` sets `has_ended`, and `error` if the engine aborted the request.
     """
 
     __slots__ = (
@@ -166,7 +170,7 @@ class OutputBuilder:
     def __init__(
         self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0, *, is_chat: bool = False
     ) -> None:
-        """`prompt` is the text of the prompt, `index` the position of the answer among those to its prompt."""
+        """`prompt` is the text of the prompt, `index` the index of the answer among the answers to its prompt."""
         self.request = request
         self.request_id = request.request_id
         self.index = index
@@ -195,7 +199,7 @@ class OutputBuilder:
             is_first = is_first and token_id in self._tokenizer.special_token_ids
 
     def begin(self, token_id: int) -> None:
-        """Append a token before the request runs; it does not count for the time of the first token."""
+        """Append a forced token before the request runs. It does not count as the first token for TTFT."""
         self.request.append_token(token_id)
         self._emit(self._push(token_id))
 
@@ -216,13 +220,13 @@ class OutputBuilder:
         return self._flush(reason) if reason else None
 
     def end(self, now: float, error: AetherMindError | None = None) -> None:
-        """Mark the output as complete; the request has its finish reason by now."""
+        """Mark the output as complete; the request's finish reason must be set before."""
         self.has_ended = True
         self.error = error
         self._finished_s = now
 
     def delta(self, cursor: OutputCursor) -> OutputDelta:
-        """The output since `cursor`, which is moved to the end."""
+        """Return the output after `cursor` and move the cursor to the end."""
         completion = self.completion_delta(cursor)
         return OutputDelta(
             self.request_id,
@@ -280,7 +284,7 @@ class OutputBuilder:
         return self._detokenizer.push(token_id)
 
     def _emit(self, delta: str) -> bool:
-        """Append text; returns whether a stop string ended it. Stop strings are matched from `min_tokens` on."""
+        """Append text; returns whether a stop string matched. Stop strings are matched from `min_tokens` on."""
         if self._stop is None:
             self._text += delta
             return False
@@ -291,7 +295,7 @@ class OutputBuilder:
         return result.is_stopped
 
     def _flush(self, reason: FinishReason) -> FinishReason:
-        """Append the text that was held back; it may still contain a stop string."""
+        """Append the text that was held back; a stop string may match in it."""
         if self._emit(self._detokenizer.finish()):
             return FinishReason.STOP
         if self._stop is not None:
@@ -302,7 +306,8 @@ class OutputBuilder:
 class OutputAccumulator:
     """Builds the cumulative outputs of a request from its deltas. Mutable.
 
-    The outputs share the lists that grow (see `CompletionOutput`), so that each costs no more than its delta.
+    The outputs share the lists that grow (see `CompletionOutput`), so that creating one costs only as much as its
+    delta.
     """
 
     __slots__ = ("_answers", "_prompt", "_prompt_logprobs", "_prompt_token_ids")
@@ -394,5 +399,5 @@ def _named_logprobs(
 
 
 def error_type_of(error: AetherMindError) -> str:
-    """The name of the nearest base class in `aethermind.errors`."""
+    """The name of the error's class, or of its nearest base class that `aethermind.errors` defines."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AetherMindError.__module__)

@@ -31,11 +31,11 @@ class RequestOptions:
     deadline_ms: float | None = None
     """Milliseconds after arrival by which the answer should be complete; counts under the policy `deadline`."""
     max_context_tokens: int | None = None
-    """Most tokens of prompt and answer together; None is the context of the model."""
+    """Maximum number of prompt and answer tokens together; None means the model's context length."""
     max_new_tokens: int | None = None
     """Most tokens of the answer, whatever `SamplingParams.max_tokens` says; None is no limit."""
     cache_salt: bytes = b""
-    """Prefixes are shared only between requests with the same salt, so that timing reveals no other prompts."""
+    """Prefixes are shared only between requests with the same salt, so that timing reveals no prompts of others."""
     session: str = ""
     """Name of the conversation that the request is a turn of; its keys and values are kept for the next turn."""
     tenant: str = ""
@@ -51,7 +51,7 @@ class RequestOptions:
             isinstance(deadline, bool) or not isinstance(deadline, Real) or not 0 < deadline < math.inf
         ):
             raise InvalidArgumentError(
-                f"deadline_ms is {deadline!r} but must be a number of milliseconds above 0; None sets none."
+                f"deadline_ms is {deadline!r} but must be a number of milliseconds above 0; None means no deadline."
             )
         if not isinstance(self.cache_salt, bytes):
             raise InvalidArgumentError(f"cache_salt should be bytes, got {self.cache_salt!r:.80}.")
@@ -61,7 +61,7 @@ class RequestOptions:
         for name in ("max_context_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more; None sets none.")
+                raise InvalidArgumentError(f"{name} is {value!r} but must be 1 or more; None means no limit.")
 
     def within(self, max_new_tokens: int | None) -> RequestOptions:
         """The options with `max_new_tokens` lowered to a second limit, such as the engine's own."""
@@ -207,7 +207,7 @@ class Request:
         self.output_token_ids: list[int] = []
         self._penalties: PenaltyState | None = None
         self.draft_token_ids: list[int] = []
-        """Draft tokens of a proposer; the next step may verify them (see `engine.speculative`)."""
+        """Draft tokens that were proposed; the next step may verify them (see `engine.speculative`)."""
         self.num_draft_tokens = 0
         """Draft tokens that were verified; `num_accepted_tokens` of them were accepted."""
         self.num_accepted_tokens = 0
@@ -216,7 +216,7 @@ class Request:
         """Leading prompt tokens that hit the prefix cache when the request was first admitted."""
         self.num_preemptions = 0
         self.num_tokens_at_resume = 0
-        """Prompt and output tokens when it was last admitted again after a preemption."""
+        """Number of prompt and output tokens when it was last resumed after a preemption."""
         self.needs_prompt_logprobs = False
         """Whether log probabilities of its prompt are to be computed before it is admitted (`prompt_logprobs`)."""
         self.state = RequestState.WAITING
@@ -234,7 +234,7 @@ class Request:
 
     @property
     def penalties(self) -> PenaltyState:
-        """Token counts for penalties, brought up to date."""
+        """Token counts for penalties, including the newest tokens."""
         if self._penalties is None:
             self._penalties = PenaltyState(self.params)
         return self._penalties.update(self.all_token_ids, self.output_token_ids)
@@ -262,8 +262,8 @@ class Request:
     def append_token(self, token_id: int) -> FinishReason | None:
         """Append a generated token; returns why the request ends with it, or None.
 
-        A stop token among the first `min_tokens - 1` does not end it. Stop strings are matched where the text is
-        (`OutputBuilder`).
+        A stop token among the first `min_tokens - 1` does not end the request. Stop strings are matched where the text
+        is (`OutputBuilder`).
         """
         self.all_token_ids.append(token_id)
         self.output_token_ids.append(token_id)

@@ -1,4 +1,4 @@
-"""Admission of waiting requests in the policy's order, within the step's limits of sequences, tokens and blocks."""
+"""Admission of waiting requests in the policy's order, within the step's limits on sequences, tokens and blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Admission:
         self._swaps_beside_steps = swaps_beside_steps
 
     def admit(self, step: SchedulingStep, before: Request | None = None) -> None:
-        """Admit waiting requests in the policy's order, up to the first that has to wait.
+        """Admit waiting requests in the policy's order, until one has to wait.
 
         With `before`, only requests that precede it in that order are admitted.
         """
@@ -78,32 +78,32 @@ class Admission:
     def victims(self, request: Request, running: list[Request], budget: StepBudget, now: float) -> list[Request] | None:
         """Return the running requests to preempt so that a waiting one can be admitted; None if it has to wait.
 
-        Only a `SharingPolicy` preempts for a waiting request; under others the list is empty.
+        Only a `SharingPolicy` preempts for a waiting request; with other policies the result is [] or None.
         """
-        if running and not self._can_promise(request, running, now):
+        if running and not self._fits_at_max_length(request, running, now):
             return None
         most = max(budget.max_num_seqs, len(running))
         need = _BlockNeed(self._cache, request)
         remaining, victims = list(running), list[Request]()
-        movable: list[Request] | None = None
+        preemptible: list[Request] | None = None
         while remaining and not (len(remaining) < most and self._policy.admit(request, *need.blocks)):
             if self._sharing is None or not budget.may_preempt:
                 return None
-            if movable is None:
-                movable = [one for one in running if self._preemptor.rank(one, now)[0] and not one.is_just_resumed]
-                if not self._policy.admit(request, *need.at_best(movable)):
+            if preemptible is None:
+                preemptible = [one for one in running if self._preemptor.rank(one, now)[0] and not one.is_just_resumed]
+                if not self._policy.admit(request, *need.at_best(preemptible)):
                     return None
-            victim = self._sharing.choose_victim(request, remaining, movable)
+            victim = self._sharing.choose_victim(request, remaining, preemptible)
             if victim is None:
                 return None
-            for group in (remaining, movable):
+            for group in (remaining, preemptible):
                 group.remove(victim)
             need.release(victim)
             victims.append(victim)
         return victims
 
-    def _can_promise(self, request: Request, running: list[Request], now: float) -> bool:
-        """Whether a request that is never preempted has enough blocks at its greatest length, beside others like it."""
+    def _fits_at_max_length(self, request: Request, running: list[Request], now: float) -> bool:
+        """Whether this request and all running ones that are never preempted would fit at their maximum lengths."""
         if self._preemptor.rank(request, now)[0]:
             return True
         num_blocks_for = self._cache.spec.num_blocks_for
@@ -115,14 +115,14 @@ class Admission:
         """Open or swap in a sequence, reserve its first chunk, and return the chunk's tokens; 0 if blocks are short."""
         cache, request_id = self._cache, request.request_id
         if cache.state(request_id) is CacheState.SWAPPED:
-            if step.decision.copies:  # swapping in writes at once, perhaps to blocks that are still to be copied
+            if step.decision.copies:  # swap-in writes immediately, possibly to source blocks of pending copies
                 return 0
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
             chunk = step.chunk(request.num_missing_tokens)
             result = cache.reserve(request_id, chunk)
-            assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted and finds no free blocks"
+            assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted, but no blocks are free"
             step.decision.prepare(result)
             return chunk
         opened = cache.open(request_id, request.all_token_ids, request.extra_key)
@@ -138,7 +138,7 @@ class Admission:
 
 
 class _BlockNeed:
-    """The blocks that a request needs for admission, and those available to it as others are preempted."""
+    """The blocks that a request needs for admission, and those available to it, updated as victims are preempted."""
 
     __slots__ = ("_cache", "_num_available", "_num_users", "_num_wanted", "_shared")
 
@@ -160,7 +160,7 @@ class _BlockNeed:
         return self._num_wanted, self._num_available
 
     def at_best(self, victims: list[Request]) -> tuple[int, int]:
-        """Return the same as if all of these were preempted and shared no block: a cheap bound, mostly sufficient."""
+        """Return `blocks` as if all victims were preempted and shared no block: a cheap upper bound."""
         num_blocks = sum(len(self._cache.block_table(victim.request_id)) for victim in victims)
         return self._num_wanted, self._num_available + num_blocks
 

@@ -1,4 +1,4 @@
-"""The client of an engine in this process: a thread steps the engine for the tasks of an event loop."""
+"""In-process asyncio client of an engine: a background thread steps the engine for the tasks of one event loop."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class AsyncEngine(EngineClient):
         async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
             print(output.outputs[0].text)
 
-    A slow task misses intermediate outputs and never blocks the engine: every output is the whole answer so far. If a
+    Outputs are cumulative, so a slow task skips intermediate outputs and never blocks the engine. If a
     step fails, or the engine is closed, every open request fails with EngineDeadError, and so does every new one.
-    Leaving `async with` ends the requests that are open here, but not the engine, which belongs to its LLM.
+    Leaving `async with` aborts the requests of this client, but not the engine, which belongs to its LLM.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -76,9 +76,9 @@ class AsyncEngine(EngineClient):
         return await self._engine.prompts.read_beside(prompt)
 
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
-        """Run `function` on the engine between two steps; returns or raises its outcome.
+        """Run `function` on the engine between two steps; return its result or raise its exception.
 
-        Not a part of `EngineClient`, because it needs the engine in this process.
+        Not part of `EngineClient`, because it needs the engine in this process.
         """
         if self._requests.failure is not None:
             raise self._requests.failure
@@ -142,7 +142,7 @@ class AsyncEngine(EngineClient):
     def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop was closed, and its tasks with it
+        except RuntimeError:  # the event loop is closed, so no task is waiting
             _log.debug("an event loop ended before the engine on it was closed")
 
     def _run(self) -> None:
@@ -164,7 +164,7 @@ class AsyncEngine(EngineClient):
             self._call_in_loop(self._fail, failure)
 
     def _serve(self) -> bool:
-        """Wait for work and do it while holding the engine's lock: commands, then a step. False once it has to stop."""
+        """Wait for work, then run commands and a step under the engine's lock. Returns False when it has to stop."""
         engine, coalescer = self._engine, self._coalescer
         with self._wake:
             while not (self._commands or self._is_stopping or engine.is_closed or coalescer.names):
@@ -219,7 +219,7 @@ class AsyncEngine(EngineClient):
             self._requests.deliver(name, output)
 
     def _fail(self, failure: EngineDeadError) -> None:
-        failure = self._requests.failure or failure  # the first one says what went wrong
+        failure = self._requests.failure or failure  # keep the first failure: it is the cause
         for result in list(self._calls):
             _settle(result, None, failure)
         self._requests.fail(failure)

@@ -1,4 +1,4 @@
-"""The tolerances that operators have in common: exact, one rounding of the output, or inner roundings as well."""
+"""Tolerances shared by operators: exact, output rounding only, or also rounding of intermediate results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aethermind.ops.operator import Tolerance
 __all__ = ["EXACT", "ONE_ROUNDING", "accumulated", "float32_only"]
 
 _ACCUMULATION = 1e-5
-"""Relative to the sum of the terms' magnitudes: float32 sums in any order, of any length that a model has."""
+"""Error bound of a float32 sum in any order, relative to the sum of the terms' magnitudes."""
 
 _UNIT_ROUNDOFF = {DType.BFLOAT16: 2.0**-8, DType.FLOAT16: 2.0**-11}
 _SMALLEST = {DType.BFLOAT16: 2.0**-133, DType.FLOAT16: 2.0**-24}
-"""The smallest positive value (denormal): below it the rounding error is absolute."""
+"""Smallest positive (subnormal) value: an absolute error bound for results that underflow."""
 
 EXACT: Mapping[DType, Tolerance] = {dtype: Tolerance() for dtype in (DType.FLOAT32, *_UNIT_ROUNDOFF)}
 """For operators that only move data."""
@@ -36,5 +36,5 @@ ONE_ROUNDING: Mapping[DType, Tolerance] = accumulated()
 
 
 def float32_only(relative_to_terms: float = _ACCUMULATION) -> Mapping[DType, Tolerance]:
-    """Return tolerances for operators whose floats are always float32."""
+    """Return tolerances for operators that compute and return float32 only."""
     return {DType.FLOAT32: Tolerance(relative_to_terms=relative_to_terms)}

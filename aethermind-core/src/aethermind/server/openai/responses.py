@@ -39,7 +39,7 @@ _FIELD_NAMES = {
     "response_format.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
 }
-"""The fields of this endpoint by the fields of a chat request that they are converted to."""
+"""Maps each field of a chat request to the field of this endpoint that it comes from."""
 
 _SAME_NAMES = (*CommonFields.model_fields, "top_logprobs", "parallel_tool_calls", "chat_template_kwargs")
 
@@ -48,7 +48,7 @@ _Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputTextPart(StrictModel):
-    """A text part of a message. Clients may return one of an answer unchanged."""
+    """A text part of a message. Clients may send back a part of an earlier response unchanged."""
 
     location = "input.content"
     type: Literal["input_text", "output_text"]
@@ -138,7 +138,7 @@ class FunctionTool(StrictModel):
 
 
 class FunctionChoice(StrictModel):
-    """The function that the answer has to call."""
+    """The function that the model must call."""
 
     location = "tool_choice"
     type: Literal["function"]
@@ -171,7 +171,7 @@ class ResponseStreamOptions(StrictModel):
 
 
 class ReasoningOptions(StrictModel):
-    """The reasoning effort, for chat templates that read it. The reasoning is always returned completely."""
+    """The reasoning effort, for chat templates that read it. The full reasoning is always returned, never a summary."""
 
     location = "reasoning"
     effort: str | None = None
@@ -252,7 +252,7 @@ class ResponseGenerationParams:
 
 @contextmanager
 def _renamed_fields() -> Iterator[None]:
-    """Replace fields of the chat request by fields of this endpoint in errors."""
+    """In errors, replace the field names of the chat request by those of this endpoint."""
     try:
         yield
     except ApiError as error:
@@ -262,7 +262,7 @@ def _renamed_fields() -> Iterator[None]:
 
 
 def _nested(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
-    """A function in the format of chat requests."""
+    """Return a function in the format of the chat API."""
     return {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"type"})}
 
 
@@ -276,7 +276,10 @@ def _chat_format(format: TextFormat) -> dict[str, Any]:
 
 
 def chat_messages(instructions: str | None, given: str | Sequence[InputItem]) -> list[dict[str, Any]]:
-    """The messages of the chat request. Successive reasoning, text and calls are one message of the assistant."""
+    """The messages of the chat request.
+
+    Reasoning, text and calls that follow each other become one assistant message.
+    """
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -300,7 +303,7 @@ def chat_messages(instructions: str | None, given: str | Sequence[InputItem]) ->
 
 
 def _assistant_message(messages: list[dict[str, Any]], key: str) -> dict[str, Any]:
-    """The assistant's message that gets `key`: the last message if it can have it, else a new one.
+    """The assistant's message that gets `key`: the last message if it can still take it, otherwise a new one.
 
     A message with text or calls can get further calls, but no further text.
     """
