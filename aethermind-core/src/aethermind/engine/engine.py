@@ -32,6 +32,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.plugins.compatibility import deprecated
 from aethermind.sampling.rows import derive_seed
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.engine.executors import Executor
+    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
@@ -277,6 +279,12 @@ class Engine(Shared):
         pooling = self.compiled.pooling if pooling is None else pooling
         number = self.compiled.choose_adapter(adapter).number
         return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=number)
+
+    @property
+    def planned(self) -> CompiledModel:
+        """Deprecated name of `compiled`."""
+        deprecated("Engine.planned", instead="Engine.compiled", until="0.4")
+        return self.compiled
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the cumulative outputs of the requests that have new output."""

@@ -23,6 +23,7 @@ from aethermind.model.registry import ArchitectureRegistry, ModelRegistry, gguf_
 from aethermind.model.source import ModelSource, RetokenizedSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
+from aethermind.plugins.compatibility import deprecated
 from aethermind.plugins.discovery import PluginRecord, call_each
 from aethermind.plugins.registry import Registry
 from aethermind.plugins.sandbox_load import load_installed
@@ -78,6 +79,14 @@ class OpenDevice:
     num_threads: int
 
 
+class _KVStoreRegistry(Registry["Callable[[StoreAddress], KVStore]"]):
+    def open(self, address: str) -> KVStore:
+        """Deprecated: use `Runtime.open_kv_store`."""
+        deprecated("Runtime.kv_stores.open", instead="Runtime.open_kv_store", until="0.4")
+        parsed = StoreAddress.parse(address)
+        return self.get(parsed.name)(parsed)
+
+
 @dataclass(repr=False)
 class Runtime:
     """Everything that is installed, by registry; `boot` makes it. A process can have several: nothing here is global.
@@ -108,9 +117,7 @@ class Runtime:
         default_factory=lambda: Registry("Answer format of architecture", "answer format")
     )
     policies: Registry[Any] = field(default_factory=lambda: Registry("Scheduling policy", "scheduling policy"))
-    kv_stores: Registry[Callable[[StoreAddress], KVStore]] = field(
-        default_factory=lambda: Registry("KV store", "KV store")
-    )
+    kv_stores: _KVStoreRegistry = field(default_factory=lambda: _KVStoreRegistry("KV store", "KV store"))
     proposers: Registry[Any] = field(default_factory=lambda: Registry("Proposer", "speculative method"))
     executors: Registry[Any] = field(default_factory=lambda: Registry("Executor", "executor"))
     built_in: dict[str, list[str]] = field(default_factory=dict)
