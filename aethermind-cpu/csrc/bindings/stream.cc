@@ -72,7 +72,7 @@ void bind_stream(py::module_& module) {
   py::class_<Event, std::shared_ptr<Event>>(module, "Event")
       .def(py::init<>())
       .def("record", &Event::record, ReleaseGil())
-      .def("hold_up", &Event::make_wait, ReleaseGil())
+      .def("make_wait", &Event::make_wait, ReleaseGil())
       .def("query", &Event::query)
       .def("synchronize", &Event::synchronize, ReleaseGil())
       .def_property_readonly("reached_at_ns", &Event::reached_at_ns);

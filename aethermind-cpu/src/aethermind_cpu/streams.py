@@ -37,7 +37,7 @@ class CpuStream(Stream):
 
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, CpuEvent), "a stream waits for events of its own backend"
-        event.native.hold_up(self.native)
+        event.native.make_wait(self.native)
 
     def destroy(self) -> None:
         try:
