@@ -43,8 +43,8 @@ struct Step {
 // guards the shapes.
 class NativePlan {
  public:
-  // `max_symbols` holds the largest value that each symbol takes in any run. Throws std::invalid_argument when a step does not fit
-  // its kernel.
+  // `max_symbols` holds the largest value that each symbol takes in any run. Throws std::invalid_argument when a step
+  // does not fit its kernel.
   NativePlan(const std::vector<int64_t>& max_symbols, const std::vector<Step>& steps);
   NativePlan(const NativePlan&) = delete;
   NativePlan& operator=(const NativePlan&) = delete;

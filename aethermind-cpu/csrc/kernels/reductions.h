@@ -1,5 +1,5 @@
-// Reductions over the last dimension: sum, mean, max, min and argmax, and the row loops that softmax and layer_norm share
-// with them.
+// Reductions over the last dimension: sum, mean, max, min and argmax, and the row loops that softmax and layer_norm
+// share with them.
 #pragma once
 
 #include "kernels/team.h"
