@@ -16,7 +16,7 @@ NUM_STEPS = 1000
 
 @pytest.mark.parametrize("batch_size", [1, 16])
 def bench_step_cost(batch_size: int) -> None:
-    """Print the mean and the median cost of `engine.step()` for the demo model's shape."""
+    """Print the mean and the median cost of `engine.advance()`, the step of `LLM.generate` and of servers."""
     engine = LLM("demo", device="null").engine
     params = SamplingParams(temperature=0.0, max_tokens=NUM_STEPS + 10, ignore_eos=True)
     for index in range(batch_size):
@@ -26,7 +26,7 @@ def bench_step_cost(batch_size: int) -> None:
     costs = []
     for _ in range(NUM_STEPS):
         started = time.perf_counter()
-        outputs = engine.step()
+        outputs = engine.advance()
         costs.append((time.perf_counter() - started) * 1e6)
     assert len(outputs) == batch_size
     mean, median = sum(costs) / len(costs), sorted(costs)[len(costs) // 2]
