@@ -40,14 +40,14 @@ def test_layers_below_the_engine_import_neither_numpy_nor_the_command_line(packa
     assert loaded_by(f"import aethermind.{package}", "numpy", "torch", "typer", "tokenizers", "jinja2") == []
 
 
-def test_generating_loads_neither_torch_nor_transformers() -> None:
+def test_generating_loads_neither_torch_nor_what_chats_and_servers_need() -> None:
     code = """
 from aethermind import LLM, SamplingParams
 llm = LLM("demo", device="numpy", max_model_len=64)
 (output,) = llm.generate("Once", SamplingParams(max_tokens=2, temperature=0.0))
 assert len(output.outputs[0].token_ids) == 2
 """
-    names = ("torch", "transformers", "typer", "pydantic", "aethermind.checkpoint.gguf", "numpy")
+    names = ("torch", "transformers", "typer", "pydantic", "jinja2", "msgpack", "aethermind.checkpoint.gguf", "numpy")
     assert loaded_by(code, *names) == ["numpy"]
 
 

@@ -13,7 +13,7 @@ from tests.server.conftest import serving
 from aethermind import LLM, Runtime
 from aethermind.errors import InvalidArgumentError, TokenizerError
 from aethermind.server.served_model import ServedModel
-from aethermind.text.chat_template import ChosenTemplate
+from aethermind.text.chat_templates import ChosenTemplate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NAMED = [{"name": "plain", "template": "P:{{ messages[0].content }}"}, {"name": "rag", "template": "R"}]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from aethermind.errors import TokenizerError
 from aethermind.text.chat_prompt import chat_prompt
-from aethermind.text.chat_template import read_chat_templates
+from aethermind.text.chat_templates import read_chat_templates
 from aethermind.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -76,7 +76,7 @@ def serve(
     from aethermind.cli.progress import LoadProgress, open_llm
     from aethermind.engine.config import EngineConfig, named_adapters
     from aethermind.engine.process import EngineProcess, RestartPolicy
-    from aethermind.text.chat_template import ChosenTemplate
+    from aethermind.text.chat_templates import ChosenTemplate
 
     log.set_format(logging.format)
     quota = server.Quota(limits.max_concurrency_per_key, limits.requests_per_minute, limits.tokens_per_minute)

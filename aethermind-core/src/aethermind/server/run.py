@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aethermind.server.admission import AdmissionController, Limits
     from aethermind.server.observation.tracing import Tracing
     from aethermind.server.tenants import Tenants
-    from aethermind.text.chat_template import ChosenTemplate
+    from aethermind.text.chat_templates import ChosenTemplate
 
 __all__ = ["bind", "fail_unfinished", "running", "serve"]
 

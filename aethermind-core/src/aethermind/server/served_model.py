@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aethermind.engine.serving.engine_client import EngineClient
     from aethermind.llm import LLM
     from aethermind.text.answer_parser import AnswerFormat
-    from aethermind.text.chat_template import ChosenTemplate
+    from aethermind.text.chat_templates import ChosenTemplate
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServedModels"]

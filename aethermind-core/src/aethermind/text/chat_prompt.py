@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.text.chat_template import choose_template
+from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer

@@ -13,10 +13,8 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache, wraps
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
@@ -29,17 +27,7 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = [
-    "ChosenTemplate",
-    "DEFAULT",
-    "MAX_OUTPUT_CHARS",
-    "MAX_SECONDS",
-    "choose_template",
-    "names_read",
-    "read_chat_templates",
-    "render_chat",
-    "tests_null_content",
-]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat", "tests_null_content"]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """The longest prompt that a template may write: 32 Mi characters, about eight million tokens."""
@@ -340,106 +328,3 @@ def _require_narrow(_: Any, numbers: Sequence[Any]) -> None:
 
 def _flat(error: object) -> str:
     return " ".join(str(error).split()).rstrip(".")
-
-
-DEFAULT = "default"
-_WITH_TOOLS = "tool_use"
-_FILE = "chat_template.jinja"
-_FOLDER = "additional_chat_templates"
-
-
-def read_chat_templates(config: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Return templates by name, from the contents of tokenizer_config.json and from files, which take precedence.
-
-    TokenizerError for what is not a template.
-    """
-    found = _of_config(config.get("chat_template"))
-    files = {DEFAULT: directory / _FILE} if (directory / _FILE).is_file() else {}
-    files |= {path.stem: path for path in sorted((directory / _FOLDER).glob("*.jinja"))}
-    for name, path in files.items():
-        try:
-            found[name] = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise TokenizerError(f"{path.name} is not readable UTF-8: {reason}.") from error
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenTemplate:
-    """The value of `--chat-template`: a file, whose text is the `source`, or the `name` of one of the model's."""
-
-    name: str
-    source: str | None
-
-    @classmethod
-    def read(cls, given: str) -> ChosenTemplate:
-        """Read the file of that path, or take it as a name; InvalidArgumentError where it can be neither."""
-        path = Path(given)
-        is_path = given != path.name or path.suffix != ""
-        if not path.is_file() and not is_path and given.strip():
-            return cls(given, None)
-        try:
-            source = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(
-                f"The chat template {given!r} is not UTF-8 text (byte {error.start}). Convert it first."
-            ) from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidArgumentError(f"The chat template {given!r} cannot be read: {reason}.") from error
-        if not source.strip():
-            raise InvalidArgumentError(f"The chat template {given!r} is empty.")
-        return cls(given, source)
-
-    def of(self, templates: Mapping[str, str]) -> str:
-        """Return its Jinja source, for a model with these templates; InvalidArgumentError where none has its name."""
-        if self.source is not None:
-            return self.source
-        if self.name not in templates:
-            others = f"has {', '.join(sorted(templates))}" if templates else "has none"
-            raise InvalidArgumentError(
-                f"There is no file {self.name!r}, nor a chat template of that name in the model, which {others}."
-            )
-        return templates[self.name]
-
-
-def choose_template(templates: Mapping[str, str], given: str | None, *, has_tools: bool) -> str:
-    """Return the Jinja source for a conversation: the template named `given`, or `given` itself unless it is empty.
-
-    TokenizerError where none is given and the model has none for the conversation.
-    """
-    if given:
-        return templates.get(given, given)
-    if has_tools and _WITH_TOOLS in templates:
-        return templates[_WITH_TOOLS]
-    if DEFAULT in templates:
-        return templates[DEFAULT]
-    if templates:
-        raise TokenizerError(
-            f"The model has chat templates for {', '.join(sorted(templates))} and none for all conversations. Name one "
-            "of them as chat_template, or give a template as Jinja source."
-        )
-    raise TokenizerError(
-        "The model has no chat template, so it is probably no chat model. Continue a text with `generate` instead, or "
-        "give a template as Jinja source."
-    )
-
-
-def _of_config(value: Any) -> dict[str, str]:
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {DEFAULT: value}
-    entries = value if isinstance(value, list) else [None]
-    named: dict[str, str] = {}
-    for entry in entries:
-        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        if isinstance(name, str) and isinstance(template, str):
-            named[name] = template
-    if len(named) != len(entries):
-        raise TokenizerError(
-            f"tokenizer_config.json gives chat_template as a JSON {type(value).__name__}; "
-            'write Jinja source, or a list of {"name", "template"} objects.'
-        )
-    return named

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import TokenizerError
-from aethermind.text.chat_template import DEFAULT
+from aethermind.text.chat_templates import DEFAULT
 from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
 from aethermind.text.tokenizer import Tokenizer
 

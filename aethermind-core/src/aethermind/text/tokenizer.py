@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 from aethermind.text.bpe_tables import BYTE_OF_CHAR
-from aethermind.text.chat_template import DEFAULT
+from aethermind.text.chat_templates import DEFAULT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.errors import TokenizerError
 from aethermind.file_faults import remedy
 from aethermind.first_party import pip_install
-from aethermind.text.chat_template import read_chat_templates
+from aethermind.text.chat_templates import read_chat_templates
 from aethermind.text.sentencepiece_bpe import without_first_space
 from aethermind.text.special_tokens import (
     DeclaredToken,

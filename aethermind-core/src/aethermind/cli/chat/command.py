@@ -67,7 +67,7 @@ def chat(
     from aethermind.cli.chat.answerers import LocalAnswerer
     from aethermind.cli.progress import open_llm
     from aethermind.sampling.params import with_defaults
-    from aethermind.text.chat_template import ChosenTemplate
+    from aethermind.text.chat_templates import ChosenTemplate
 
     given = sampling.given()
     with ExitStack() as stack:

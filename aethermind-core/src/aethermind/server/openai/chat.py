@@ -26,7 +26,8 @@ from aethermind.server.openai.unknown_fields import OF_CHATS, OF_MESSAGES, Forei
 from aethermind.server.sse import TextEvents
 from aethermind.text.answer_parser import AnswerParser, Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
-from aethermind.text.chat_template import choose_template, names_read, tests_null_content
+from aethermind.text.chat_template import names_read, tests_null_content
+from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
