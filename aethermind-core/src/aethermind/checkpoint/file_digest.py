@@ -6,7 +6,6 @@ Reading a whole checkpoint takes seconds, so the digest of a file is cached in t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from aethermind import env
+from aethermind.cache_folder import atomic_write
 from aethermind.errors import CheckpointError
 
 __all__ = ["digest_files"]
@@ -52,9 +52,7 @@ def _digest(path: Path) -> str:
         return found
     with suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = cached.with_name(f"{cached.name}.{os.getpid()}")
-        unfinished.write_text(found, "ascii")
-        unfinished.replace(cached)
+        atomic_write(cached, [found.encode("ascii")], is_durable=False)
     return found
 
 

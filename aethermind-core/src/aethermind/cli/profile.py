@@ -134,14 +134,14 @@ def _run(
 
     add_requests("warm-up", 2)
     while engine.has_unfinished:
-        engine.step()
+        engine.advance()
     profiler = Profiler(compiled.operators, repeat)
     engine.runner.observer = profiler
     add_requests("profile", output_tokens + 1)
-    engine.step()
+    engine.advance()
     memory.append((1, measure_memory("after prefill", compiled, engine.runner)))
     while engine.has_unfinished:
-        engine.step()
+        engine.advance()
     memory.append((len(profiler.steps), measure_memory("after decode", compiled, engine.runner)))
     return profiler.steps, memory
 

@@ -80,11 +80,15 @@ class OpenDevice:
 
 
 class _KVStoreRegistry(Registry["Callable[[StoreAddress], KVStore]"]):
+    def open_at(self, address: str) -> KVStore:
+        """Open the store at an address."""
+        parsed = StoreAddress.parse(address)
+        return self.get(parsed.name)(parsed)
+
     def open(self, address: str) -> KVStore:
         """Deprecated: use `Runtime.open_kv_store`."""
         deprecated("Runtime.kv_stores.open", instead="Runtime.open_kv_store", until="0.4")
-        parsed = StoreAddress.parse(address)
-        return self.get(parsed.name)(parsed)
+        return self.open_at(address)
 
 
 @dataclass(repr=False)
@@ -180,8 +184,7 @@ class Runtime:
 
     def open_kv_store(self, address: str) -> KVStore:
         """Open the KV store at an address; ConfigError for an unknown name lists the installed stores."""
-        parsed = StoreAddress.parse(address)
-        return self.kv_stores.get(parsed.name)(parsed)
+        return self.kv_stores.open_at(address)
 
     def open_device(
         self,

@@ -131,7 +131,7 @@ def _decode(engine: Engine, num_sequences: int, context: int) -> tuple[float, fl
     for index in range(num_sequences):
         engine.add_request(f"decode {index}", _prompt(engine, fitting, index), params)
     while engine.waiting or any(request.is_prefilling for request in engine.running):
-        engine.step()
+        engine.advance()
     lengths = [request.num_tokens for request in engine.running]
     seconds = []
     while engine.has_unfinished:
@@ -146,5 +146,5 @@ def _prompt(engine: Engine, num_tokens: int, index: int) -> list[int]:
 
 def _timed_step(engine: Engine) -> float:
     started = time.perf_counter()
-    engine.step()
+    engine.advance()
     return time.perf_counter() - started
