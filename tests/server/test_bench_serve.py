@@ -107,7 +107,8 @@ def test_goodput_counts_the_requests_that_meet_the_slo(address: str) -> None:
     easy = record(address, *SMALL, "--slo-ttft-ms", "1e8", "--slo-tpot-ms", "1e8")
     assert easy["num_good"] == 6
     assert easy["goodput_per_s"] == pytest.approx(easy["requests_per_s"])
-    assert record(address, *SMALL, "--slo-tpot-ms", "1e-8")["num_good"] == 0
+    # A TPOT may be 0, where all tokens of an answer arrive in one read; a TTFT cannot.
+    assert record(address, *SMALL, "--slo-ttft-ms", "1e-8")["num_good"] == 0
 
 
 def test_a_full_server_is_counted_by_kind() -> None:
