@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 from zipfile import ZipFile
 
-__all__ = ["of_contracts", "plugin_wheel", "under_version"]
+__all__ = ["of_api_versions", "plugin_wheel", "under_version"]
 
 
 def plugin_wheel(
@@ -15,13 +15,13 @@ def plugin_wheel(
     distribution: str,
     source: str,
     *,
-    contracts: tuple[int, ...] = (1,),
+    api_versions: tuple[int, ...] = (1,),
     requires: str = "aethermind-core",
     version: str = "1.0",
 ) -> Path:
     """Write the wheel of a plugin of one module, called as its distribution is."""
     stem = distribution.replace("-", "_")
-    points = "".join(f"[aethermind.plugins.v{contract}]\n{distribution} = {stem}\n" for contract in contracts)
+    points = "".join(f"[aethermind.plugins.v{number}]\n{distribution} = {stem}\n" for number in api_versions)
     metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\nRequires-Dist: {requires}\n"
     info = f"{stem}-{version}.dist-info"
     path = folder / f"{stem}-{version}-py3-none-any.whl"
@@ -48,11 +48,11 @@ def under_version(wheel: Path, version: str, folder: Path) -> Path:
     return path
 
 
-def of_contracts(core: Path, oldest: int, newest: int, folder: Path) -> Path:
-    """A core that speaks other plugin contracts."""
+def of_api_versions(core: Path, oldest: int, newest: int, folder: Path) -> Path:
+    """A core that supports other versions of the plugin API."""
     files, specs = _read(core), "aethermind/plugins/hookspecs.py"
     text = files[specs].decode()
-    for name, value in (("CONTRACT_VERSION", newest), ("OLDEST_CONTRACT", oldest)):
+    for name, value in (("API_VERSION", newest), ("OLDEST_API_VERSION", oldest)):
         text, count = re.subn(rf"^{name} = \d+$", f"{name} = {value}", text, flags=re.MULTILINE)
         assert count == 1
     path = folder / core.name

@@ -28,7 +28,7 @@ def test_the_documented_options_are_those_that_are_checked() -> None:
 
 def test_the_deprecated_name_of_an_option_has_the_same_meaning() -> None:
     with pytest.warns(
-        DeprecatedUseWarning, match="the option lm_head goes with version .*; use lm_head_quantization"
+        DeprecatedUseWarning, match="the option lm_head is removed in version .*; use lm_head_quantization"
     ) as seen:
         config = EngineConfig.of(lm_head="int8")
     assert config == EngineConfig(lm_head_quantization="int8")

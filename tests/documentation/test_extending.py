@@ -14,7 +14,7 @@ from tests.plugins.scaffolded import environment, install
 
 import aethermind
 from aethermind import Runtime
-from aethermind.cli.commands import VERBS
+from aethermind.cli.commands import COMMANDS
 from aethermind.dispatch import Dispatcher
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.engine.loading.loader import compile_model
@@ -140,7 +140,7 @@ def test_packages_of_others_can_be_written_with_what_is_public() -> None:
 def test_porting_names_commands_and_operators_that_exist() -> None:
     page = (PAGES / "porting.md").read_text(encoding="utf-8")
     verbs = set(re.findall(r"aethermind ([a-z]+)[ `]", page))
-    assert verbs - {"plugins"} <= set(VERBS)
+    assert verbs - {"plugins"} <= set(COMMANDS)
     assert len(verbs) > 5
     operators = {operator.name for operator in Runtime.boot().operators}
     (listed,) = re.findall(r"made of: (.*?)\. \[", page, re.DOTALL)

@@ -11,8 +11,8 @@ import openai
 import pytest
 from tests.server.conftest import NUM_UNREAD, unread
 
+from aethermind.server.access import Quota, Tenant, Tenants, key_hash
 from aethermind.server.admission import Limits
-from aethermind.server.tenants import Quota, Tenant, Tenants, key_hash
 
 COMPLETIONS = "/v1/completions"
 GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from aethermind.server.tenants import Tenants
+from aethermind.server.access import Tenants
 
 SAY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 PAGE = "https://chat.example"

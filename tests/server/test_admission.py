@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins import DeprecatedUseWarning
+from aethermind.server.access import Quota, Tenant
 from aethermind.server.admission import WINDOW_S, AdmissionController, Limits, OutputTokenBudget, SlidingSum
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.tenants import Quota, Tenant
 
 
 class Clock:

@@ -22,8 +22,8 @@ import typer.testing
 from aethermind.cli.app import app
 from aethermind.cli.bench.serve.client import RequestFormat, connect, find_target
 from aethermind.first_party import pip_install
+from aethermind.server.access import Tenants
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.tenants import Tenants
 
 TRACE = Path(__file__).parents[1] / "core" / "engine" / "simulation" / "small.csv"
 SMALL = ("--num-prompts", "6", "--prompt-tokens", "20", "--output-tokens", "5")

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import paused_engine, unread
 
 from aethermind import LLM
-from aethermind.server.tenants import Tenants
+from aethermind.server.access import Tenants
 
 LONG = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
 

@@ -19,7 +19,7 @@ from aethermind.cli.chat import answerers
 from aethermind.cli.chat.answerers import ChatReply, ServerAnswerer
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Repl, Statistics
-from aethermind.server.tenants import Tenants
+from aethermind.server.access import Tenants
 
 GREEDY = ("--max-tokens", "16", "--temperature", "0")
 

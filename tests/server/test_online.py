@@ -16,7 +16,7 @@ from tests.server.conftest import await_idle, serving
 from aethermind import LLM, Runtime
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess
-from aethermind.server.tenants import Tenants
+from aethermind.server.access import Tenants
 
 NUM_USERS = 16
 KEYS = [f"key-of-{user}" for user in range(NUM_USERS)]

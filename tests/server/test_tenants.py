@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.server.tenants import ANONYMOUS, Quota, Tenant, Tenants, key_hash, read_tenants
+from aethermind.server.access import ANONYMOUS, Quota, Tenant, Tenants, key_hash, read_tenants
 
 ASK = {"model": "demo", "prompt": "Once upon a time there was an old fox who lived in the deep forest", "max_tokens": 2}
 

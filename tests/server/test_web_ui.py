@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from aethermind.server.tenants import Tenants
+from aethermind.server.access import Tenants
 
 MAX_GZIPPED_BYTES = 120_000
 

@@ -6,7 +6,7 @@
     ├── ConfigError                a model's configuration cannot be read or is inconsistent
     ├── CheckpointError            a checkpoint is missing, corrupt or does not fit the model
     ├── TokenizerError             a tokenizer or chat template cannot be read or used
-    ├── PluginError                a plugin failed, clashed or speaks another contract
+    ├── PluginError                a plugin failed, clashed or needs another API version
     ├── DeviceError                a device is unknown or absent
     │   └── OutOfMemoryError       a device could not provide the memory that was asked for
     ├── CacheContentError          stored keys and values are damaged, or of another model
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-def in_words(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Return the end of a sentence about an exception of third-party code: `ValueError: shapes differ.`"""
     message = " ".join(str(error).split()) or "without a message"
     return f"{type(error).__name__}: {message.rstrip('.')}."
@@ -72,7 +72,7 @@ class TokenizerError(AetherMindError):
 
 
 class PluginError(AetherMindError):
-    """A plugin failed to load, claims a taken name or speaks another contract version."""
+    """A plugin failed to load, claims a taken name or needs another version of the plugin API."""
 
 
 class SettingsError(AetherMindError):

@@ -119,8 +119,8 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     """`install_plugin("name", source)` puts a distribution `fake-name 9.9` with one entry point on sys.path."""
     fakes = FakeDistributions(tmp_path, monkeypatch)
 
-    def install(name: str, source: str, contract: int = 1) -> None:
-        fakes.install(name, source, contracts=(contract,))
+    def install(name: str, source: str, api_version: int = 1) -> None:
+        fakes.install(name, source, api_versions=(api_version,))
 
     return install
 
@@ -132,13 +132,13 @@ def broken_plugins(install_plugin: Callable[..., None]) -> dict[str, str]:
     claim = "registry.register('numpy', probe=None, open=None, provider='fake-thief')"
     install_plugin("raises", "raise RuntimeError('no such luck')")
     install_plugin("exits", "import sys\nsys.exit(3)")
-    install_plugin("future", "", contract=99)
+    install_plugin("future", "", api_version=99)
     install_plugin("thief", f"{hook}def register_devices(registry):\n    {claim}\n")
     install_plugin("mute", hook + "def register_commands(app):\n    raise KeyError('verb')\n")
     return {
         "raises": "no such luck",
         "exits": "SystemExit",
-        "future": "contract 99",
+        "future": "plugin API 99",
         "thief": "claimed by both aethermind-core and fake-thief",
         "mute": "register_commands raised KeyError",
     }

@@ -18,7 +18,7 @@ from aethermind.cli import commands
 from aethermind.cli.app import app
 from aethermind.errors import DeviceError
 
-VERBS = (
+COMMANDS = (
     (),
     ("generate",),
     ("chat",),
@@ -54,7 +54,7 @@ def example_lines(help_text: str) -> list[str]:
     return [line.strip() for line in help_text.partition("Examples:")[2].splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb) or "aethermind")
+@pytest.mark.parametrize("verb", COMMANDS, ids=lambda verb: " ".join(verb) or "aethermind")
 def test_help_has_examples_that_parse(invoke: Any, verb: tuple[str, ...]) -> None:
     result = invoke(*verb, "--help")
     assert result.exit_code == 0
@@ -82,12 +82,12 @@ def test_every_verb_is_covered() -> None:
     for name, command in root.commands.items():
         found.add((name,))
         found.update((name, inner) for inner in getattr(command, "commands", ()))
-    assert found == set(VERBS)
+    assert found == set(COMMANDS)
 
 
 def test_summaries_of_verbs_match_their_help() -> None:
     for name, command in typer.main.get_group(app).commands.items():
-        assert (command.help or "").startswith(commands.VERBS[name].summary)
+        assert (command.help or "").startswith(commands.COMMANDS[name].summary)
 
 
 @pytest.mark.parametrize("group", ["plugins", "cache"])
@@ -170,12 +170,12 @@ def test_help_imports_nothing_heavy() -> None:
     modules = imported_by("--help")
     assert "aethermind.cli.app" in modules
     assert not modules & {"numpy", "rich", "tokenizers", "jinja2", "pydantic", "torch", "aethermind.llm"}
-    assert not modules & {f"aethermind.cli.{verb.module}" for verb in commands.VERBS.values()}
+    assert not modules & {f"aethermind.cli.{verb.module}" for verb in commands.COMMANDS.values()}
 
 
 def test_a_verb_imports_no_other() -> None:
     modules = imported_by("tokenize", "--help")
-    assert [verb.module for verb in commands.VERBS.values() if f"aethermind.cli.{verb.module}" in modules] == [
+    assert [verb.module for verb in commands.COMMANDS.values() if f"aethermind.cli.{verb.module}" in modules] == [
         "tokens"
     ] * 2
 

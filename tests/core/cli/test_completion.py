@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.commands import COMPLETION_VARIABLE, VERBS
+from aethermind.cli.commands import COMMANDS, COMPLETION_VARIABLE
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -51,7 +51,7 @@ def test_candidates_for_a_partial_command(shell: str, words: tuple[str, ...], ex
 
 
 def test_all_verbs_are_offered() -> None:
-    assert complete("bash", "") >= VERBS.keys()
+    assert complete("bash", "") >= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -50,7 +50,7 @@ class FakeDistributions:
         source: str,
         *,
         distribution: str | None = None,
-        contracts: tuple[int, ...] = (1,),
+        api_versions: tuple[int, ...] = (1,),
         version: str = "9.9",
         requires: str = "",
     ) -> str:
@@ -58,7 +58,7 @@ class FakeDistributions:
         distribution = distribution or f"fake-{plugin}"
         module = f"plugin_of_{distribution.replace('-', '_')}_{plugin}"
         (self.folder / f"{module}.py").write_text(PREAMBLE + dedent(source))
-        groups = "".join(f"[aethermind.plugins.v{contract}]\n{plugin} = {module}\n" for contract in contracts)
+        groups = "".join(f"[aethermind.plugins.v{number}]\n{plugin} = {module}\n" for number in api_versions)
         self.write(distribution, groups, version=version, requires=requires)
         self._monkeypatch.delitem(sys.modules, module, raising=False)
         return module

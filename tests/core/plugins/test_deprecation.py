@@ -39,7 +39,7 @@ def test_use_of_a_deprecated_method_is_noted(fakes: FakeDistributions) -> None:
     module = fakes.install("user", USES)
     with pytest.warns(DeprecatedUseWarning) as warned:
         record = booted("user")
-    sentence = "Registry.register_quickly goes with version 9.0; use register."
+    sentence = "Registry.register_quickly is removed in version 9.0; use register."
     assert (record.error, record.deprecated) == (None, [sentence])
     assert warned[0].filename.endswith(f"{module}.py")
     assert plugin_records([record])[0]["deprecated"] == [sentence]
@@ -49,7 +49,9 @@ def test_use_of_a_deprecated_method_is_noted(fakes: FakeDistributions) -> None:
 def test_a_deprecated_hook_is_noted(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hookspecs, "DEPRECATED_HOOKS", {"register_proposers": ("register_drafts", "9.0")})
     fakes.install("hooked", "@hookimpl\ndef register_proposers(registry): ...")
-    assert booted("hooked").deprecated == ["the hook register_proposers goes with version 9.0; use register_drafts."]
+    assert booted("hooked").deprecated == [
+        "the hook register_proposers is removed in version 9.0; use register_drafts."
+    ]
 
 
 def test_a_plugin_without_deprecated_use_gets_no_note(fakes: FakeDistributions) -> None:
@@ -59,7 +61,7 @@ def test_a_plugin_without_deprecated_use_gets_no_note(fakes: FakeDistributions) 
 
 def test_a_renamed_public_name_is_found_with_a_warning() -> None:
     find = deprecated_names("package", {"Old": ("New", DeprecatedUseWarning)})
-    with pytest.warns(DeprecatedUseWarning, match=r"^package\.Old goes with version 0\.4; use New\.$"):
+    with pytest.warns(DeprecatedUseWarning, match=r"^package\.Old is removed in version 0\.4; use New\.$"):
         assert find("Old") is DeprecatedUseWarning
     with pytest.raises(AttributeError, match="module 'package' has no attribute 'Older'"):
         find("Older")

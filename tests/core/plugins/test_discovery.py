@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.core.plugins.fake_distributions import FakeDistributions
 
-from aethermind.plugins import discovery
-from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.plugins import loading
+from aethermind.plugins.discovery import PluginRecord, discover
+from aethermind.plugins.loading import call_each, load
 
 
 def record_of(records: list[PluginRecord], name: str) -> PluginRecord:
@@ -30,7 +31,7 @@ def test_discovery_imports_nothing_and_lists_first_party_packages_first(fakes: F
     assert {"aardvark", "zebra", "qwen2"} <= set(names)
     assert module not in sys.modules
     zebra = record_of(records, "zebra")
-    assert (zebra.title, zebra.contract, zebra.status) == ("zebra (fake-zebra 9.9)", "1", "loaded")
+    assert (zebra.title, zebra.api_version, zebra.status) == ("zebra (fake-zebra 9.9)", "1", "loaded")
 
 
 OWN_VERSION = version("aethermind-core")
@@ -76,14 +77,14 @@ def test_a_distribution_found_twice_counts_once(fakes: FakeDistributions, tmp_pa
         sys.path.remove(str(later))
 
 
-@pytest.mark.parametrize("contracts", [(1, 2), (2, 1), (0, 1, 2)])
-def test_a_plugin_for_several_contracts_is_taken_with_this_one(
-    fakes: FakeDistributions, contracts: tuple[int, ...]
+@pytest.mark.parametrize("api_versions", [(1, 2), (2, 1), (0, 1, 2)])
+def test_a_plugin_for_several_api_versions_is_used_with_this_one(
+    fakes: FakeDistributions, api_versions: tuple[int, ...]
 ) -> None:
-    fakes.install("modern", "", contracts=contracts)
+    fakes.install("modern", "", api_versions=api_versions)
     record = record_of(discover(), "modern")
     load([record])
-    assert (record.contract, record.error) == ("1", None)
+    assert (record.api_version, record.error) == ("1", None)
 
 
 def test_unreadable_metadata_of_other_packages_is_skipped(fakes: FakeDistributions) -> None:
@@ -102,11 +103,11 @@ def test_unreadable_metadata_of_other_packages_is_skipped(fakes: FakeDistributio
         ("import no_such_module", "importing it raised ModuleNotFoundError: No module named 'no_such_module'."),
         (
             "@hookimpl\ndef register_devcies(registry): ...",
-            "its hooks do not fit contract 1: PluginValidationError: unknown hook 'register_devcies'",
+            "its hooks do not fit plugin API 1: PluginValidationError: unknown hook 'register_devcies'",
         ),
         (
             "@hookimpl\ndef register_devices(registry, colour): ...",
-            "its hooks do not fit contract 1: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
+            "its hooks do not fit plugin API 1: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
         ),
     ],
 )
@@ -141,13 +142,14 @@ def test_an_entry_point_without_its_module(fakes: FakeDistributions) -> None:
     assert record.error == "importing it raised ModuleNotFoundError: No module named 'nowhere'."
 
 
-def test_another_contract_is_not_imported(fakes: FakeDistributions) -> None:
-    module = fakes.install("future", "", contracts=(7,))
+def test_a_plugin_of_another_api_version_is_not_imported(fakes: FakeDistributions) -> None:
+    module = fakes.install("future", "", api_versions=(7,))
     record = record_of(discover(), "future")
     load([record])
-    assert record.error == "it speaks plugin contract 7, this core speaks 1."
+    assert record.error == "it supports plugin API 7, this core supports 1."
     assert record.advice == (
-        "Install a newer core (pip install --upgrade aethermind-core), or a version of fake-future made for contract 1."
+        "Install a newer core (pip install --upgrade aethermind-core), "
+        "or a version of fake-future made for plugin API 1."
     )
     assert module not in sys.modules
 
@@ -234,7 +236,7 @@ def test_a_slow_plugin_gets_a_warning(
     fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a clock: here everything takes too long."""
-    monkeypatch.setattr(discovery, "SLOW_S", -1.0)
+    monkeypatch.setattr(loading, "SLOW_S", -1.0)
     fakes.install("slow", "@hookimpl\ndef register_models(registry): pass\n")
     fakes.install("broken", "raise OSError('no libx.so')")
     with caplog.at_level(logging.WARNING, "aethermind"):

@@ -9,8 +9,9 @@ import pytest
 from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind.plugins import doctor_checks
-from aethermind.plugins.discovery import PluginRecord, discover, load
+from aethermind.plugins.discovery import PluginRecord, discover
 from aethermind.plugins.doctor_checks import run_checks
+from aethermind.plugins.loading import load
 
 SOURCE = """
 import os, signal, threading

@@ -6,15 +6,16 @@ import inspect
 
 import pytest
 
-from aethermind.plugins import CONTRACT_VERSION, ENTRY_POINT_GROUP
-from aethermind.plugins.discovery import discover, load
+from aethermind.plugins import API_VERSION, ENTRY_POINT_GROUP
+from aethermind.plugins.discovery import discover
 from aethermind.plugins.hookspecs import HookSpecs
+from aethermind.plugins.loading import load
 
 HOOKS = {name: hook for name, hook in vars(HookSpecs).items() if not name.startswith("_")}
 
 
-def test_the_group_carries_the_contract() -> None:
-    assert f"aethermind.plugins.v{CONTRACT_VERSION}" == ENTRY_POINT_GROUP
+def test_the_group_carries_the_api_version() -> None:
+    assert f"aethermind.plugins.v{API_VERSION}" == ENTRY_POINT_GROUP
 
 
 @pytest.mark.parametrize("name", HOOKS)

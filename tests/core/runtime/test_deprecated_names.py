@@ -1,4 +1,4 @@
-"""Names that were renamed in contract 1 still work, with a warning."""
+"""Names that were renamed in plugin API version 1 still work, with a warning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import aethermind.plugins
 from aethermind import LLM
 from aethermind.plugins.compatibility import DeprecatedUseWarning
 from aethermind.runtime import Runtime
@@ -25,3 +26,9 @@ def test_an_engine_still_has_its_compiled_model_by_the_old_name() -> None:
         with pytest.warns(DeprecatedUseWarning, match="Engine.compiled"):
             compiled = llm.engine.planned
         assert compiled is llm.engine.compiled
+
+
+def test_the_plugin_api_version_still_has_its_old_name() -> None:
+    with pytest.warns(DeprecatedUseWarning, match="API_VERSION"):
+        number = aethermind.plugins.CONTRACT_VERSION
+    assert number == aethermind.plugins.API_VERSION

@@ -68,10 +68,10 @@ def test_a_broken_plugin_affects_no_other(fakes: FakeDistributions, source: str,
         runtime.devices.select("rogue")
 
 
-def test_a_plugin_of_another_contract_is_left_out(fakes: FakeDistributions) -> None:
-    fakes.install("old", GOOD, contracts=(0,))
+def test_a_plugin_of_another_api_version_is_left_out(fakes: FakeDistributions) -> None:
+    fakes.install("old", GOOD, api_versions=(0,))
     runtime = Runtime.boot()
-    assert "speaks plugin contract 0" in str(record_of(runtime, "old").error)
+    assert "supports plugin API 0" in str(record_of(runtime, "old").error)
     assert "good" not in device_names(runtime.devices)
 
 

@@ -20,7 +20,7 @@ from aethermind.engine.process import EngineProcess
 from aethermind.engine.requests.output import RequestMetrics
 from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 from aethermind.server.admission import Limits
-from aethermind.server.observation.records import GenerationRecord
+from aethermind.server.observation.observer import GenerationRecord
 
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The old fox", "max_tokens": 6, "ignore_eos": True}

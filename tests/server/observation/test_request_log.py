@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import await_idle, paused_engine
 
 from aethermind import LLM
-from aethermind.server.tenants import Tenants
+from aethermind.server.access import Tenants
 
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The secret is a heron", "max_tokens": 5, "ignore_eos": True}

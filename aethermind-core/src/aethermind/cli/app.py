@@ -18,8 +18,8 @@ from typer.core import TyperGroup
 
 from aethermind import env, log
 from aethermind.cli import console
-from aethermind.cli.commands import COMPLETION_VARIABLE, VERBS, Verbs
-from aethermind.cli.foreign_verbs import command_for
+from aethermind.cli.command_equivalents import equivalent_command
+from aethermind.cli.commands import COMMANDS, COMPLETION_VARIABLE, LazyCommands
 from aethermind.errors import AetherMindError, SettingsError
 
 __all__ = ["app", "run"]
@@ -30,7 +30,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": None})
-        self.commands: Any = Verbs()
+        self.commands: Any = LazyCommands()
 
     @cached_property
     def _of_plugins(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands with their summaries, without importing the built-in ones."""
-        rows = [(name, verb.summary) for name, verb in VERBS.items()]
+        rows = [(name, verb.summary) for name, verb in COMMANDS.items()]
         rows += [(name, command.get_short_help_str(limit=80)) for name, command in sorted(self._of_plugins.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            advice = command_for(args[0], args[1:])
+            advice = equivalent_command(args[0], args[1:])
             if advice is not None:
                 raise SettingsError(f"There is no command {args[0]!r} here. Type {advice}.")
         name, command, rest = super().resolve_command(ctx, args)

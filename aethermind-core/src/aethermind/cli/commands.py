@@ -14,14 +14,22 @@ if TYPE_CHECKING:
 
     from aethermind.plugins.discovery import PluginRecord
 
-__all__ = ["COMPLETION_VARIABLE", "SummaryGroup", "VERBS", "Verb", "Verbs", "collect_commands", "load_commands"]
+__all__ = [
+    "COMMANDS",
+    "COMPLETION_VARIABLE",
+    "CommandSpec",
+    "LazyCommands",
+    "SummaryGroup",
+    "collect_commands",
+    "load_commands",
+]
 
 
 COMPLETION_VARIABLE = "_AETHERMIND_COMPLETE"
 """Set by the scripts of `aethermind completion` when they ask for completions."""
 
 
-class Verb(NamedTuple):
+class CommandSpec(NamedTuple):
     """Where a verb is defined: the function of its name, or the group `app`, in a module below `aethermind.cli`.
 
     `summary` is the first sentence of its help. `examples` names the module's examples. `has_settings` is whether its
@@ -36,53 +44,57 @@ class Verb(NamedTuple):
     is_serving: bool = False
 
 
-VERBS: Mapping[str, Verb] = {
-    "generate": Verb("generate", "Continue a prompt and print the text."),
-    "chat": Verb("chat", "Hold a conversation with a chat model."),
-    "serve": Verb("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
-    "doctor": Verb("doctor", "Report on the machine, its devices and the installed plugins.", has_settings=False),
-    "explain": Verb("explain", "Show which kernel runs each operator, or where two devices disagree."),
-    "models": Verb("models", "List models, installed or on disk."),
-    "tokenize": Verb("tokens", "Show the tokens of a text, one per line with its id.", "TOKENIZE_EXAMPLES"),
-    "detokenize": Verb("tokens", "Print the text of token ids, special tokens included.", "DETOKENIZE_EXAMPLES"),
-    "ops": Verb("ops", "List the operators, and how each device computes them.", has_settings=False),
-    "profile": Verb("profile", "Show where time and memory go."),
-    "conform": Verb(
+COMMANDS: Mapping[str, CommandSpec] = {
+    "generate": CommandSpec("generate", "Continue a prompt and print the text."),
+    "chat": CommandSpec("chat", "Hold a conversation with a chat model."),
+    "serve": CommandSpec("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
+    "doctor": CommandSpec(
+        "doctor", "Report on the machine, its devices and the installed plugins.", has_settings=False
+    ),
+    "explain": CommandSpec("explain", "Show which kernel runs each operator, or where two devices disagree."),
+    "models": CommandSpec("models", "List models, installed or on disk."),
+    "tokenize": CommandSpec("tokens", "Show the tokens of a text, one per line with its id.", "TOKENIZE_EXAMPLES"),
+    "detokenize": CommandSpec("tokens", "Print the text of token ids, special tokens included.", "DETOKENIZE_EXAMPLES"),
+    "ops": CommandSpec("ops", "List the operators, and how each device computes them.", has_settings=False),
+    "profile": CommandSpec("profile", "Show where time and memory go."),
+    "conform": CommandSpec(
         "conform",
         "Check a device or a model package with the conformance kit.",
         has_settings=False,
     ),
-    "simulate": Verb("simulate", "Replay a trace of requests through the scheduler and compare policies."),
-    "completion": Verb("completion", "Print a script for tab completion in bash, zsh or fish.", has_settings=False),
-    "plugin": Verb("plugin_new", "Write packages that extend AetherMind.", is_group=True),
-    "plugins": Verb("plugins", "List installed plugins.", is_group=True),
-    "cache": Verb("cache", "Show or delete the cached files that make later starts fast.", is_group=True),
-    "bench": Verb("bench", "Measure speed, its limits, and what quantisation costs in quality.", is_group=True),
+    "simulate": CommandSpec("simulate", "Replay a trace of requests through the scheduler and compare policies."),
+    "completion": CommandSpec(
+        "completion", "Print a script for tab completion in bash, zsh or fish.", has_settings=False
+    ),
+    "plugin": CommandSpec("plugin_new", "Write packages that extend AetherMind.", is_group=True),
+    "plugins": CommandSpec("plugins", "List installed plugins.", is_group=True),
+    "cache": CommandSpec("cache", "Show or delete the cached files that make later starts fast.", is_group=True),
+    "bench": CommandSpec("bench", "Measure speed, its limits, and what quantisation costs in quality.", is_group=True),
 }
 
 
-class Verbs(Mapping[str, Any]):
-    """The commands of VERBS by name, each imported at its first lookup."""
+class LazyCommands(Mapping[str, Any]):
+    """The commands of COMMANDS by name, each imported at its first lookup."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            self._loaded[name] = _load(name, VERBS[name])
+            self._loaded[name] = _load(name, COMMANDS[name])
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in VERBS
+        return name in COMMANDS
 
     def __iter__(self) -> Iterator[str]:
-        return iter(VERBS)
+        return iter(COMMANDS)
 
     def __len__(self) -> int:
-        return len(VERBS)
+        return len(COMMANDS)
 
 
-def _load(name: str, verb: Verb) -> Any:
+def _load(name: str, verb: CommandSpec) -> Any:
     module = import_module(f"aethermind.cli.{verb.module}")
     if verb.is_group:
         return typer.main.get_group(module.app)
@@ -117,7 +129,7 @@ def collect_commands(
     records: Sequence[PluginRecord], manager: pluggy.PluginManager, taken: Container[str]
 ) -> dict[str, Any]:
     """Call `register_commands` of each loaded plugin; failures and names already taken are noted in its record."""
-    from aethermind.plugins.discovery import call_each
+    from aethermind.plugins.loading import call_each
 
     commands: dict[str, Any] = {}
     for record in records:

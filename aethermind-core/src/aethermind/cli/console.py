@@ -10,13 +10,13 @@ from typing import Any, TextIO
 
 __all__ = [
     "TextWriter",
-    "aside",
     "can_redraw",
     "columns",
     "examples",
     "has_colour",
     "is_terminal",
     "print_json",
+    "print_note",
     "printable",
     "quantity",
     "style",
@@ -61,7 +61,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def aside(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a note on stderr, dimmed on a terminal."""
     print(style(text, "dim", sys.stderr), file=sys.stderr)
 

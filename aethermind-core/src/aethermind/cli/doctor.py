@@ -14,7 +14,7 @@ from aethermind.cli import console, options
 from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
 from aethermind.errors import AetherMindError
 from aethermind.first_party import pip_install
-from aethermind.plugins import CONTRACT_VERSION
+from aethermind.plugins import API_VERSION
 from aethermind.plugins.doctor_checks import run_checks
 from aethermind.plugins.requirements import how_to_meet, unmet_requirements
 from aethermind.runtime.isolated_devices import facts_of
@@ -47,7 +47,8 @@ def examine(runtime: Runtime) -> dict[str, Any]:
     allowed = env.plugin_allow_list()
     return {
         "version": console.version(),
-        "contract": CONTRACT_VERSION,
+        "plugin_api_version": API_VERSION,
+        "contract": API_VERSION,  # its deprecated name, kept for plugin API version 1
         "machine": _examine_machine(),
         "devices": devices,
         "auto_device": usable[0] if usable else None,
@@ -126,7 +127,7 @@ def _versions() -> dict[str, str | None]:
 def _print_report(report: dict[str, Any]) -> None:
     machine = report["machine"]
     memory = console.quantity(machine["memory_bytes"], "B") if machine["memory_bytes"] else "unknown"
-    print(f"AetherMind {report['version']}, plugin contract {report['contract']}")
+    print(f"AetherMind {report['version']}, plugin API {report['plugin_api_version']}")
     rows = [
         ("system", f"{machine['system']} ({machine['machine']})"),
         ("processor", machine["processor"]),
@@ -142,7 +143,7 @@ def _print_report(report: dict[str, Any]) -> None:
     if report["plugin_allow_list"] is not None:
         print(f"  AETHERMIND_PLUGINS lets only these load: {', '.join(report['plugin_allow_list']) or 'none'}")
     if unmet := report["unmet_requirements"]:
-        rows = [(f"{requirement.distribution} {requirement.version}", requirement.words) for requirement in unmet]
+        rows = [(f"{requirement.distribution} {requirement.version}", requirement.summary) for requirement in unmet]
         _print_section("Versions that do not fit each other", [*rows, (how_to_meet(unmet),)])
     installed = [(name, ", ".join(report[name]) or "none") for name in ("models", "architectures")]
     libraries = ", ".join(f"{name} {number or 'missing'}" for name, number in report["libraries"].items())

@@ -122,11 +122,11 @@ def answer(
         else:
             for number, completion in enumerate(output.outputs, 1):
                 if has_stats and params.n > 1:
-                    console.aside(f"[{number} of {params.n}]")
+                    console.print_note(f"[{number} of {params.n}]")
                 writer.finish(completion.text)
                 writer = TextWriter(sys.stdout)
         if has_stats:
-            console.aside(describe(output, params, llm.info))
+            console.print_note(describe(output, params, llm.info))
     if is_interrupted:
         raise typer.Exit(130)
 

@@ -24,8 +24,8 @@ _FIELDS = (
     "distribution",
     "version",
     "is_first_party",
-    "contract",
-    "contracts",
+    "api_version",
+    "api_versions",
     "status",
     "error",
     "advice",
@@ -98,8 +98,11 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
     return [
         {name: getattr(record, name) for name in _FIELDS}
         | {
-            "is_ours": record.is_first_party,  # deprecated, kept for contract 1: is_first_party
-            "negotiation": negotiate(record.contracts, record.distribution).words,
+            "negotiation": negotiate(record.api_versions, record.distribution).summary,
+            # Deprecated names of is_first_party, api_version and api_versions, kept for plugin API version 1.
+            "is_ours": record.is_first_party,
+            "contract": record.api_version,
+            "contracts": record.api_versions,
         }
         for record in records
     ]
@@ -117,7 +120,7 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
             rest += "".join(f"; hint: {hint}" for hint in record.hints)
         else:
             rest = f"{record.error} {record.advice}".rstrip()
-        rows.append((record.name, package, f"contract {record.contract}", record.status, rest))
+        rows.append((record.name, package, f"plugin API {record.api_version}", record.status, rest))
     return rows
 
 

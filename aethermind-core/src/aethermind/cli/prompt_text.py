@@ -57,7 +57,7 @@ def looks_like_model(text: str) -> bool:
 def doubt_prompt(text: str | None, verb: str, *, model: str | None, chosen: str) -> None:
     """Remark on stderr that a text with the form of a model's name is used as text, unless a model is given too."""
     if text is not None and model is None and text != "-" and looks_like_model(text):
-        console.aside(
+        console.print_note(
             f"[{text} is taken as the text, for the model {chosen}. "
             f'To name a model: aethermind {verb} --model {shlex.quote(text)} "Once upon a time"]'
         )

@@ -56,7 +56,7 @@ def tokenize(
     for token_id, shown in rows:
         print(f"{token_id:>{width}}  {shown}")
     total = f"{len(token_ids)} token{'s' * (len(token_ids) != 1)}"
-    console.aside(total)
+    console.print_note(total)
 
 
 @with_settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aethermind.dispatch.kernel import REPAIR, Kernel, Signature
-from aethermind.errors import AetherMindError, PluginError, in_words
+from aethermind.errors import AetherMindError, PluginError, describe_exception
 
 __all__ = ["Dispatcher", "Fallback", "Resolution"]
 
@@ -124,7 +124,7 @@ def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
     except AetherMindError:
         raise
     except Exception as error:
-        raise PluginError(f"`supports` of kernel {kernel.title} raised {in_words(error)} {REPAIR}") from error
+        raise PluginError(f"`supports` of kernel {kernel.title} raised {describe_exception(error)} {REPAIR}") from error
     if reason is not None and not isinstance(reason, str):
         raise PluginError(
             f"`supports` of kernel {kernel.title} returned {reason!r:.80}; it should return None, or a sentence why "

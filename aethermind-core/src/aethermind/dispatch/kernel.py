@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aethermind.errors import AetherMindError, KernelError, in_words
+from aethermind.errors import AetherMindError, KernelError, describe_exception
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
@@ -117,7 +117,7 @@ class Kernel:
 
     def failure(self, error: Exception) -> KernelError:
         """Return the error to raise where its function raised `error`, which is not an AetherMindError."""
-        return KernelError(f"Kernel {self.title} raised {in_words(error)} {REPAIR}")
+        return KernelError(f"Kernel {self.title} raised {describe_exception(error)} {REPAIR}")
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
         """Call a Python kernel; KernelError names it and its package where it fails.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from aethermind.dispatch.kernel import Kernel
-from aethermind.errors import AetherMindError, PluginError, in_words
+from aethermind.errors import AetherMindError, PluginError, describe_exception
 from aethermind.hal.dtype import DType
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.plugins.stdout_guard import stdout_to_stderr
@@ -53,7 +53,7 @@ def _load(device_type: str, provider: str, load: Callable[[], Iterable[Kernel]])
     except AetherMindError:
         raise
     except Exception as error:
-        raise _refusal(device_type, provider, in_words(error)) from error
+        raise _refusal(device_type, provider, describe_exception(error)) from error
     if found is None:
         raise _refusal(device_type, provider, f"load() returned {type(offered).__name__} instead of kernels.")
     for number, kernel in enumerate(found):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.errors import AetherMindError, DeviceError, PluginError, in_words
+from aethermind.errors import AetherMindError, DeviceError, PluginError, describe_exception
 from aethermind.first_party import how_to_get, pip_install
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
@@ -185,7 +185,7 @@ def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit included
-            return Probe(0, f"its probe raised {in_words(error)}", is_broken=True)
+            return Probe(0, f"its probe raised {describe_exception(error)}", is_broken=True)
         if not isinstance(answer, Probe):
             return Probe(0, f"its probe returned {type(answer).__name__} instead of a Probe.", is_broken=True)
         return answer
@@ -201,7 +201,7 @@ def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backen
             raise
         except BaseException as error:  # SystemExit included
             raise DeviceError(
-                f"Device {name!r} could not be opened: {in_words(error)} "
+                f"Device {name!r} could not be opened: {describe_exception(error)} "
                 "Run `aethermind doctor`, or name another device."
             ) from error
         if not isinstance(backend, Backend):

@@ -1,10 +1,10 @@
-"""Compatibility between a plugin and this core: contract negotiation, and notes about deprecated use.
+"""Compatibility of plugins with this core: the choice of a plugin API version, and warnings about deprecated use.
 
-A contract is a number in the name of an entry point's group. This core speaks `OLDEST_CONTRACT` to `CONTRACT_VERSION`.
-A plugin offers one entry point for each contract that it was made for, and the newest contract that both know is used.
-A new contract may add hooks, and arguments to hooks, which an older plugin need not name. A hook that a contract drops
-remains in `HookSpecs` until `OLDEST_CONTRACT` has passed the last contract that had it, so a plugin for contract N-1
-works unchanged with a core of contract N.
+The plugin API has a version, the number in the name of an entry point's group. This core supports the versions
+`OLDEST_API_VERSION` to `API_VERSION`. A plugin offers one entry point for each version that it supports, and the newest
+version that both support is used. A new version may add hooks, and arguments to hooks, which an older plugin need not
+name. A hook that a version drops remains in `HookSpecs` until `OLDEST_API_VERSION` has passed the last version that had
+it, so a plugin for version N-1 works unchanged with a core of version N.
 
 docs/extending/stability.md lists what remains available for how long.
 """
@@ -19,42 +19,50 @@ from dataclasses import dataclass
 
 from aethermind.plugins import hookspecs
 
-__all__ = ["DeprecatedUseWarning", "Negotiation", "deprecated", "deprecated_names", "negotiate", "noting", "sentence"]
+__all__ = [
+    "DeprecatedUseWarning",
+    "Negotiation",
+    "collecting_deprecations",
+    "deprecated",
+    "deprecated_names",
+    "deprecation_text",
+    "negotiate",
+]
 
-_noted: ContextVar[list[str] | None] = ContextVar("noted", default=None)
+_collected_texts: ContextVar[list[str] | None] = ContextVar("collected_texts", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Negotiation:
-    """The result of a negotiation: the contract to use, or the reason why there is none and what to do about it.
+    """The plugin API version that a plugin and this core use, or the reason why there is none and what to do about it.
 
-    `words` describes the result in one sentence.
+    `summary` describes the result in one sentence.
     """
 
-    contract: str
-    words: str
+    api_version: str
+    summary: str
     error: str | None = None
     advice: str = ""
 
 
 def negotiate(offered: Sequence[str], distribution: str) -> Negotiation:
-    """Choose among the contracts that a plugin of this package offers; one that is not a number counts as newer."""
-    oldest, newest = hookspecs.OLDEST_CONTRACT, hookspecs.CONTRACT_VERSION
-    numbers = sorted(int(contract) for contract in offered if contract.isdecimal())
-    spoken = [number for number in numbers if oldest <= number <= newest]
-    offer = f"it speaks plugin contract {_listed([str(number) for number in numbers] or sorted(offered))}"
-    ours = f"this core speaks {newest}" if oldest == newest else f"this core speaks {oldest} to {newest}"
-    if spoken:
-        chosen = spoken[-1]
+    """Choose among the API versions that a plugin of this package offers; one that is not a number counts as newer."""
+    oldest, newest = hookspecs.OLDEST_API_VERSION, hookspecs.API_VERSION
+    numbers = sorted(int(version) for version in offered if version.isdecimal())
+    supported = [number for number in numbers if oldest <= number <= newest]
+    offered_text = f"it supports plugin API {_listed([str(number) for number in numbers] or sorted(offered))}"
+    supported_text = f"this core supports {newest}" if oldest == newest else f"this core supports {oldest} to {newest}"
+    if supported:
+        chosen = supported[-1]
         age = "" if chosen == newest else ", an older one, which still works"
-        return Negotiation(str(chosen), f"{offer}, {ours}; they use {chosen}{age}.")
-    error = f"{offer}, {ours}."
+        return Negotiation(str(chosen), f"{offered_text}, {supported_text}; they use {chosen}{age}.")
+    error = f"{offered_text}, {supported_text}."
     if numbers and numbers[-1] < oldest:
-        advice = f"Install a newer {distribution}, made for contract {newest}: pip install --upgrade {distribution}."
+        advice = f"Install a newer {distribution}, made for plugin API {newest}: pip install --upgrade {distribution}."
     else:
         advice = (
             "Install a newer core (pip install --upgrade aethermind-core), or a version of "
-            f"{distribution} made for contract {newest}."
+            f"{distribution} made for plugin API {newest}."
         )
     return Negotiation(str(numbers[-1]) if numbers else offered[0], error, error, advice)
 
@@ -66,13 +74,13 @@ class DeprecatedUseWarning(DeprecationWarning):
 def deprecated(what: str, *, instead: str, until: str, stacklevel: int = 3) -> None:
     """Warn that version `until` removes `what`, at the line that uses it.
 
-    The deprecated function calls this. While a plugin is loaded or one of its hooks runs, the sentence also goes into
-    its record. The default `stacklevel` points to the caller of the function that calls this.
+    The deprecated function calls this. While a plugin is loaded or one of its hooks runs, the text is also added
+    to its record. The default `stacklevel` points to the caller of the function that calls this.
     """
-    message = sentence(what, instead=instead, until=until)
-    notes = _noted.get()
-    if notes is not None and message not in notes:
-        notes.append(message)
+    message = deprecation_text(what, instead=instead, until=until)
+    texts = _collected_texts.get()
+    if texts is not None and message not in texts:
+        texts.append(message)
     warnings.warn(message, DeprecatedUseWarning, stacklevel=stacklevel)
 
 
@@ -94,19 +102,19 @@ def deprecated_names(
     return find
 
 
-def sentence(what: str, *, instead: str, until: str) -> str:
-    """The text of a deprecation."""
-    return f"{what} goes with version {until}; use {instead}."
+def deprecation_text(what: str, *, instead: str, until: str) -> str:
+    """The text of a deprecation warning."""
+    return f"{what} is removed in version {until}; use {instead}."
 
 
 @contextmanager
-def noting(notes: list[str]) -> Iterator[None]:
-    """Append a sentence to `notes` for every deprecated use within this block."""
-    token = _noted.set(notes)
+def collecting_deprecations(texts: list[str]) -> Iterator[None]:
+    """Append the text of each deprecation warning within this block to `texts`, each text once."""
+    token = _collected_texts.set(texts)
     try:
         yield
     finally:
-        _noted.reset(token)
+        _collected_texts.reset(token)
 
 
 def _listed(words: list[str]) -> str:

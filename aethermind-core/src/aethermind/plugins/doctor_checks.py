@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from aethermind.plugins.discovery import PluginRecord, call_each, load
+from aethermind.plugins.discovery import PluginRecord
+from aethermind.plugins.loading import call_each, load
 from aethermind.plugins.sandbox import ChildError, answer_pipe, start_child
 
 if TYPE_CHECKING:

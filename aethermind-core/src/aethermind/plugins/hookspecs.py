@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from aethermind.text.answer_parser import AnswerFormat
 
 __all__ = [
-    "CONTRACT_VERSION",
+    "API_VERSION",
     "DEPRECATED_HOOKS",
     "ENTRY_POINT_GROUP",
     "ENTRY_POINT_PREFIX",
     "HookSpecs",
-    "OLDEST_CONTRACT",
+    "OLDEST_API_VERSION",
     "hookimpl",
     "hookspec",
 ]
 
-CONTRACT_VERSION = 1
-OLDEST_CONTRACT = 1
+API_VERSION = 1
+OLDEST_API_VERSION = 1
 ENTRY_POINT_PREFIX = "aethermind.plugins.v"
-ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{CONTRACT_VERSION}"
+ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{API_VERSION}"
 
 DEPRECATED_HOOKS: Mapping[str, tuple[str, str]] = {}
 """Deprecated hooks: by name, what to implement instead and the version that removes the hook."""
@@ -61,7 +61,7 @@ hookimpl = pluggy.HookimplMarker("aethermind")
 
 
 class HookSpecs:
-    """Hook specifications of contract version 1."""
+    """The hooks of plugin API version 1."""
 
     @hookspec
     def register_devices(self, registry: DeviceRegistry) -> None:

@@ -25,7 +25,7 @@ class UnmetRequirement:
     installed: str | None
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """`requires aethermind-core==0.1.0, but 0.2.0 is installed`."""
         state = "it is not installed" if self.installed is None else f"{self.installed} is installed"
         return f"requires {self.requires}, but {state}"

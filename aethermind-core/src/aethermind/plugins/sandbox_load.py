@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from aethermind import env
 from aethermind.log import get_logger
 from aethermind.plugins.compatibility import negotiate
-from aethermind.plugins.discovery import PluginRecord, discover, load, plugin_names
+from aethermind.plugins.discovery import PluginRecord, discover, plugin_names
+from aethermind.plugins.loading import load
 from aethermind.plugins.sandbox import ChildError, ProbeCache, stamp_of, start_child
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def sandbox_load(records: Sequence[PluginRecord]) -> None:
     untried = []
     for record in records:
         is_loaded = _module(record) in sys.modules
-        if record.is_first_party or is_loaded or negotiate(record.contracts, record.distribution).error:
+        if record.is_first_party or is_loaded or negotiate(record.api_versions, record.distribution).error:
             continue
         verdict = LOAD_VERDICTS.get(_key(record), code_stamp(record))
         if verdict is None:

@@ -20,11 +20,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aethermind.errors import AetherMindError, DeviceError, in_words
+from aethermind.errors import AetherMindError, DeviceError, describe_exception
 from aethermind.hal.device import Probe
 from aethermind.hal.registry import DeviceEntry, DeviceRegistry
 from aethermind.log import get_logger
-from aethermind.plugins.discovery import PluginRecord, call_each, load, plugin_output_to_stderr
+from aethermind.plugins.discovery import PluginRecord
+from aethermind.plugins.loading import call_each, load, plugin_output_to_stderr
 from aethermind.plugins.sandbox import ChildError, ProbeCache, answer_pipe, stamp_of, start_child
 from aethermind.plugins.sandbox_load import RETRIED, WHEN_SANDBOXED, code_stamp
 
@@ -198,7 +199,7 @@ def _answer_open(record: PluginRecord, entry: DeviceEntry | None, say: Callable[
             say("its close()")
             backend.close()
     except BaseException as error:  # the parent gets it again when it opens the device itself
-        answer = {"error": str(error) if isinstance(error, AetherMindError) else in_words(error)}
+        answer = {"error": str(error) if isinstance(error, AetherMindError) else describe_exception(error)}
     say(json.dumps(answer, default=str))
 
 

@@ -16,7 +16,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from aethermind.errors import AetherMindError
-from aethermind.plugins.discovery import PluginRecord, call_each
+from aethermind.plugins.discovery import PluginRecord
+from aethermind.plugins.loading import call_each
 from aethermind.plugins.sandbox import ChildError, answer_pipe, start_child
 
 if TYPE_CHECKING:

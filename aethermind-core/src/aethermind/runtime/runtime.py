@@ -24,7 +24,8 @@ from aethermind.model.source import ModelSource, RetokenizedSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.compatibility import deprecated
-from aethermind.plugins.discovery import PluginRecord, call_each
+from aethermind.plugins.discovery import PluginRecord
+from aethermind.plugins.loading import call_each
 from aethermind.plugins.registry import Registry
 from aethermind.plugins.sandbox_load import load_installed
 from aethermind.runtime.isolated_devices import IsolatedDevice

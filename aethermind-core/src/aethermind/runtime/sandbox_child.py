@@ -13,7 +13,8 @@ from typing import Any
 
 import typer
 
-from aethermind.plugins.discovery import PluginRecord, call_each, load
+from aethermind.plugins.discovery import PluginRecord
+from aethermind.plugins.loading import call_each, load
 from aethermind.plugins.sandbox import answer_pipe
 from aethermind.runtime.runtime import Runtime
 

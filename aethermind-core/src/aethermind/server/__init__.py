@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from aethermind.server.access import Quota, Tenants, read_tenants
 from aethermind.server.admission import Limits
 from aethermind.server.app import create_app
 from aethermind.server.observation.tracing import open_tracing
 from aethermind.server.run import bind, running, serve
 from aethermind.server.served_model import ServedModel
-from aethermind.server.tenants import Quota, Tenants, read_tenants
 
 __all__ = [
     "Limits",

@@ -1,11 +1,22 @@
-"""Access checks that every request passes before its body is read: host, origin, header size, API key, capacity."""
+"""Access control: API keys and their owners, and the checks that each request passes before its body is read.
+
+The checks are: host, origin, header size, API key, capacity. Keys are stored as hashes. A key's owner, a tenant, has a
+quota and a priority.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, fields
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from aethermind.config.file import read_file
+from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.web_ui import ASSETS
 
@@ -13,9 +24,186 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from aethermind.server.admission import AdmissionController
-    from aethermind.server.tenants import Tenant, Tenants
 
-__all__ = ["AccessMiddleware", "header_of", "is_loopback"]
+__all__ = [
+    "ANONYMOUS",
+    "AccessMiddleware",
+    "Quota",
+    "Tenant",
+    "Tenants",
+    "header_of",
+    "is_loopback",
+    "key_hash",
+    "read_tenants",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Limits of one tenant; None means no limit. Rates are measured over the last 60 seconds.
+
+    InvalidArgumentError for a limit that is not a positive integer.
+    """
+
+    max_concurrency: int | None = None
+    """Maximum number of answers that are queued or being generated at the same time."""
+    requests_per_minute: int | None = None
+    """Maximum number of requests admitted per minute."""
+    tokens_per_minute: int | None = None
+    """Maximum number of prompt and output tokens per minute."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrency", "requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The owner of an API key. `name` is for logs; `id` identifies the key without revealing it."""
+
+    name: str
+    id: str = ""
+    quota: Quota = Quota()
+    priority: int | None = None
+    """Default and upper bound of the priority of its requests; None leaves it to them."""
+
+    def prefix_cache_salt(self, cache_salt: str | None) -> bytes:
+        """The salt of its prefix cache keys: 16 bytes, or empty if the request shares its prefix with every other.
+
+        `cache_salt` is the request's own salt, which separates requests of one tenant.
+        """
+        if not self.id and not cache_salt:
+            return b""
+        return hashlib.blake2b((cache_salt or "").encode(), key=self.id.encode()[:64], digest_size=16).digest()
+
+    def bounded_priority(self, requested: int | None) -> int:
+        """The priority of a request that asks for `requested`; smaller is more urgent."""
+        if self.priority is None:
+            return requested or 0
+        return self.priority if requested is None else max(self.priority, requested)
+
+
+ANONYMOUS = Tenant("anonymous")
+"""The tenant of all requests to a server without API keys."""
+
+
+def key_hash(key: str) -> str:
+    """The SHA-256 of a key in hexadecimal, which a key file may hold instead of the key.
+
+    Random keys have too much entropy to be guessed, so a fast hash without salt is enough.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Tenants:
+    """Finds the tenant of an API key by the key's hash. If there are none, every request is `ANONYMOUS`."""
+
+    def __init__(self, by_hash: Iterable[tuple[str, Tenant]] = ()) -> None:
+        self._by_hash = [(bytes.fromhex(one), tenant) for one, tenant in by_hash]
+        hashes = {one for one, _ in self._by_hash}
+        if len(hashes) < len(self._by_hash):
+            raise InvalidArgumentError("An API key is given twice; give each tenant a key of its own.")
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    @classmethod
+    def of_keys(cls, keys: Sequence[str]) -> Tenants:
+        """Create one tenant without quota per key."""
+        return cls(_named(keys))
+
+    def find(self, key: str) -> Tenant | None:
+        """The owner of a key; None for an unknown key. The time it takes does not depend on the key."""
+        if not self._by_hash:
+            return ANONYMOUS
+        given, found = hashlib.sha256(key.encode()).digest(), None
+        for known, tenant in self._by_hash:
+            if hmac.compare_digest(given, known):
+                found = tenant
+        return found
+
+
+def read_tenants(keys: Sequence[str], file: Path | None, quota: Quota) -> Tenants:
+    """The tenants of `--api-key` and of a key file. `quota` has the default of each limit.
+
+    The file is YAML, TOML or JSON: `keys` is a list of mappings with `key` or `key_sha256`, and optionally `name`,
+    `priority` and the fields of `Quota`. The message of a SettingsError names the wrong entry but never contains a key.
+    """
+    tenants = [(one, Tenant(tenant.name, tenant.id, quota)) for one, tenant in _named(keys)]
+    if file is not None:
+        tenants += _in_file(file, quota)
+    return Tenants(tenants)
+
+
+def _named(keys: Sequence[str]) -> Iterator[tuple[str, Tenant]]:
+    for number, key in enumerate(keys, 1):
+        if not key or not key.isascii() or not key.isprintable():
+            raise InvalidArgumentError("An API key should be of printable ASCII characters, and not empty.")
+        hashed = key_hash(key)
+        yield hashed, Tenant(f"key {number}", _id_of(hashed))
+
+
+def _id_of(hashed: str) -> str:
+    """An identifier of a key from which its hash cannot be recovered."""
+    return hashlib.blake2b(bytes.fromhex(hashed), digest_size=16, person=b"aethermind").hexdigest()
+
+
+_QUOTAS = tuple(one.name for one in fields(Quota))
+_FIELDS = ("name", "key", "key_sha256", "priority", *_QUOTAS)
+
+
+def _in_file(file: Path, quota: Quota) -> Iterator[tuple[str, Tenant]]:
+    content = _content(file)
+    entries = content.get("keys") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or len(content) > 1:
+        raise SettingsError(f"{file} should have one key, `keys`, with a list of API keys.")
+    for number, entry in enumerate(entries, 1):
+        where = f"{file}: entry {number} of keys"
+        if not isinstance(entry, dict):
+            raise SettingsError(f"{where} should be a mapping with {', '.join(_FIELDS)}.")
+        if unknown := sorted(map(str, set(entry) - set(_FIELDS))):
+            raise SettingsError(f"{where} has an unknown field {unknown[0]!r}; there are {', '.join(_FIELDS)}.")
+        yield _read_entry(entry, number, where, quota)
+
+
+def _content(file: Path) -> Any:
+    if not file.is_file():
+        raise SettingsError(f"{file} is no file. Name one with --api-keys-file.")
+    try:
+        return json.loads(file.read_text("utf-8")) if file.suffix == ".json" else read_file(file)
+    except (SettingsError, OSError, ValueError):
+        # The parsers' own messages quote the wrong line, which may contain a key.
+        raise SettingsError(f"{file} cannot be read as YAML, TOML or JSON, by its ending. Correct it.") from None
+
+
+def _read_entry(entry: dict[str, Any], number: int, where: str, quota: Quota) -> tuple[str, Tenant]:
+    hashed = _read_hash(entry, where)
+    name, priority = entry.get("name", f"entry {number}"), entry.get("priority")
+    if not isinstance(name, str) or not name:
+        raise SettingsError(f"{where}: name should be a text.")
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+        raise SettingsError(f"{where}: priority should be an integer; smaller is more urgent.")
+    try:
+        own = Quota(**{one: entry.get(one, getattr(quota, one)) for one in _QUOTAS})
+    except InvalidArgumentError as error:
+        raise SettingsError(f"{where}: {error}") from None
+    return hashed, Tenant(name, _id_of(hashed), own, priority)
+
+
+def _read_hash(entry: dict[str, Any], where: str) -> str:
+    key, hashed = entry.get("key"), entry.get("key_sha256")
+    if (key is None) == (hashed is None):
+        raise SettingsError(f"{where} should have either key or key_sha256.")
+    if hashed is None:
+        if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
+            raise SettingsError(f"{where}: key should be a text of printable ASCII characters.")
+        return key_hash(key)
+    if not isinstance(hashed, str) or len(hashed) != 64 or not all(one in "0123456789abcdefABCDEF" for one in hashed):
+        raise SettingsError(f"{where}: key_sha256 should be the 64 hexadecimal digits of the key's SHA-256.")
+    return hashed
+
 
 _PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 """Paths that need no API key. The chat page is public because it asks for the key; its API calls need the key."""

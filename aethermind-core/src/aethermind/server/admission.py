@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.compatibility import deprecated
+from aethermind.server.access import ANONYMOUS, Tenant
 from aethermind.server.openai.errors import ApiError, draining
-from aethermind.server.tenants import ANONYMOUS, Tenant
 
 __all__ = ["AdmissionController", "AdmissionTicket", "Limits", "OutputTokenBudget", "SlidingSum", "WINDOW_S"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.output_delta import OutputAccumulator
-from aethermind.server.observation.records import GenerationRecord
+from aethermind.server.observation.observer import GenerationRecord
 from aethermind.server.sse import UNNAMED, Event, EventBatch, Framing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.admission import AdmissionTicket
     from aethermind.server.observation.metrics import Metrics
-    from aethermind.server.observation.records import HttpRecord
+    from aethermind.server.observation.observer import HttpRecord
     from aethermind.server.served_model import ServedModel
     from aethermind.server.sse import Event
 

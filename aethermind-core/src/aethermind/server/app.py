@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from aethermind import __version__
-from aethermind.server.access import AccessMiddleware
+from aethermind.server.access import AccessMiddleware, Tenants
 from aethermind.server.admission import AdmissionController, Limits
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
@@ -21,7 +21,6 @@ from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.openai.unknown_fields import IgnoredFields
 from aethermind.server.served_model import ServedModels
-from aethermind.server.tenants import Tenants
 from aethermind.server.web_ui import router as web_ui_routes
 
 if TYPE_CHECKING:

@@ -19,16 +19,16 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.server.access import is_loopback
 from aethermind.server.app import create_app
-from aethermind.server.protocol import bounded_protocol, limit_send_buffer
+from aethermind.server.http_protocol import bounded_protocol, limit_send_buffer
 from aethermind.server.served_model import ServedModel
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from aethermind.llm import LLM
+    from aethermind.server.access import Tenants
     from aethermind.server.admission import AdmissionController, Limits
     from aethermind.server.observation.tracing import Tracing
-    from aethermind.server.tenants import Tenants
     from aethermind.text.chat_templates import ChosenTemplate
 
 __all__ = ["bind", "fail_unfinished", "running", "serve"]

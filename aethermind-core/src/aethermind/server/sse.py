@@ -19,8 +19,8 @@ from aethermind.server.openai.errors import as_api_error
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from aethermind.server.http_protocol import SendChunk
     from aethermind.server.openai.errors import ApiError
-    from aethermind.server.protocol import SendChunk
 
 __all__ = ["Event", "EventBatch", "EventStream", "Framing", "KEEP_ALIVE_S", "NAMED", "TextEvents", "UNNAMED"]
 

@@ -9,8 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aethermind.cli.openai_client import (
+    EventParser,
+    check_key,
+    choose_model,
+    client_options,
+    connection_error,
+    error_of,
+)
 from aethermind.cli.progress import PrefillProgress
-from aethermind.cli.remote import EventParser, check_key, choose_model, client_options, connection_error, error_of
 from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
 from aethermind.text.chat_prompt import ConversationTokenCache
 

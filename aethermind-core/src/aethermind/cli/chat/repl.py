@@ -125,7 +125,7 @@ class Repl:
 
     def say(self, text: str) -> None:
         """Print something that is not an answer."""
-        console.aside(console.printable(text))
+        console.print_note(console.printable(text))
 
     def _answer(self) -> None:
         is_interactive = self.reader.is_interactive

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.process.protocol import Unpacker, pack
 from aethermind.engine.process.start import blocked_signals, child_command, child_environment, describe_exit
-from aethermind.errors import AetherMindError, EngineDeadError, in_words
+from aethermind.errors import AetherMindError, EngineDeadError, describe_exception
 from aethermind.hal.communicator import SharedMemoryCommunicator, shared_file
 from aethermind.hal.device import DeviceId
 
@@ -140,7 +140,7 @@ class WorkerGroup:
             yield
         except BaseException as error:
             if self._failure is None:
-                self._failure = EngineDeadError(f"A step ended before its time: {in_words(error)}")
+                self._failure = EngineDeadError(f"A step ended before its time: {describe_exception(error)}")
             self._end()
             raise
 

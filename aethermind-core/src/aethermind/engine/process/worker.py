@@ -40,7 +40,7 @@ from aethermind.engine.process.protocol import (
 )
 from aethermind.engine.process.start import check_version, init_child
 from aethermind.engine.requests.output_coalescer import OutputCoalescer
-from aethermind.errors import AetherMindError, EngineDeadError, in_words
+from aethermind.errors import AetherMindError, EngineDeadError, describe_exception
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
 from aethermind.sampling.params import read_sampling_defaults
@@ -209,7 +209,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     except Exception as error:
         if not isinstance(error, AetherMindError):
             _log.exception("the model could not be loaded")
-        outbox.failure = error if isinstance(error, AetherMindError) else EngineDeadError(in_words(error))
+        outbox.failure = error if isinstance(error, AetherMindError) else EngineDeadError(describe_exception(error))
         _flush_all(outbox, inbox.sock)
         return 1
     try:
@@ -218,7 +218,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         raise
     except Exception as error:
         _log.exception("the engine failed")
-        outbox.failure = EngineDeadError(f"The engine failed: {in_words(error)}")
+        outbox.failure = EngineDeadError(f"The engine failed: {describe_exception(error)}")
         _flush_all(outbox, inbox.sock)
         return 1
     finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.output_coalescer import OutputCoalescer
 from aethermind.engine.serving.engine_client import EngineClient
-from aethermind.errors import ComputationError, EngineDeadError, InvalidArgumentError, in_words
+from aethermind.errors import ComputationError, EngineDeadError, InvalidArgumentError, describe_exception
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class AsyncEngine(EngineClient):
             failure = error
         except Exception as error:
             _log.exception("the engine failed")
-            failure = EngineDeadError(f"The engine failed: {in_words(error)}")
+            failure = EngineDeadError(f"The engine failed: {describe_exception(error)}")
         with engine.lock:
             engine.unlisten(self)
             for name in list(self._coalescer.names):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from aethermind.server.observation.metrics import Metrics
-from aethermind.server.observation.observer import Observer
-from aethermind.server.observation.records import GenerationRecord, HttpRecord
+from aethermind.server.observation.observer import GenerationRecord, HttpRecord, Observer
 
 __all__ = ["GenerationRecord", "HttpRecord", "Metrics", "Observer"]

@@ -19,7 +19,7 @@ from aethermind.server.openai.errors import LIMIT_CODES, is_rejection
 if TYPE_CHECKING:
     from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.server.admission import AdmissionController
-    from aethermind.server.observation.records import EmbeddingRecord, GenerationRecord, HttpRecord
+    from aethermind.server.observation.observer import EmbeddingRecord, GenerationRecord, HttpRecord
     from aethermind.server.served_model import ServedModels
 
 __all__ = ["Metrics", "TokenCollector"]

@@ -19,7 +19,7 @@ from aethermind.first_party import pip_install
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from aethermind.server.observation.records import GenerationRecord, HttpRecord
+    from aethermind.server.observation.observer import GenerationRecord, HttpRecord
 
 __all__ = ["Tracing", "open_tracing"]
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from aethermind.engine.requests.prompt_reader import TextToEmbed
 from aethermind.errors import RequestTimeoutError
 from aethermind.server.cancellation import unless_disconnected
-from aethermind.server.observation.records import EmbeddingRecord
+from aethermind.server.observation.observer import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.serving import CLIENT_CLOSED_REQUEST, TextsOrTokens, prompts_of

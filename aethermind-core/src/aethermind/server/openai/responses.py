@@ -20,9 +20,9 @@ from aethermind.server.openai.unknown_fields import OF_CHATS, ForeignField
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.access import Tenant
     from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
-    from aethermind.server.tenants import Tenant
     from aethermind.text.chat_prompt import WrittenChat
 
 __all__ = ["InputItem", "LOGPROBS", "ResponseGenerationParams", "ResponseRequest", "chat_messages"]

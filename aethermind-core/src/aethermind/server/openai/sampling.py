@@ -17,8 +17,8 @@ from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.unknown_fields import OF_ANSWERS, OF_FORMATS, ForeignField
 
 if TYPE_CHECKING:
+    from aethermind.server.access import Tenant
     from aethermind.server.served_model import ServedModel
-    from aethermind.server.tenants import Tenant
 
 __all__ = ["CommonFields", "SamplingFields", "StreamOptions", "naming_fields", "rename_field", "sampling_params"]
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.access import Tenant
     from aethermind.server.answering import Answer
     from aethermind.server.served_model import ServedModel
-    from aethermind.server.tenants import Tenant
 
 __all__ = ["CLIENT_CLOSED_REQUEST", "GenerationParams", "TextsOrTokens", "answer_request", "prompts_of"]
 

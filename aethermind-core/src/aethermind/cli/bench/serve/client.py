@@ -14,7 +14,7 @@ import httpx
 
 from aethermind.cli.bench.serve.metrics import LoadTest, RequestOutcome
 from aethermind.cli.bench.serve.workload import BenchRequest
-from aethermind.cli.remote import (
+from aethermind.cli.openai_client import (
     EventParser,
     check_key,
     choose_model,

@@ -1,4 +1,4 @@
-"""Verbs of Ollama, vLLM and others are answered with the equivalent command."""
+"""Commands of Ollama, vLLM and others are answered with the equivalent command."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from aethermind.cli.app import app
-from aethermind.cli.commands import VERBS
-from aethermind.cli.foreign_verbs import FOREIGN_VERBS, command_for
+from aethermind.cli.command_equivalents import EQUIVALENTS, equivalent_command
+from aethermind.cli.commands import COMMANDS
 
 
 @pytest.mark.parametrize(
@@ -38,19 +38,19 @@ def test_the_command_to_type(invoke: Any, words: tuple[str, ...], typed: str) ->
 
 
 def test_every_suggested_command_parses() -> None:
-    assert len(FOREIGN_VERBS) >= 10
-    assert not FOREIGN_VERBS.keys() & VERBS.keys()
+    assert len(EQUIVALENTS) >= 10
+    assert not EQUIVALENTS.keys() & COMMANDS.keys()
     root: Any = typer.main.get_group(app)
-    for verb in FOREIGN_VERBS:
-        for command in re.findall(r"`aethermind (.*?)`", str(command_for(verb, ["a/b"]))):
+    for name_there in EQUIVALENTS:
+        for command in re.findall(r"`aethermind (.*?)`", str(equivalent_command(name_there, ["a/b"]))):
             name, *rest = shlex.split(command)
-            assert name in VERBS or name.startswith("-") or name == "a/b", command
-            if name in VERBS and "--help" not in rest and not hasattr(root.commands[name], "commands"):
+            assert name in COMMANDS or name.startswith("-") or name == "a/b", command
+            if name in COMMANDS and "--help" not in rest and not hasattr(root.commands[name], "commands"):
                 root.commands[name].make_context(name, rest)
-    assert command_for("frobnicate", []) is None
+    assert equivalent_command("frobnicate", []) is None
 
 
-def test_a_plugin_s_verb_has_precedence_over_the_suggestion(invoke: Any, install_plugin: Any) -> None:
+def test_a_command_of_a_plugin_has_precedence_over_the_suggestion(invoke: Any, install_plugin: Any) -> None:
     source = """
     from aethermind.plugins import hookimpl
 

@@ -1,19 +1,19 @@
-"""Verbs of Ollama, vLLM, llama.cpp and SGLang, each with the equivalent command."""
+"""LazyCommands of Ollama, vLLM, llama.cpp and SGLang, each with the equivalent command."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FOREIGN_VERBS", "command_for"]
+__all__ = ["EQUIVALENTS", "equivalent_command"]
 
 
-def command_for(verb: str, args: Sequence[str]) -> str | None:
+def equivalent_command(verb: str, args: Sequence[str]) -> str | None:
     """The equivalent of another program's verb with these arguments, or None.
 
     The result ends a sentence that begins with "Type".
     """
-    answer = FOREIGN_VERBS.get(verb)
+    answer = EQUIVALENTS.get(verb)
     return None if answer is None else answer([word for word in args if not word.startswith("-")])
 
 
@@ -70,7 +70,7 @@ def _model(words: Sequence[str]) -> str:
     return shlex.quote(words[0]) if words else "MODEL"
 
 
-FOREIGN_VERBS: Mapping[str, Callable[[Sequence[str]], str]] = {
+EQUIVALENTS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "cli": _run,
     "complete": _complete,
     "completions": lambda _: "`aethermind completion bash`, `zsh` or `fish`",

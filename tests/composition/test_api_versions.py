@@ -1,4 +1,4 @@
-"""Strangers' packages for older and newer contracts, as wheels, beside a core that has moved on."""
+"""Third-party packages for older and newer versions of the plugin API, as wheels, with a newer core."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.composition.environments import Environment, Environments
-from tests.composition.small_wheels import of_contracts, plugin_wheel
+from tests.composition.small_wheels import of_api_versions, plugin_wheel
 
 POLICY = """
     from aethermind.plugins import hookimpl
@@ -21,11 +21,11 @@ POLICY = """
     def register_kernels():  # from before this hook had an argument
         pass
 """
-UNTOUCHED = "raise AssertionError('a plugin of another contract is not imported')"
+UNTOUCHED = "raise AssertionError('a plugin of another API version is not imported')"
 
 
-def policy(folder: Path, distribution: str, *contracts: int) -> Path:
-    return plugin_wheel(folder, distribution, POLICY.format(distribution), contracts=contracts)
+def policy(folder: Path, distribution: str, *api_versions: int) -> Path:
+    return plugin_wheel(folder, distribution, POLICY.format(distribution), api_versions=api_versions)
 
 
 def plugins_of(environment: Environment) -> dict[str, dict[str, Any]]:
@@ -35,24 +35,24 @@ def plugins_of(environment: Environment) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def environment(environments: Environments, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """A core that speaks contracts 2 and 3, and packages for each contract from 1 to 4."""
+    """A core that supports API versions 2 and 3, and packages for each API version from 1 to 4."""
     folder = tmp_path_factory.mktemp("strangers")
     (core,) = wheelhouse.glob("aethermind_core-*.whl")
     return environments.make(
-        of_contracts(core, 2, 3, folder),
+        of_api_versions(core, 2, 3, folder),
         policy(folder, "of-today", 3),
         policy(folder, "of-before", 2),
         policy(folder, "of-all", 1, 2, 3, 4),
-        plugin_wheel(folder, "of-old", UNTOUCHED, contracts=(1,)),
-        plugin_wheel(folder, "of-tomorrow", UNTOUCHED, contracts=(4,)),
+        plugin_wheel(folder, "of-old", UNTOUCHED, api_versions=(1,)),
+        plugin_wheel(folder, "of-tomorrow", UNTOUCHED, api_versions=(4,)),
     )
 
 
-def test_the_newest_common_contract_is_spoken(environment: Environment) -> None:
+def test_the_newest_common_api_version_is_used(environment: Environment) -> None:
     plugins = plugins_of(environment)
-    spoken = {name: plugin["contract"] for name, plugin in plugins.items() if plugin["status"] == "loaded"}
-    assert spoken == {"of-today": "3", "of-before": "2", "of-all": "3"}
-    for name in spoken:
+    used = {name: plugin["api_version"] for name, plugin in plugins.items() if plugin["status"] == "loaded"}
+    assert used == {"of-today": "3", "of-before": "2", "of-all": "3"}
+    for name in used:
         assert plugins[name]["registered"] == {"policies": [f"{name}-policy"]}
     assert plugins["of-before"]["negotiation"].endswith("they use 2, an older one, which still works.")
 
@@ -60,16 +60,16 @@ def test_the_newest_common_contract_is_spoken(environment: Environment) -> None:
 def test_doctor_says_who_is_to_be_updated(environment: Environment) -> None:
     doctor = environment.run("aethermind", "doctor").stdout
     (old,) = [line for line in doctor.splitlines() if line.split()[:1] == ["of-old"]]
-    assert "it speaks plugin contract 1, this core speaks 2 to 3." in old
-    assert old.endswith("Install a newer of-old, made for contract 3: pip install --upgrade of-old.")
+    assert "it supports plugin API 1, this core supports 2 to 3." in old
+    assert old.endswith("Install a newer of-old, made for plugin API 3: pip install --upgrade of-old.")
     (tomorrow,) = [line for line in doctor.splitlines() if line.split()[:1] == ["of-tomorrow"]]
-    assert "it speaks plugin contract 4, this core speaks 2 to 3." in tomorrow
+    assert "it supports plugin API 4, this core supports 2 to 3." in tomorrow
     assert "Install a newer core (pip install --upgrade aethermind-core), or a version of of-tomorrow" in tomorrow
     assert "export AETHERMIND_PLUGINS=of-all,of-before,of-today" in doctor
 
 
 def test_the_core_of_this_tree_says_the_same_of_what_is_newer(environment: Environment, wheelhouse: Path) -> None:
-    """Going back to it, as a user does who undoes an upgrade: what speaks its contract, too, goes on working."""
+    """Undo an upgrade of the core: a plugin that also supports the old API version still works."""
     (core,) = wheelhouse.glob("aethermind_core-*.whl")
     environment.install(core, "--force-reinstall", "--no-deps")
     plugins = plugins_of(environment)
@@ -77,5 +77,5 @@ def test_the_core_of_this_tree_says_the_same_of_what_is_newer(environment: Envir
         "of-all",
         "of-old",
     }
-    assert plugins["of-today"]["error"] == "it speaks plugin contract 3, this core speaks 1."
+    assert plugins["of-today"]["error"] == "it supports plugin API 3, this core supports 1."
     assert plugins["of-today"]["advice"].startswith("Install a newer core (pip install --upgrade aethermind-core)")
