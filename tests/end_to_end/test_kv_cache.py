@@ -109,7 +109,8 @@ def test_the_size_of_a_quantized_cache(open_demo: Callable[..., LLM], kv_cache_d
     plain, coded = (open_demo(kv_cache_dtype=dtype, **options) for dtype in ("auto", kv_cache_dtype))
     spec = coded.engine.compiled.cache_spec
     assert coded.info.kv_cache_bytes == 8 * spec.bytes_per_block
-    assert coded.info.kv_cache_bytes / plain.info.kv_cache_bytes == (spec.head_dim + 4) / (2 * spec.head_dim)
+    head_dim = coded.engine.compiled.model.config.head_dim
+    assert coded.info.kv_cache_bytes / plain.info.kv_cache_bytes == (head_dim + 4) / (2 * head_dim)
 
 
 def test_a_cache_dtype_that_does_not_fit_is_refused(open_demo: Callable[..., LLM]) -> None:

@@ -12,7 +12,7 @@ from aethermind.errors import InvalidArgumentError
 
 
 def spec(block_size: int = 4) -> KVCacheSpec:
-    return KVCacheSpec(1, 1, 8, "float32", block_size)
+    return KVCacheSpec.uniform(1, 1, 8, "float32", block_size)
 
 
 def cache(num_blocks: int = 8, max_model_len: int = 32, block_size: int = 4) -> KVCache:

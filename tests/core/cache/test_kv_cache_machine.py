@@ -37,7 +37,7 @@ class KVCacheMachine(SequenceRules):
         pool = BlockPool(num_blocks)
         self.prefixes = HashedPrefixCache(pool, in_a_block)
         self.cache = KVCache(
-            KVCacheSpec(1, 1, 8, "float32", block_size),
+            KVCacheSpec.uniform(1, 1, 8, "float32", block_size),
             num_blocks,
             MAX_MODEL_LEN,
             layout,

@@ -25,7 +25,7 @@ class Rig:
         self.store = HostSwapStore(self.memory, num_blocks)
         self.prefixes = HashedPrefixCache(pool, self.block_size)
         self.cache = KVCache(
-            KVCacheSpec(1, 1, 8, "float32", 4),
+            KVCacheSpec.uniform(1, 1, 8, "float32", 4),
             num_blocks,
             CONTEXT,
             layout,

@@ -11,7 +11,7 @@ FAR = 2**31 + 5
 
 
 def make_cache(num_blocks: int, block_size: int, max_model_len: int) -> KVCache:
-    return KVCache(KVCacheSpec(1, 1, 8, "float32", block_size), num_blocks, max_model_len)
+    return KVCache(KVCacheSpec.uniform(1, 1, 8, "float32", block_size), num_blocks, max_model_len)
 
 
 def test_a_table_for_two_million_tokens() -> None:

@@ -43,7 +43,7 @@ class Rig:
         self.num_hashes = 0
         pool = BlockPool(2 * num_prefixes + 60)
         self.prefixes = HashedPrefixCache(pool, BLOCK_SIZE, hash=self.hash)
-        spec = KVCacheSpec(1, 1, 8, "float32", BLOCK_SIZE)
+        spec = KVCacheSpec.uniform(1, 1, 8, "float32", BLOCK_SIZE)
         self.cache = KVCache(spec, pool.num_blocks, 1000, prefix_cache=self.prefixes, pool=pool)
         for number in range(num_prefixes):
             self.remember([number] * 8)

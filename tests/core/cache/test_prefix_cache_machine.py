@@ -35,7 +35,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks)
         self.is_poor, hash = is_poor, poor_hash if is_poor else chain_hash
         self.prefixes = HashedPrefixCache(self.pool, block_size, b"salt", hash=hash)
-        spec = KVCacheSpec(1, 1, 8, "float32", block_size)
+        spec = KVCacheSpec.uniform(1, 1, 8, "float32", block_size)
         self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, prefix_cache=self.prefixes, pool=self.pool)
         self.block_size = block_size
         self.memory: list[object] = [None] * (num_blocks * block_size)

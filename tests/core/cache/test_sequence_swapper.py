@@ -16,7 +16,7 @@ def make_cache(num_blocks: int = 10, threshold: float = 1.0, num_host_blocks: in
     pool = BlockPool(num_blocks)
     memory = Memory(num_blocks, 4, num_host_blocks)
     return KVCache(
-        KVCacheSpec(1, 1, 8, "float32", 4),
+        KVCacheSpec.uniform(1, 1, 8, "float32", 4),
         num_blocks,
         100,
         prefix_cache=HashedPrefixCache(pool, 4),

@@ -75,7 +75,7 @@ class Loop:
         swaps_beside_steps: bool = False,
         **limits: int,
     ) -> None:
-        spec, pool = KVCacheSpec(1, 1, 8, "float32", block_size), BlockPool(num_blocks)
+        spec, pool = KVCacheSpec.uniform(1, 1, 8, "float32", block_size), BlockPool(num_blocks)
         prefix_cache = HashedPrefixCache(pool, block_size) if is_reusing else None
         self.cache = KVCache(
             spec, num_blocks, MAX_MODEL_LEN, prefix_cache=prefix_cache, swap_store=swap_store, pool=pool

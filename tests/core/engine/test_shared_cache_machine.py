@@ -93,7 +93,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
         self.store = RefusingStore(self.memory, num_host_blocks)
         pool = BlockPool(num_blocks)
         self.prefixes = HashedPrefixCache(pool, block_size)
-        spec = KVCacheSpec(1, 1, 8, "float32", block_size)
+        spec = KVCacheSpec.uniform(1, 1, 8, "float32", block_size)
         options: Any = {"prefix_cache": self.prefixes, "swap_store": self.store, "swap_threshold": threshold}
         self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, pool=pool, **options)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_seqs + spare_tokens}

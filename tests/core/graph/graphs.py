@@ -139,7 +139,7 @@ def model_builder(
     }
     model = RUNTIME.architectures.get(architecture).create(raw)
     config = model.config
-    cache = KVCacheSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, str(dtype), 4)
+    cache = KVCacheSpec.uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, str(dtype), 4)
     graphs = StepGraphs(model, OPERATORS, cache, num_blocks, config.max_position_embeddings, dtype)
     return graphs.build(GraphKey(is_adjusted))
 

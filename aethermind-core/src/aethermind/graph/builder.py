@@ -35,6 +35,9 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._outputs: dict[str, Value] = {}
         self._marks: dict[str, Value] = {}
+        self._latest: dict[Value, Value] = {}
+        self._state_of: dict[Value, Value] = {}
+        """The state that a written value is a version of."""
         self._names = UniqueNames()
         self._scope: list[str] = []
 
@@ -66,7 +69,22 @@ class GraphBuilder:
             self.operators, name, inputs, attributes, ".".join([*self._scope, name]), self._names, self.dtype
         )
         self._nodes.append(node)
+        self._record_writes(node)
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
+
+    def _record_writes(self, node: Node) -> None:
+        schema = self.operators[node.operator].schema
+        given = dict(zip((spec.name for spec in schema.inputs), node.inputs, strict=True))
+        for spec, output in zip(schema.outputs, node.outputs, strict=True):
+            written = given.get(spec.alias) if spec.alias is not None else None
+            if written is not None:
+                state = self._state_of.get(written, written)
+                if state.kind is ValueKind.STATE:
+                    self._state_of[output], self._latest[state] = state, output
+
+    def latest(self, state: Value) -> Value:
+        """Return a state as the operators so far have written it; a reader of it runs after them."""
+        return self._latest.get(state, state)
 
     def output(self, name: str, value: Value) -> None:
         """Make a value an output of the graph, under a name."""

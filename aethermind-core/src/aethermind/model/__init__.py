@@ -1,6 +1,7 @@
 """The toolkit of model packages: configuration, rotary frequencies, building blocks, and registries."""
 
-from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, TextEncoder
+from aethermind.cache.layers import LayerCache, Paged, Shared, Window
+from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, DeclaresCache, TextEncoder
 from aethermind.model.config import DecoderConfig, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
@@ -15,12 +16,17 @@ __all__ = [
     "Architecture",
     "ArchitectureRegistry",
     "CausalLM",
+    "DeclaresCache",
     "DecoderConfig",
     "EmbeddingSpan",
     "InputProcessor",
+    "LayerCache",
     "ModelRegistry",
+    "Paged",
     "ProcessedPrompt",
+    "Shared",
     "StepInputs",
     "TextEncoder",
+    "Window",
     "read_decoder_config",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from aethermind.cache.layers import LayerCache, Paged, Window
 from aethermind.graph.builder import GraphBuilder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
@@ -12,7 +13,7 @@ from aethermind.model.step_inputs import StepInputs
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
 
-__all__ = ["AdaptsWeights", "Architecture", "CausalLM", "TextEncoder"]
+__all__ = ["AdaptsWeights", "Architecture", "CausalLM", "DeclaresCache", "TextEncoder", "cache_layout"]
 
 
 class CausalLM(Protocol):
@@ -22,6 +23,24 @@ class CausalLM(Protocol):
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Any:
         """Write the graph and return the logits, float32 [R, vocab_size]; parameters carry the checkpoint's names."""
+
+
+@runtime_checkable
+class DeclaresCache(Protocol):
+    """A `CausalLM` whose layers do not all keep keys and values of the configuration's shape."""
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """What each layer keeps, one entry for each."""
+        ...
+
+
+def cache_layout(model: CausalLM) -> tuple[LayerCache, ...]:
+    """What each layer of a model keeps: what it declares, or keys and values of its configuration's heads."""
+    if isinstance(model, DeclaresCache):
+        return model.cache_layout()
+    config = model.config
+    shape = (config.num_key_value_heads, config.head_dim, config.head_dim)
+    return tuple(Window(*shape, window) if window else Paged(*shape) for window in config.sliding_windows)
 
 
 @runtime_checkable

@@ -6,15 +6,18 @@ and block tables have B columns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aethermind.cache.layers import LayerCache, source_layer
+from aethermind.cache.spec import KVCacheSpec
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
-from aethermind.ops.dims import SymDim
+from aethermind.ops.dims import Shape, SymDim
 from aethermind.ops.schema import CODE_DTYPES
 
-__all__ = ["EmbeddingInputs", "StepInputs", "declare_step_inputs"]
+__all__ = ["EmbeddingInputs", "StepInputs", "declare_caches", "declare_step_inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,9 @@ class StepInputs:
     """The graph values of a step.
 
     token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
-    i32[S,B], logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size,
-    head_dim].
+    i32[S,B], logits_rows i32[R], and what each layer keeps in the KV cache.
 
-    A quantised cache has `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size]. Only the graph for steps
-    with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows.
+    Only the graph for steps with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows.
     """
 
     token_ids: Value
@@ -44,29 +45,38 @@ class StepInputs:
     seqlens_k: Value
     block_tables: Value
     logits_rows: Value
-    k_caches: tuple[Value, ...]
-    v_caches: tuple[Value, ...]
-    k_scales: tuple[Value, ...] = ()
-    v_scales: tuple[Value, ...] = ()
+    caches: tuple[Mapping[str, Value], ...]
+    """By layer, the tensors of its cache: `k_cache` [num_blocks, num_kv_heads, block_size, key_dim] and `v_cache` […,
+    value_dim], with `k_scale` and `v_scale`, f32[num_blocks, num_kv_heads, block_size], if they are quantised. A layer
+    that shares another's has that one's tensors."""
     embeddings: EmbeddingInputs | None = None
+
+    @property
+    def k_caches(self) -> tuple[Value, ...]:
+        """The key cache of each layer."""
+        return tuple(cache["k_cache"] for cache in self.caches)
+
+    @property
+    def v_caches(self) -> tuple[Value, ...]:
+        """The value cache of each layer."""
+        return tuple(cache["v_cache"] for cache in self.caches)
+
+    @property
+    def k_scales(self) -> tuple[Value, ...]:
+        """The scales of keys of each layer; none if keys are not quantised."""
+        return tuple(cache["k_scale"] for cache in self.caches if "k_scale" in cache)
+
+    @property
+    def v_scales(self) -> tuple[Value, ...]:
+        """The scales of values of each layer; none if values are not quantised."""
+        return tuple(cache["v_scale"] for cache in self.caches if "v_scale" in cache)
 
 
 def declare_step_inputs(
-    builder: GraphBuilder,
-    *,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    num_blocks: int,
-    block_size: int,
-    kv_dtype: DType,
-    hidden_size: int,
-    has_embeddings: bool = False,
+    builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int, *, hidden_size: int, has_embeddings: bool = False
 ) -> StepInputs:
-    """Declare the inputs and the KV state of a decoder's graph."""
+    """Declare the inputs of a decoder's graph, and the state of a KV cache of `num_blocks` blocks."""
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
-    slots = (num_blocks, num_kv_heads, block_size)
-    num_scaled = num_layers if kv_dtype in CODE_DTYPES else 0
     embeddings = None
     if has_embeddings:
         values = builder.input("inputs_embeds", builder.dtype, (SymDim("E"), hidden_size))
@@ -79,9 +89,29 @@ def declare_step_inputs(
         builder.input("seqlens_k", DType.INT32, (sequences,)),
         builder.input("block_tables", DType.INT32, (sequences, width)),
         builder.input("logits_rows", DType.INT32, (rows,)),
-        tuple(builder.state(f"k_cache.{layer}", kv_dtype, (*slots, head_dim)) for layer in range(num_layers)),
-        tuple(builder.state(f"v_cache.{layer}", kv_dtype, (*slots, head_dim)) for layer in range(num_layers)),
-        tuple(builder.state(f"k_scale.{layer}", DType.FLOAT32, slots) for layer in range(num_scaled)),
-        tuple(builder.state(f"v_scale.{layer}", DType.FLOAT32, slots) for layer in range(num_scaled)),
+        declare_caches(builder, cache, num_blocks),
         embeddings,
     )
+
+
+def declare_caches(builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int) -> tuple[Mapping[str, Value], ...]:
+    """Declare the state of a KV cache and return the tensors of each layer by name, see `StepInputs.caches`."""
+    dtype = DType.parse(cache.dtype_name)
+    own = [
+        {
+            name: builder.state(f"{name}.{layer}", kind, shape)
+            for name, kind, shape in _tensors(entry, dtype, num_blocks, cache.block_size)
+        }
+        for layer, entry in enumerate(cache.layers)
+    ]
+    return tuple(own[source_layer(cache.layers, layer)] for layer in range(cache.num_layers))
+
+
+def _tensors(entry: LayerCache, dtype: DType, num_blocks: int, block_size: int) -> list[tuple[str, DType, Shape]]:
+    """List name, dtype and shape of a layer's tensors; scales follow all others."""
+    shapes = {name: (num_blocks, heads, block_size, dim) for name, (heads, dim) in entry.rows.items()}
+    scales = {name.replace("_cache", "_scale"): shape[:-1] for name, shape in shapes.items() if dtype in CODE_DTYPES}
+    return [
+        *((name, dtype, shape) for name, shape in shapes.items()),
+        *((name, DType.FLOAT32, shape) for name, shape in scales.items()),
+    ]

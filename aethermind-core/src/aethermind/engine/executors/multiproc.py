@@ -45,9 +45,9 @@ class DriverKVMemory(KVMemory):
     def __init__(self, compiled: CompiledModel, workers: WorkerGroup) -> None:
         super().__init__({value.name: value.type for value in compiled.step.graph.states}, compiled.open_device)
         assert compiled.parallel is not None, "one of several ranks"
-        axes, num_heads = compiled.parallel.state_axes, compiled.cache_spec.num_key_value_heads
+        axes, num_heads = compiled.parallel.state_axes, compiled.cache_spec.num_heads
         self._shardings = {
-            name: _HeadSharding(tensor, axes.get(name), num_heads, workers.size)
+            name: _HeadSharding(tensor, axes.get(name), num_heads(name), workers.size)
             for name, tensor in self.tensors.items()
         }
         self._workers = workers

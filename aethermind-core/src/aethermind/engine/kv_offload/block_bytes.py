@@ -48,7 +48,7 @@ def fingerprint(compiled: CompiledModel) -> str:
         "device": compiled.open_device.backend.name,
         "deterministic": config.deterministic,
         "ranks": config.tensor_parallel_size if config.deterministic else None,
-        "kv": [spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.dtype_name, spec.block_size],
+        "kv": [[repr(layer) for layer in spec.layers], spec.dtype_name, spec.block_size],
     }
     return sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

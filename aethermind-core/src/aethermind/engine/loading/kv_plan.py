@@ -15,6 +15,7 @@ from aethermind.graph.run_inputs import place_inputs
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
+from aethermind.model.architecture import CausalLM, TextEncoder, cache_layout
 from aethermind.model.config import DecoderConfig
 from aethermind.ops.schema import CODE_DTYPES
 from aethermind.runtime import OpenDevice
@@ -43,16 +44,14 @@ class KVPlan:
     has_most_blocks: bool = False
 
 
-def plan_kv(
-    config: EngineConfig, dtype: DType, decoder: DecoderConfig, opened: OpenDevice, *, is_encoder: bool = False
-) -> KVPlan:
+def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice) -> KVPlan:
     """Plan the KV cache of a model that computes in `dtype`.
 
     Raises InvalidArgumentError for a dtype or a context length that the model cannot have, OutOfMemoryError for a cache
     that does not fit into memory.
     """
-    spec = _minimal_spec(config) if is_encoder else _choose_spec(config, dtype, decoder)
-    wanted_len = _wanted_len(config, decoder)
+    spec = _minimal_spec(config) if isinstance(model, TextEncoder) else _choose_spec(config, dtype, model)
+    wanted_len = _wanted_len(config, model.config)
     num_swap_blocks = _num_swap_blocks(config, spec)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
@@ -70,10 +69,10 @@ def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfi
 
 def _minimal_spec(config: EngineConfig) -> KVCacheSpec:
     """The smallest cache, two bytes per token, for encoders: they cache nothing, but requests are counted in blocks."""
-    return KVCacheSpec(1, 1, 1, "int8", config.block_size)
+    return KVCacheSpec.uniform(1, 1, 1, "int8", config.block_size)
 
 
-def _choose_spec(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> KVCacheSpec:
+def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM) -> KVCacheSpec:
     """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token."""
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
@@ -82,8 +81,7 @@ def _choose_spec(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> 
             f"Pass dtype='{stored}', or auto, int8 or fp8 as kv_cache_dtype."
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
-    sizes = (decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim)
-    return KVCacheSpec(*sizes, stored.label, config.block_size, scale_bits)
+    return KVCacheSpec(cache_layout(model), stored.label, config.block_size, scale_bits)
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:

@@ -69,7 +69,7 @@ def compile_model(
         parallel = TensorParallel.of(Share(rank, config.tensor_parallel_size), operators)
         opened = parallel.equip(opened)
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
-    kv = plan_kv(config, dtype, decoder, opened, is_encoder=is_encoder)
+    kv = plan_kv(config, dtype, network, opened)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
     symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))

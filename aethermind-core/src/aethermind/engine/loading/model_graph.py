@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from aethermind.cache.layers import Shared
 from aethermind.cache.positions import BlockShift
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
@@ -22,10 +23,9 @@ from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.model.architecture import CausalLM, TextEncoder
 from aethermind.model.rope import FREQUENCIES, RopeConfig, inverse_frequencies
-from aethermind.model.step_inputs import StepInputs, declare_step_inputs
+from aethermind.model.step_inputs import StepInputs, declare_caches, declare_step_inputs
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.schema import CODE_DTYPES
 from aethermind.sampling.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -115,12 +115,8 @@ class StepGraphs:
     def _declare_inputs(self, builder: GraphBuilder, has_embeddings: bool = False) -> StepInputs:
         return declare_step_inputs(
             builder,
-            num_layers=self.cache.num_layers,
-            num_kv_heads=self.cache.num_key_value_heads,
-            head_dim=self.cache.head_dim,
-            num_blocks=self.num_blocks,
-            block_size=self.cache.block_size,
-            kv_dtype=DType.parse(self.cache.dtype_name),
+            self.cache,
+            self.num_blocks,
             hidden_size=self.model.config.hidden_size,
             has_embeddings=has_embeddings,
         )
@@ -190,12 +186,11 @@ def write_key_shift(
     deltas = builder.input("shift_deltas", DType.INT64, (count,))
     inv_freq, _ = inverse_frequencies(rope, max_model_len)
     table = builder.op("rope_table", deltas, builder.constant(FREQUENCIES, inv_freq), scale=1.0)
-    slots = (num_blocks, cache.num_key_value_heads, cache.block_size)
-    dtype = DType.parse(cache.dtype_name)
-    for layer in range(cache.num_layers):
-        keys = builder.state(f"k_cache.{layer}", dtype, (*slots, cache.head_dim))
-        if dtype in CODE_DTYPES:
-            scales = builder.state(f"k_scale.{layer}", DType.FLOAT32, slots)
+    for tensors, entry in zip(declare_caches(builder, cache, num_blocks), cache.layers, strict=True):
+        if isinstance(entry, Shared):
+            continue
+        keys, scales = tensors["k_cache"], tensors.get("k_scale")
+        if scales is not None:
             builder.op("shift_keys_quantized", keys, blocks, num_tokens, table, scales)
         else:
             builder.op("shift_keys", keys, blocks, num_tokens, table)

@@ -70,7 +70,7 @@ def simulate(
     pool = BlockPool(num_kv_blocks)
     has_prefixes = any(one.hash_ids for one in trace)
     prefix_cache = HashedPrefixCache(pool, block_size) if has_prefixes else None
-    spec = KVCacheSpec(1, 1, 8, "float32", block_size)
+    spec = KVCacheSpec.uniform(1, 1, 8, "float32", block_size)
     cache = KVCache(spec, num_kv_blocks, longest + 2, prefix_cache=prefix_cache, pool=pool)
     scheduler, waiting, running = Scheduler(cache, policy), WaitingQueue(policy), list[Request]()
     sharing = sharing_policy(policy)

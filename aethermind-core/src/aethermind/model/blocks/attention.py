@@ -71,8 +71,8 @@ def attention(
 def cached_attention(
     builder: GraphBuilder,
     q_THC: Value,
-    k_TKC: Value,
-    v_TKC: Value,
+    k_TKC: Value | None,
+    v_TKC: Value | None,
     inputs: StepInputs,
     layer: int,
     *,
@@ -81,11 +81,15 @@ def cached_attention(
 ) -> Value:
     """Write the step's keys and values to the layer's cache, then attend to the cache: [T, H, C].
 
-    Scores are multiplied by `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes
+    A layer that shares the cache of another has no keys and values (None) and only attends. Scores are multiplied by
+    `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes
     positions, in keys and queries or in the embeddings.
     """
-    write = for_cache("kv_cache_write", inputs)
-    cache = builder.op(write, k_TKC, v_TKC, inputs.slot_mapping, *layer_cache(inputs, layer))
+    stored = layer_cache(inputs, layer)
+    if k_TKC is None:
+        cache: Sequence[Value] = [builder.latest(tensor) for tensor in stored]
+    else:
+        cache = builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, inputs.slot_mapping, *stored)
     return attend(builder, q_THC, cache, inputs, scale=scale, window=window)
 
 
@@ -102,13 +106,12 @@ def attend(
 
 def for_cache(operator: str, inputs: StepInputs) -> str:
     """The name of an operator's variant for this step's cache, plain or quantised."""
-    return f"{operator}_quantized" if inputs.k_scales else operator
+    return f"{operator}_quantized" if "k_scale" in inputs.caches[0] else operator
 
 
 def layer_cache(inputs: StepInputs, layer: int) -> tuple[Value, ...]:
     """A layer's key and value cache, and their scales if it is quantised."""
-    caches = (inputs.k_caches[layer], inputs.v_caches[layer])
-    return (*caches, inputs.k_scales[layer], inputs.v_scales[layer]) if inputs.k_scales else caches
+    return tuple(inputs.caches[layer].values())
 
 
 def rope_table(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int) -> Value:
