@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.core.ops import torch_mixture
 from tests.core.ops.torch_cache import (
     kv_cache_write,
     kv_cache_write_quantized,
@@ -262,12 +263,22 @@ TORCH: dict[str, Callable[..., Any]] = {
     "permute_heads": lambda x: x.movedim(-2, -3),
     "split_last": lambda x, count: x.unflatten(-1, (count, x.shape[-1] // count)),
     "merge_last": lambda x: x.flatten(-2),
+    "select": lambda x, index: x.select(1, index),
+    "concat": lambda a, b: torch.cat([a, b], dim=1),
+    "clamped_silu_mul": torch_mixture.clamped_silu_mul,
+    "router_logits": functional.linear,
+    "router_topk": torch_mixture.router_topk,
+    "moe_swiglu": torch_mixture.moe_swiglu,
+    "moe_gate_up_silu": torch_mixture.moe_gate_up_silu,
+    "moe_linear": torch_mixture.moe_linear,
+    "moe_combine": torch_mixture.moe_combine,
+    "take_experts": torch_mixture.take_experts,
 }
 
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 55
+    assert len(OPERATORS) == 65
 
 
 @pytest.mark.parametrize(

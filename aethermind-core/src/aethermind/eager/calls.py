@@ -154,20 +154,22 @@ class CheckedCall:
 
     def __init__(self, call: SignatureCall, planned: SignaturePlan, kinds: Sequence[ArrayKind | None]) -> None:
         self._call = call
-        self._operator = planned.operator
+        self._checked = planned
         self._kinds = kinds
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
         """Check and run; OperatorError says which index is out of range."""
-        check_inputs(self._operator, tensors, self._kinds)
+        check_inputs(self._checked, tensors, self._kinds)
         return self._call(tensors)
 
 
-def check_inputs(operator: Operator, tensors: Sequence[Array | None], kinds: Sequence[ArrayKind | None]) -> None:
+def check_inputs(planned: SignaturePlan, tensors: Sequence[Array | None], kinds: Sequence[ArrayKind | None]) -> None:
     """Raise OperatorError where `Operator.check` refuses inputs that fit the schema."""
+    operator = planned.operator
     if operator.check is None:
         return
-    integers, shapes = {}, {}
+    outputs = zip(operator.schema.outputs, planned.results, strict=True)
+    integers, shapes = {}, {spec.name: resolve(type.shape, {}) for spec, type in outputs}
     for spec, kind, tensor in zip(operator.schema.inputs, kinds, tensors, strict=True):
         if kind is not None and tensor is not None:
             shapes[spec.name] = tuple(tensor.shape)

@@ -130,7 +130,7 @@ class Operation:
         kinds, types = self._described(tensors)
         backend, dispatcher = self._opened.backend, self._opened.dispatcher
         planned = plan_signature(self._operator, self._runtime.operators, dispatcher, backend.name, types, attributes)
-        check_inputs(self._operator, tensors, kinds)
+        check_inputs(planned, tensors, kinds)
         call = bind_call(planned, kinds, backend)
         if len(self._calls) >= _MAX_SIGNATURES:
             self._calls.clear()

@@ -17,7 +17,7 @@ from enum import Enum
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal.dtype import DType
-from aethermind.ops.dims import parse_shape
+from aethermind.ops.dims import Shape, parse_shape
 from aethermind.ops.schema import Attribute, TensorType
 
 __all__ = ["Graph", "Node", "Value", "ValueKind", "format_graph", "parse_graph", "without_unused_nodes"]
@@ -44,6 +44,11 @@ class Value:
     name: str
     type: TensorType
     kind: ValueKind = ValueKind.COMPUTED
+
+    @property
+    def shape(self) -> Shape:
+        """The dims, of which some may be symbols."""
+        return self.type.shape
 
     def __str__(self) -> str:
         return self.kind.sigil + self.name

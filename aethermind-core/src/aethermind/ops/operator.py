@@ -55,15 +55,16 @@ class Operator:
     `samples(rng)` yields inputs of odd sizes, of one row and of none. `term_magnitudes`, where given, returns for each
     output the sum of the magnitudes of its terms, which scales the tolerance; otherwise |reference| does. An infinite
     magnitude marks an element that is undefined, a magnitude of 0 one that is copied bit for bit.
-    `decompose(builder, *values, **attributes)` computes the same by smaller operators.
+    `decompose(builder, *values, **attributes)` computes the same by smaller operators; values have a `shape`.
 
     `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold
     the inputs' values already, and it writes only what changes. `gathered` names the inputs of which only some elements
     are read: `reference` and `update` get them as they are stored, whatever the float type of the others, because
     converting all of them would cost too much.
 
-    `check(integers, shapes)`, both by input, raises OperatorError where indices are out of range; kernels do not check
-    them. `eager` calls it; the indices in a plan are written by the engine.
+    `check(integers, shapes)` raises OperatorError where indices are out of range; kernels do not check them. Both are
+    by name: the inputs of integers, and the shapes of all inputs and outputs. `eager` calls it; the indices in a plan
+    are written by the engine.
 
     `cost(call)` counts what a call must read, write and compute where the general rule of `cost_of` does not fit.
     """

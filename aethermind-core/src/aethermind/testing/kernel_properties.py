@@ -59,7 +59,7 @@ def check_thread_counts(case: KernelCase, operators: OperatorRegistry, opened: O
 def check_concurrent_streams(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
     """Assert that results do not change while another thread runs the kernel on another stream, with other values."""
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
-    given = (inputs, other_values(case.operator, inputs))
+    given = (inputs, other_values(case.operator, inputs, case.sample.attributes))
     streams = [opened.backend.streams.create(opened.device.index) for _ in given]
     calls = [KernelCall(case, operators, opened, inputs, stream=stream) for stream in streams]
     alone = [call.run(values) for call, values in zip(calls, given, strict=True)]

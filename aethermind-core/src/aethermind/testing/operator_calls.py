@@ -22,9 +22,10 @@ from aethermind.graph.ir import Value, ValueKind
 from aethermind.graph.plan import Plan
 from aethermind.hal import DType, Stream, Tensor
 from aethermind.hal.memory import ALIGNMENT, align_up
+from aethermind.ops.dims import resolve
 from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample, Tolerance
 from aethermind.ops.quantization import fake_quantize
-from aethermind.ops.schema import OperatorSchema, TensorSpec
+from aethermind.ops.schema import OperatorSchema, TensorSpec, TensorType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice
 from aethermind.testing.device_arrays import on_device, on_host
@@ -209,7 +210,7 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
     call = KernelCall(case, operators, opened, inputs)
-    call.run(other_values(case.operator, inputs))
+    call.run(other_values(case.operator, inputs, case.sample.attributes))
     outputs = call.run(inputs)
     _assert_close(case.operator, case.float_type, _expected_of(case, operators, inputs), outputs, _allowed_beside(case))
     if any(spec.inplace is not None for spec in case.operator.schema.outputs):
@@ -217,13 +218,18 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
         assert_same_bits(in_place, outputs, "in place it has other results")
 
 
-def other_values(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
+def other_values(
+    operator: Operator, inputs: Sequence[Array | None], attributes: Mapping[str, Any]
+) -> list[Array | None]:
     """Return inputs of the same shapes and mostly other values: each one reversed where that is valid.
 
     Offsets, and indices that `Operator.check` would refuse, are unchanged.
     """
     names = [spec.name for spec in operator.schema.inputs]
-    shapes = {name: array.shape for name, array in zip(names, inputs, strict=True) if array is not None}
+    types = [None if array is None else TensorType(DType.of_numpy(array.dtype), array.shape) for array in inputs]
+    outputs = operator.schema.infer(types, operator.schema.complete(attributes))
+    shapes = {spec.name: resolve(type.shape, {}) for spec, type in zip(operator.schema.outputs, outputs, strict=True)}
+    shapes |= {name: array.shape for name, array in zip(names, inputs, strict=True) if array is not None}
     changed = list(inputs)
     for position, array in enumerate(inputs):
         if array is None or names[position].startswith("cu_"):

@@ -12,7 +12,7 @@ from aethermind.ops.catalog._tolerances import EXACT, accumulated
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["GELU", "RELU", "SILU", "SILU_MUL", "SOFTMAX", "sigmoid"]
+__all__ = ["CLAMPED_SILU_MUL", "GELU", "RELU", "SILU", "SILU_MUL", "SOFTMAX", "sigmoid"]
 
 
 def _relu_reference(x: Array) -> Array:
@@ -77,6 +77,42 @@ SILU_MUL = Operator(
     tolerances=accumulated(inner_roundings=1, absolute=1e-30),
 )
 """The gating of SwiGLU: silu of the gate projection times the up projection."""
+
+
+def _clamped_silu_mul_reference(gate: Array, up: Array, *, alpha: float, limit: float, up_offset: float) -> Array:
+    if limit > 0:
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate * sigmoid(alpha * gate) * (up + up_offset)
+
+
+def _clamped_silu_mul_magnitudes(gate: Array, up: Array, *, alpha: float, limit: float, up_offset: float) -> Array:
+    if limit > 0:
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return np.abs(gate) * sigmoid(alpha * gate) * (np.abs(up) + abs(up_offset))
+
+
+def _clamped_silu_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for sample in same_shaped(rng, 2):
+        yield Sample(sample.label, sample.inputs)
+        yield Sample(f"{sample.label}_clamped", sample.inputs, {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0})
+
+
+CLAMPED_SILU_MUL = Operator(
+    schema=OperatorSchema.parse(
+        """clamped_silu_mul(gate: F[...], up: F[...]; alpha: float = 1.0, limit: float = 0.0, up_offset: float = 0.0)
+        -> (out: F[...] ~ gate)"""
+    ),
+    summary=(
+        "gate * sigmoid(alpha * gate) * (up + up_offset), element by element; with limit > 0 of min(gate, limit) and "
+        "clamp(up, -limit, limit)."
+    ),
+    reference=_clamped_silu_mul_reference,
+    samples=_clamped_silu_mul_samples,
+    term_magnitudes=_clamped_silu_mul_magnitudes,
+    # For a very negative gate it may be zero, as in silu.
+    tolerances=accumulated(absolute=1e-30),
+)
+"""The gating of gpt-oss (OpenAI 2025, arXiv:2508.10925): silu_mul with bounded inputs, a steeper sigmoid, an offset."""
 
 
 _CUBIC = 0.044715

@@ -11,7 +11,7 @@ from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["MERGE_HEADS", "MERGE_LAST", "PERMUTE_HEADS", "SPLIT_HEADS", "SPLIT_LAST", "TRANSPOSE"]
+__all__ = ["CONCAT", "MERGE_HEADS", "MERGE_LAST", "PERMUTE_HEADS", "SELECT", "SPLIT_HEADS", "SPLIT_LAST", "TRANSPOSE"]
 
 
 def _split_heads_reference(x: Array, *, num_heads: int) -> Array:
@@ -133,3 +133,45 @@ PERMUTE_HEADS = Operator(
     tolerances=EXACT,
 )
 """A copy with tokens and heads swapped, so that the matrix of each head is contiguous."""
+
+
+def _select_reference(x: Array, *, index: int) -> Array:
+    return x[:, index]
+
+
+def _select_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, index in (((3, 2, 7), 1), ((1, 8, 64), 0), ((0, 4, 8), 3), ((17, 1, 33), 0), ((300, 3, 10), 2)):
+        yield Sample(f"{'x'.join(map(str, shape))}_at_{index}", (normal(rng, *shape),), {"index": index})
+
+
+SELECT = Operator(
+    schema=OperatorSchema.parse("select(x: F[T, A, N]; index: int) -> (out: F[T, N])"),
+    summary="A copy of x[t, index] for each t; index is from 0 to A - 1.",
+    reference=_select_reference,
+    samples=_select_samples,
+    tolerances=EXACT,
+    gathered=frozenset({"x"}),
+)
+"""A copy of one of the A vectors of every token."""
+
+
+def _concat_reference(a: Array, b: Array) -> Array:
+    return np.concatenate([a, b], axis=1)
+
+
+def _concat_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for num_tokens, num_first, num_second, size in (
+        (3, 2, 1, 7), (1, 1, 1, 64), (0, 4, 2, 8), (17, 5, 3, 33), (300, 1, 2, 10),
+    ):  # fmt: skip
+        inputs = normal(rng, num_tokens, num_first, size), normal(rng, num_tokens, num_second, size)
+        yield Sample(f"T{num_tokens}_A{num_first}_B{num_second}_N{size}", inputs)
+
+
+CONCAT = Operator(
+    schema=OperatorSchema.parse("concat(a: F[T, A, N], b: F[T, B, N]) -> (out: F[T, A+B, N])"),
+    summary="A copy in which the A vectors of each token in a are followed by its B vectors in b.",
+    reference=_concat_reference,
+    samples=_concat_samples,
+    tolerances=EXACT,
+)
+"""A copy of the vectors of every token in a and b, side by side."""
