@@ -56,7 +56,14 @@ class AetherMindError(Exception):
 
 
 class InvalidArgumentError(AetherMindError, ValueError):
-    """A value given by the caller is out of range or of the wrong kind."""
+    """A value given by the caller is out of range or of the wrong kind.
+
+    `param` is the name of the parameter, option or field that has the value; None if the error is not of a single one.
+    """
+
+    def __init__(self, *arguments: object, param: str | None = None) -> None:
+        super().__init__(*arguments)
+        self.param = param
 
 
 class ConfigError(AetherMindError):

@@ -344,7 +344,9 @@ def _listed(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise InvalidArgumentError(f"prompts should be a prompt or a list of them, got {prompts!r:.80}.")
+        raise InvalidArgumentError(
+            f"prompts should be a prompt or a list of them, got {prompts!r:.80}.", param="prompts"
+        )
     return list(prompts)
 
 
@@ -355,7 +357,8 @@ def _options_for(prompts: Sequence[Prompt | EnginePrompt], given: Any, adapter: 
     names = [adapter] * len(prompts) if isinstance(adapter, str) else adapter
     if not isinstance(names, Sequence) or len(names) != len(prompts):
         raise InvalidArgumentError(
-            f"adapter should be a name, or a name or None for each of {len(prompts)} prompts, got {adapter!r:.80}."
+            f"adapter should be a name, or a name or None for each of {len(prompts)} prompts, got {adapter!r:.80}.",
+            param="adapter",
         )
     return [one if name is None else replace(one, adapter=name) for one, name in zip(options, names, strict=True)]
 
@@ -365,11 +368,14 @@ def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, k
     if isinstance(given, kind):
         return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
-        raise InvalidArgumentError(f"{name} should be {kind.__name__} or a list of them, got {given!r:.80}.")
+        raise InvalidArgumentError(
+            f"{name} should be {kind.__name__} or a list of them, got {given!r:.80}.", param=name
+        )
     if len(given) != len(prompts):
         raise InvalidArgumentError(
             f"{name} holds {len(given)} {kind.__name__} for {len(prompts)} prompt{'s' * (len(prompts) != 1)}; "
-            "give one for all, or one each."
+            "give one for all, or one each.",
+            param=name,
         )
     return list(given)
 

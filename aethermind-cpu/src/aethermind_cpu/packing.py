@@ -55,7 +55,7 @@ def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 def quantized_pack(format: WeightFormat) -> Pack:
     """Return the packing of a format. It takes QuantizedWeights, and floating-point arrays, which it quantises."""
     layout = _native.QuantizedLayout(
-        format.bits, format.block, format.has_zero_point, format.has_offset, format.super_block != 0
+        format.bits, format.block, format.has_zero_point, format.has_offset, format.super_block_size != 0
     )
     return Pack(
         f"panels16_{format.name}",
@@ -97,7 +97,7 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
     codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
     parameters = [
         array if array is None else np.ascontiguousarray(array)
-        for array in (source.zeros, source.offsets, source.units)
+        for array in (source.zeros, source.offsets, source.super_block_scales)
     ]
     zeros, offsets, super_scales = (0 if array is None else array.ctypes.data for array in parameters)
 

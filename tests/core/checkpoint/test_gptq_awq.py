@@ -90,7 +90,7 @@ def test_plain_tensors_are_unchanged_and_zero_biases_are_neutral(tmp_path: Path)
     more = {"m0.bias": ones, "m1.bias": zeros, "norm.bias": zeros, "norm.weight": ones}
     checkpoint = opened(tmp_path, gptq(), *layers, **more)
     assert set(checkpoint.names) == {*more, "m0.weight", "m1.weight"}
-    assert checkpoint.neutral_names == ("m1.bias",)
+    assert checkpoint.zero_bias_names == ("m1.bias",)
     assert np.array_equal(checkpoint.array("m0.bias"), ones)
     assert checkpoint.total_bytes == sum(checkpoint.info(name).num_bytes for name in checkpoint.names)
     assert checkpoint.paths == (tmp_path / "model.safetensors",)

@@ -72,7 +72,7 @@ class Loop:
         is_reusing: bool = False,
         swap_store: SwapBlocks | None = None,
         costs: Swaps | None = None,
-        swaps_beside_steps: bool = False,
+        overlaps_swaps_with_steps: bool = False,
         **limits: int,
     ) -> None:
         spec, pool = KVCacheSpec.uniform(1, 1, 8, "float32", block_size), BlockPool(num_blocks)
@@ -82,7 +82,7 @@ class Loop:
         )
         self.budget = StepBudget(**limits)
         policy = policy or FirstComeFirstServed()
-        self.scheduler = Scheduler(self.cache, policy, costs, swaps_beside_steps=swaps_beside_steps)
+        self.scheduler = Scheduler(self.cache, policy, costs, overlaps_swaps_with_steps=overlaps_swaps_with_steps)
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.finished: list[Request] = []
@@ -101,7 +101,7 @@ class Loop:
         request_options = RequestOptions(**options)
         request = Request(name, prompt, params, self.now, max_model_len=MAX_MODEL_LEN, options=request_options)
         if isinstance(self.scheduler.policy, SharingPolicy):
-            request.place = self.scheduler.policy.place(request, self.waiting, self.running)
+            request.virtual_arrival = self.scheduler.policy.virtual_arrival(request, self.waiting, self.running)
         self.waiting.add(request, self.now)
         return request
 

@@ -63,6 +63,28 @@ def test_output_read_now_and_then_is_the_same(runtime: Runtime) -> None:
     assert not advanced.has_unfinished
 
 
+def test_outputs_of_earlier_steps_keep_their_tokens(runtime: Runtime) -> None:
+    engine = open_engine(runtime)
+    engine.add_request("a", PROMPT, GREEDY)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    answers = [output.outputs[0] for output in outputs]
+    assert [answer.num_tokens for answer in answers] == list(range(1, len(answers) + 1))
+    assert all(answer.token_ids == answers[-1].token_ids[: answer.num_tokens] for answer in answers)
+    assert all(answers[-1].text.startswith(answer.text) for answer in answers)
+
+
+def test_a_request_with_the_id_of_an_aborted_one_has_its_own_output(runtime: Runtime) -> None:
+    engine = open_engine(runtime)
+    engine.add_request("a", PROMPT, GREEDY)
+    engine.step()
+    engine.abort("a")
+    engine.add_request("a", PROMPT, GREEDY)
+    (output,) = engine.step()
+    assert output.outputs[0].num_tokens == 1
+
+
 def test_limits_can_be_adjusted_while_it_runs(runtime: Runtime) -> None:
     engine = open_engine(runtime, max_num_batched_tokens=8, max_num_seqs=4)
     seen = observe_rows(engine)

@@ -57,7 +57,7 @@ def assert_same(one: QuantizedWeight, other: QuantizedWeight) -> None:
         (one.scales, other.scales),
         (one.zeros, other.zeros),
         (one.offsets, other.offsets),
-        (one.units, other.units),
+        (one.super_block_scales, other.super_block_scales),
     )
     for left, right in ((one.codes, other.codes), *sides):
         np.testing.assert_array_equal(left, right)

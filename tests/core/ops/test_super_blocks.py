@@ -1,4 +1,4 @@
-"""Scales and offsets in two levels: as exact as what they stand in for, whatever the signs of blocks."""
+"""K-quants: scales and offsets of blocks as integers times scales of super-blocks, for blocks of either sign."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.scale import scaled
 
 from aethermind.ops.quantization import fake_quantize
 from aethermind.ops.weight_format import WeightFormat, parse_format, without_super_blocks
+from aethermind.plugins import DeprecatedUseWarning
 
 Array = np.ndarray[Any, Any]
 
@@ -41,15 +42,15 @@ def test_normal_weights_lose_no_more_than_in_q4_k() -> None:
 
 
 @pytest.mark.parametrize("columns", [256, 320, 896])
-def test_units_count_to_63_and_reach_the_widest_block(columns: int) -> None:
+def test_sub_scales_are_at_most_63_and_reach_the_widest_block(columns: int) -> None:
     array = normal(5, columns)
     array[:, 32:64] *= 50
     q = FORMAT.quantize(array)
-    assert q.units is not None
+    assert q.super_block_scales is not None
     assert q.offsets is not None
     assert (q.scales <= 63).all()
     assert (q.offsets <= 63).all()
-    assert (q.units[..., 1] < 0).all()
+    assert (q.super_block_scales[..., 1] < 0).all()
     assert np.abs(fake_quantize(FORMAT, array) - array)[:, 32:64].max() < np.abs(array).max() / 10
 
 
@@ -78,3 +79,11 @@ def test_one_level_is_the_same_to_float16() -> None:
     values = FORMAT.dequantize(q)
     np.testing.assert_allclose(one.format.dequantize(one), values, rtol=0, atol=2.0**-10 * np.abs(values).max())
     np.testing.assert_array_equal(one.codes, q.codes)
+
+
+def test_former_names_of_fields_work() -> None:
+    with pytest.warns(DeprecatedUseWarning, match="super_block_size"):
+        assert FORMAT.super_block == 256  # type: ignore[attr-defined]
+    weight = FORMAT.quantize(np.ones((1, 256), np.float32))
+    with pytest.warns(DeprecatedUseWarning, match="super_block_scales"):
+        assert weight.units is weight.super_block_scales  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ def format_of(name: str) -> WeightFormat:
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "block", "has_zero_point", "has_offset", "super_block"),
+    ("name", "bits", "block", "has_zero_point", "has_offset", "super_block_size"),
     [
         ("int8", 8, 32, False, False, 0),
         ("int8_channel", 8, 0, False, False, 0),
@@ -41,9 +41,9 @@ def format_of(name: str) -> WeightFormat:
     ],
 )
 def test_names_say_what_a_format_is(
-    name: str, bits: int, block: int, has_zero_point: bool, has_offset: bool, super_block: int
+    name: str, bits: int, block: int, has_zero_point: bool, has_offset: bool, super_block_size: int
 ) -> None:
-    assert format_of(name) == WeightFormat(name, bits, block, has_zero_point, has_offset, super_block)
+    assert format_of(name) == WeightFormat(name, bits, block, has_zero_point, has_offset, super_block_size)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_bits_per_weight_count_scales_and_zero_points() -> None:
         (
             "int4_k",
             {name: np.zeros((2, 40 if name == "codes" else 2), np.uint8) for name in ("codes", "scales", "offsets")},
-            r"units .* float16\[2, 1, 2\], got none",
+            r"super_block_scales .* float16\[2, 1, 2\], got none",
         ),
     ],
 )

@@ -89,7 +89,9 @@ class KVCache:
                 "num_blocks and max_model_len must be integers of 1 or more."
             )
         if not 0 <= swap_threshold <= 1:
-            raise InvalidArgumentError(f"swap_threshold is {swap_threshold} but must be a fraction, 0 to 1.")
+            raise InvalidArgumentError(
+                f"swap_threshold is {swap_threshold} but must be a fraction, 0 to 1.", param="swap_threshold"
+            )
         self.spec = spec_for_layout(spec, layout, max_model_len)
         self.max_model_len = max_model_len
         self._block_size = self.spec.block_size

@@ -27,7 +27,7 @@ class PositionRun(NamedTuple):
     first: int
     position: int
     """Position of the first token."""
-    computed_at: int
+    key_position: int
     """Position for which the first token's key is currently rotated."""
 
 
@@ -84,7 +84,7 @@ class TokenPositions:
 
     def with_keys_shifted(self) -> TokenPositions:
         """Return the same positions with every key rotated for its own position."""
-        return TokenPositions(run._replace(computed_at=run.position) for run in self.runs)
+        return TokenPositions(run._replace(key_position=run.position) for run in self.runs)
 
     def _run(self, index: int) -> PositionRun:
         return self.runs[bisect_right(self.runs, index, key=lambda run: run.first) - 1]
@@ -92,7 +92,7 @@ class TokenPositions:
     def _split(self, index: int) -> list[PositionRun]:
         """Return the runs from `index` on, the first of which begins there."""
         run = self._run(index)
-        head = PositionRun(index, run.position + index - run.first, run.computed_at + index - run.first)
+        head = PositionRun(index, run.position + index - run.first, run.key_position + index - run.first)
         return [head, *(run for run in self.runs if run.first > index)]
 
 
@@ -103,7 +103,7 @@ def _joined(runs: Iterable[PositionRun]) -> tuple[PositionRun, ...]:
         if joined:
             last = joined[-1]
             num_tokens = run.first - last.first
-            if (run.position - last.position, run.computed_at - last.computed_at) == (num_tokens, num_tokens):
+            if (run.position - last.position, run.key_position - last.key_position) == (num_tokens, num_tokens):
                 continue
         joined.append(run)
     return tuple(joined)
@@ -131,7 +131,7 @@ def block_shifts(
     """Yield the blocks of a sequence of `num_tokens` tokens whose keys are not rotated for their current positions."""
     ends = [run.first for run in positions.runs[1:]]
     for run, end in zip(positions.runs, [*ends, num_tokens], strict=True):
-        delta = run.position - run.computed_at
+        delta = run.position - run.key_position
         if delta == 0:
             continue
         assert run.first % block_size == 0, f"a shift begins inside a block of {block_size} tokens, at {run.first}"

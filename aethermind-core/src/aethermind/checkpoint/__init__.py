@@ -14,8 +14,8 @@ imported only for such a file.
 
 from __future__ import annotations
 
-from aethermind.checkpoint.adapted import AdaptedTensors, TensorSlice
 from aethermind.checkpoint.dummy import DummyCheckpoint
+from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.source import StoredTensors, TensorFile, TensorInfo, TensorSource, match_names

@@ -197,7 +197,7 @@ class GgufFile:
             weight = block.read(stored, (rows, columns))
         except InvalidArgumentError as error:
             self.fail(f"has a tensor {name!r:.80} of type {block.name} that is no weight ({error})")
-        for side in (weight.scales, weight.offsets, weight.units):
+        for side in (weight.scales, weight.offsets, weight.super_block_scales):
             if side is not None and not np.isfinite(side).all():
                 self.fail(f"has a tensor {name!r:.80} of type {block.name} with scales that are not finite in float16")
         return weight

@@ -31,8 +31,8 @@ __all__ = ["BLOCK_TYPES", "BlockType"]
 
 Array = npt.NDArray[Any]
 
-_LENGTH = 32
-_VALUES_AT_ONCE = 1 << 20
+_BLOCK = 32
+_VALUES_PER_CHUNK = 1 << 20
 
 
 class _Parts(NamedTuple):
@@ -41,7 +41,7 @@ class _Parts(NamedTuple):
     codes: Array
     scales: Array
     offsets: Array | None = None
-    units: Array | None = None
+    super_block_scales: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +74,26 @@ class BlockType:
     def read(self, stored: Array, shape: tuple[int, int]) -> QuantizedWeight:
         """Decode a tensor's bytes as the weight [N, K]."""
         rows, columns = shape
-        blocks = (rows, columns // _LENGTH)
+        blocks = (rows, columns // _BLOCK)
         format = self.format
         codes = np.empty(shape, np.uint8 if format.has_offset else np.int8)
-        side = np.uint8 if format.super_block else np.float16
-        scales = np.empty(blocks, side)
-        offsets = np.empty(blocks, side) if format.has_offset else None
-        supers = (rows, format.num_super_blocks(columns), 2) if format.super_block else None
-        units = None if supers is None else np.empty(supers, np.float16)
+        scale_dtype = np.uint8 if format.super_block_size else np.float16
+        scales = np.empty(blocks, scale_dtype)
+        offsets = np.empty(blocks, scale_dtype) if format.has_offset else None
+        super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
+        super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
         by_row = stored.reshape(rows, stored.size // max(rows, 1))
-        portion = max(1, _VALUES_AT_ONCE // max(columns, 1))
-        for begin in range(0, rows if columns else 0, portion):
-            part = slice(begin, min(begin + portion, rows))
-            found = self.decode(by_row[part].reshape(-1, self.num_bytes))
-            for array, values in zip((codes, scales, offsets, units), found, strict=True):
+        rows_per_chunk = max(1, _VALUES_PER_CHUNK // max(columns, 1))
+        for begin in range(0, rows if columns else 0, rows_per_chunk):
+            chunk = slice(begin, min(begin + rows_per_chunk, rows))
+            found = self.decode(by_row[chunk].reshape(-1, self.num_bytes))
+            for array, values in zip((codes, scales, offsets, super_block_scales), found, strict=True):
                 if array is not None and values is not None:
-                    array[part] = values.reshape(array[part].shape)
-        return QuantizedWeight(format, codes, scales, None, offsets, units)
+                    array[chunk] = values.reshape(array[chunk].shape)
+        return QuantizedWeight(format, codes, scales, None, offsets, super_block_scales)
 
 
-def _halves(blocks: Array, begin: int, count: int = 1) -> Array:
+def _float16(blocks: Array, begin: int, count: int = 1) -> Array:
     """View `count` float16 numbers of each block from byte `begin` on, [n, count]."""
     return np.ascontiguousarray(blocks[:, begin : begin + 2 * count]).view(np.float16)
 
@@ -112,50 +112,53 @@ def _fifth_bits(stored: Array) -> Array:
 
 
 def _decode_q4_0(blocks: Array) -> _Parts:
-    return _Parts(_nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8), _halves(blocks, 0))
+    return _Parts(_nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8), _float16(blocks, 0))
 
 
 def _decode_q4_1(blocks: Array) -> _Parts:
-    return _Parts(_nibbles(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 2))
+    return _Parts(_nibbles(blocks[:, 4:], 16), _float16(blocks, 0), _float16(blocks, 2))
 
 
 def _decode_q5_0(blocks: Array) -> _Parts:
     codes = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6])
-    return _Parts(codes.view(np.int8) - np.int8(16), _halves(blocks, 0))
+    return _Parts(codes.view(np.int8) - np.int8(16), _float16(blocks, 0))
 
 
 def _decode_q5_1(blocks: Array) -> _Parts:
     codes = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
-    return _Parts(codes, _halves(blocks, 0), _halves(blocks, 2))
+    return _Parts(codes, _float16(blocks, 0), _float16(blocks, 2))
 
 
 def _decode_q8_0(blocks: Array) -> _Parts:
-    return _Parts(blocks[:, 2:].view(np.int8), _halves(blocks, 0))
+    return _Parts(blocks[:, 2:].view(np.int8), _float16(blocks, 0))
 
 
-def _k_sides(blocks: Array) -> tuple[Array, Array, Array]:
+def _k_scales(blocks: Array) -> tuple[Array, Array, Array]:
     """Decode the scales and offsets of eight groups of 32 values, 6 bits each in 12 bytes, and the super-block scales.
 
-    The last four of each are split over two places. Super-block scales are [n, 1, 2]; offsets are stored negated.
+    The bits of the last four of each are split over two bytes. Super-block scales are [n, 1, 2]; offsets are stored
+    negated.
     """
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     offsets = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
-    return scales, offsets, (_halves(blocks, 0, 2) * np.array([1, -1], np.float16))[:, None]
+    return scales, offsets, (_float16(blocks, 0, 2) * np.array([1, -1], np.float16))[:, None]
 
 
 def _decode_q4_k(blocks: Array) -> _Parts:
-    return _Parts(_nibbles(blocks[:, 16:], 32), *_k_sides(blocks))
+    return _Parts(_nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
 
 
 def _decode_q5_k(blocks: Array) -> _Parts:
-    runs = np.arange(8, dtype=np.uint8)[:, None]
-    fifth = (blocks[:, None, 16:48] >> runs & 1) << 4
+    groups = np.arange(8, dtype=np.uint8)[:, None]
+    fifth = (blocks[:, None, 16:48] >> groups & 1) << 4
     codes = _nibbles(blocks[:, 48:], 32) | fifth.reshape(len(blocks), -1)
-    scales, offsets, units = _k_sides(blocks)
-    both = units.astype(np.float32)
+    scales, offsets, super_block_scales = _k_scales(blocks)
+    factors = super_block_scales.astype(np.float32)
     with np.errstate(over="ignore"):  # the caller checks that they are finite
-        return _Parts(codes, (both[..., 0] * scales).astype(np.float16), (both[..., 1] * offsets).astype(np.float16))
+        return _Parts(
+            codes, (factors[..., 0] * scales).astype(np.float16), (factors[..., 1] * offsets).astype(np.float16)
+        )
 
 
 def _pairs_of_bits(stored: Array) -> Array:
@@ -164,9 +167,9 @@ def _pairs_of_bits(stored: Array) -> Array:
     return pairs.reshape(len(stored), -1)
 
 
-def _requantised(codes: Array, steps: Array, offsets: Array | None = None) -> _Parts:
-    """Requantise codes [n, 256], with a step and perhaps an offset for each 16, as int8 with groups of 32."""
-    values = codes.reshape(-1, 16, 16) * steps[..., None]
+def _requantised(codes: Array, scales: Array, offsets: Array | None = None) -> _Parts:
+    """Requantise codes [n, 256], with a scale and perhaps an offset for each 16, as int8 with groups of 32."""
+    values = codes.reshape(-1, 16, 16) * scales[..., None]
     if offsets is not None:
         values += offsets[..., None]
     found = _REQUANTISED.quantize(values.reshape(-1, 256))
@@ -174,9 +177,9 @@ def _requantised(codes: Array, steps: Array, offsets: Array | None = None) -> _P
 
 
 def _decode_q2_k(blocks: Array) -> _Parts:
-    units = _halves(blocks, 80, 2).astype(np.float32)
-    steps, offsets = units[:, :1] * (blocks[:, :16] & 15), units[:, 1:] * (blocks[:, :16] >> 4)
-    return _requantised(_pairs_of_bits(blocks[:, 16:80]), steps, -offsets)
+    factors = _float16(blocks, 80, 2).astype(np.float32)
+    scales, offsets = factors[:, :1] * (blocks[:, :16] & 15), factors[:, 1:] * (blocks[:, :16] >> 4)
+    return _requantised(_pairs_of_bits(blocks[:, 16:80]), scales, -offsets)
 
 
 def _decode_q3_k(blocks: Array) -> _Parts:
@@ -186,17 +189,17 @@ def _decode_q3_k(blocks: Array) -> _Parts:
     low = np.concatenate([blocks[:, 96:104] & 15, blocks[:, 96:104] >> 4], axis=1)
     upper = blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
-    return _requantised(codes, multiples * _halves(blocks, 108).astype(np.float32))
+    return _requantised(codes, multiples * _float16(blocks, 108).astype(np.float32))
 
 
 def _decode_q6_k(blocks: Array) -> _Parts:
     low = _nibbles(blocks[:, :128], 64)
     codes = (low | _pairs_of_bits(blocks[:, 128:192]) << 4).view(np.int8) - np.int8(32)
-    return _requantised(codes, blocks[:, 192:208].view(np.int8) * _halves(blocks, 208).astype(np.float32))
+    return _requantised(codes, blocks[:, 192:208].view(np.int8) * _float16(blocks, 208).astype(np.float32))
 
 
 def _decode_iq4_nl(blocks: Array) -> _Parts:
-    return _Parts(_NONLINEAR[_nibbles(blocks[:, 2:], 16)], _halves(blocks, 0))
+    return _Parts(_NONLINEAR[_nibbles(blocks[:, 2:], 16)], _float16(blocks, 0))
 
 
 def _decode_iq4_xs(blocks: Array) -> _Parts:
@@ -204,13 +207,13 @@ def _decode_iq4_xs(blocks: Array) -> _Parts:
     upper = blocks[:, 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
     with np.errstate(over="ignore"):  # the caller checks that they are finite
-        scales = (multiples * _halves(blocks, 0).astype(np.float32)).astype(np.float16)
+        scales = (multiples * _float16(blocks, 0).astype(np.float32)).astype(np.float16)
     return _Parts(_NONLINEAR[_nibbles(blocks[:, 8:], 16)], scales)
 
 
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The codebook of IQ4_NL and IQ4_XS: denser around zero, like weights."""
-_REQUANTISED = WeightFormat("int8", 8, _LENGTH, has_zero_point=False)
+_REQUANTISED = WeightFormat("int8", 8, _BLOCK, has_zero_point=False)
 
 BLOCK_TYPES = {
     2: BlockType("Q4_0", 32, 18, "int4", _decode_q4_0),

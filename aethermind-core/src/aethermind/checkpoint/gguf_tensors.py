@@ -21,6 +21,7 @@ from aethermind.checkpoint.gguf import GgufFile
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
+from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["GgufParts", "GgufTensors", "ROPE_FACTORS", "hf_name"]
 
@@ -137,6 +138,7 @@ def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
     return f"{module}.{kind}" if layer is None else f"model.layers.{layer}.{module}.{kind}"
 
 
+@deprecated_fields(until="0.4", neutral_names="zero_bias_names")
 class GgufTensors:
     """A GGUF file's tensors by Hugging Face's names; implements `StoredTensors`. Immutable."""
 
@@ -168,7 +170,7 @@ class GgufTensors:
         return tuple(self._originals)
 
     @property
-    def neutral_names(self) -> tuple[str, ...]:
+    def zero_bias_names(self) -> tuple[str, ...]:
         """None: converters to GGUF add no tensors."""
         return ()
 

@@ -26,6 +26,7 @@ from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.log import get_logger
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
+from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["PackedCheckpoint", "Packing", "read_packing"]
 
@@ -222,6 +223,7 @@ _QWEIGHT = ".qweight"
 _PACKED_SUFFIXES = (_QWEIGHT, ".qzeros", ".scales", ".g_idx")
 
 
+@deprecated_fields(until="0.4", neutral_names="zero_bias_names")
 class PackedCheckpoint:
     """A GPTQ or AWQ checkpoint whose packed matrices are tensors `X.weight`; implements `StoredTensors`.
 
@@ -281,7 +283,7 @@ class PackedCheckpoint:
         return self._stored.total_bytes
 
     @cached_property
-    def neutral_names(self) -> tuple[str, ...]:
+    def zero_bias_names(self) -> tuple[str, ...]:
         """Biases of zeros, which GPTQ's tools add to modules without a bias."""
         biases = [name.removesuffix("weight") + "bias" for name in self._infos]
         return tuple(name for name in biases if name in self._plain and not np.any(self._array(name)))

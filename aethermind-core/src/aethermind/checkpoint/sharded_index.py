@@ -15,6 +15,7 @@ from aethermind.checkpoint.source import TensorFile, TensorInfo
 from aethermind.checkpoint.torch_pickle import TorchFile
 from aethermind.errors import CheckpointError
 from aethermind.file_faults import remedy
+from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["Checkpoint"]
 
@@ -58,6 +59,7 @@ class NoWeightsError(CheckpointError):
         return NoWeightsError, (self.found,)
 
 
+@deprecated_fields(until="0.4", neutral_names="zero_bias_names")
 class Checkpoint:
     """Tensors by name in one or more mapped files; implements `StoredTensors`. Immutable."""
 
@@ -115,7 +117,7 @@ class Checkpoint:
         return tuple(dict.fromkeys(file.path for file in self._file_of_name.values()))
 
     @property
-    def neutral_names(self) -> tuple[str, ...]:
+    def zero_bias_names(self) -> tuple[str, ...]:
         """None: the files do not say which tensors are neutral."""
         return ()
 

@@ -97,8 +97,8 @@ class StoredTensors(TensorSource, Protocol):
         ...
 
     @property
-    def neutral_names(self) -> tuple[str, ...]:
-        """Tensors without an effect, which a model may ignore: the biases of zeros that some tools add."""
+    def zero_bias_names(self) -> tuple[str, ...]:
+        """Biases of zeros, which some tools add to modules without a bias; they have no effect and are ignored."""
         ...
 
 

@@ -334,14 +334,16 @@ class EngineConfig:
             raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
 
     def _check_speculation(self) -> None:
-        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
+        if (number := self.num_speculative_tokens) > MAX_SPECULATIVE_TOKENS:
             raise InvalidArgumentError(
-                f"num_speculative_tokens should be at most {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}."
+                f"num_speculative_tokens should be at most {MAX_SPECULATIVE_TOKENS}, got {number}.",
+                param="num_speculative_tokens",
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidArgumentError(
                 f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is {self.prompt_lookup_max}; "
-                "lower the one or raise the other."
+                "lower the one or raise the other.",
+                param="prompt_lookup_min",
             )
         for option in fields(self):
             is_idle = self.speculative_method is None and option.name in _SPECULATION_OPTIONS
@@ -403,7 +405,9 @@ def named_adapters(given: Any) -> dict[str, str]:
 def _listed(given: Any) -> list[Any]:
     is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes)
     if not is_list or not (listed := list(given)):
-        raise InvalidArgumentError(f"adapters should be a mapping, or a list of one or more, got {given!r:.80}.")
+        raise InvalidArgumentError(
+            f"adapters should be a mapping, or a list of one or more, got {given!r:.80}.", param="adapters"
+        )
     return listed
 
 

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.open_cache import open_cache
 from aethermind.engine.parts import EngineParts
-from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_delta import OutputBuilder, OutputReader, OutputSource
+from aethermind.engine.requests.output_delta import OutputBuilder, OutputSource
 from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings, check_prompt, check_text
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
@@ -27,7 +26,7 @@ from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
 from aethermind.engine.shared import Shared, synchronized_call
 from aethermind.engine.speculative import open_speculator
-from aethermind.engine.steps.forced_tokens import forced_beginning, forced_tokens
+from aethermind.engine.steps.forced_tokens import forced_prefix, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
@@ -112,7 +111,9 @@ class Engine(Shared):
         # A finalizer runs even if `close` is never called, so that other engines find the computed blocks in the store.
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = self.executor.load(self.cache, on_progress)
-        self.scheduler = Scheduler(self.cache, parts.policy, self.costs, swaps_beside_steps=memory.swaps_beside_steps)
+        self.scheduler = Scheduler(
+            self.cache, parts.policy, self.costs, overlaps_swaps_with_steps=memory.overlaps_swaps_with_steps
+        )
         self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._planned_budget = self.budget = StepBudget(
@@ -191,7 +192,10 @@ class Engine(Shared):
             check_embeddings(embeddings, len(prompt_token_ids), self.compiled.model.config.hidden_size)
             self.runner.prepare_embeddings(has_adapters=adapter.number >= 0)
             if params.prompt_logprobs is not None:
-                raise InvalidArgumentError("prompt_logprobs cannot be combined with embeddings. Leave one of them out.")
+                raise InvalidArgumentError(
+                    "prompt_logprobs cannot be combined with embeddings. Leave one of them out.",
+                    param="prompt_logprobs",
+                )
         self.sessions.expire()
         engine_seed = derive_seed(self.compiled.config.seed, self._num_added)
         self._num_added += 1
@@ -216,14 +220,14 @@ class Engine(Shared):
             if index:  # the first answer keeps the seed, so that it equals the answer with n = 1
                 request.seed = derive_seed(seed, index)
             requests.append(request)
-        self._place(requests)
+        self._set_virtual_arrival(requests)
         builders = {
             request.request_id: OutputBuilder(request, prompt, self.tokenizer, index, is_chat=is_chat)
             for index, request in enumerate(requests)
         }
         for builder in builders.values():
-            for token_id in forced_beginning(builder.request):
-                builder.begin(token_id)
+            for token_id in forced_prefix(builder.request):
+                builder.add_forced_token(token_id)
         self._outputs.update(builders)
         if params.n > 1:
             self._groups.open(request_id, list(builders.values()))
@@ -253,7 +257,7 @@ class Engine(Shared):
         if group is not None and group.request_id != request_id:
             return None  # the id of a single answer: a group is aborted only as a whole
         if group is not None:
-            group.begin(self._outputs[one.request_id] for one in group.requests if not one.is_finished)
+            group.include(self._outputs[one.request_id] for one in group.requests if not one.is_finished)
             self._end_group(group)
         else:
             builder = self._outputs.pop(request_id, None)
@@ -286,9 +290,14 @@ class Engine(Shared):
         deprecated("Engine.planned", instead="Engine.compiled", until="0.4")
         return self.compiled
 
+    @synchronized_call
     def step(self) -> list[RequestOutput]:
-        """Compute one step and return the cumulative outputs of the requests that have new output."""
-        return [OutputReader().read(source) for source in self.advance()]
+        """Compute one step and return the cumulative outputs of the requests that have new output.
+
+        The outputs of a request share the lists that grow (see `CompletionOutput`), so a step costs what its new tokens
+        cost.
+        """
+        return [source.output() for source in self.advance()]
 
     @synchronized_call
     def advance(self) -> Sequence[OutputSource]:
@@ -302,8 +311,7 @@ class Engine(Shared):
         if self._groups:
             self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
         if self.speculator is not None:
-            most = self.budget.max_draft_tokens
-            self.speculator.propose(self.running, most, is_alone=not self.waiting)
+            self.speculator.propose(self.running, self.budget.max_draft_tokens, is_alone=not self.waiting)
         is_next_known = self.speculator is None and not self._groups.has_pending
         step = self.pipeline.step(self.budget, is_next_known=is_next_known)
         sampled, now = step.sampled, step.ended
@@ -392,7 +400,7 @@ class Engine(Shared):
         """Replace the builders of each group's requests by the group."""
         ungrouped, grouped = self._groups.partition(builders)
         for group, members in grouped:
-            group.begin(members)
+            group.include(members)
             if group.is_finished or any(builder.error is not None for builder in members):
                 self._end_group(group)
         return [*ungrouped, *(group for group, _ in grouped)]
@@ -409,14 +417,14 @@ class Engine(Shared):
                     builder.end(self._clock())
         group.has_ended = True
 
-    def _place(self, requests: list[Request]) -> None:
-        """Give all requests of a group the same position in the queue of a sharing policy. Other policies need none."""
-        if self.scheduler.is_sharing:
-            policy = cast(SharingPolicy, self.scheduler.policy)
+    def _set_virtual_arrival(self, requests: list[Request]) -> None:
+        """Set the same virtual arrival for all requests of a group; policies that do not share use none."""
+        policy = self.scheduler.sharing
+        if policy is not None:
             waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)
-            place = policy.place(requests[0], waiting, self.running)
+            virtual_arrival = policy.virtual_arrival(requests[0], waiting, self.running)
             for request in requests:
-                request.place = place
+                request.virtual_arrival = virtual_arrival
 
     def _has(self, request_id: str) -> bool:
         return request_id in self._outputs or self._groups.get(request_id) is not None

@@ -338,7 +338,7 @@ def _in_format(source: QuantizedWeight, format: WeightFormat) -> Array | Quantiz
     """Return the weight in a format where its codes can be reused; else its values."""
     if source.format == format:
         return source
-    if source.format.super_block and one_level_format(source.format) == format:
+    if source.format.super_block_size and one_level_format(source.format) == format:
         return without_super_blocks(source)
     return source.format.dequantize(source)
 

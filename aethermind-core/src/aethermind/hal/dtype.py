@@ -66,7 +66,7 @@ class DType(Enum):
     def of_numpy(cls, dtype: np.dtype[Any]) -> DType:
         """Return the element type of a NumPy dtype; InvalidArgumentError where there is none in native byte order."""
         if not dtype.isnative:
-            raise InvalidArgumentError(f"Arrays of dtype {dtype.str} have a foreign byte order; convert them first.")
+            raise InvalidArgumentError(f"Arrays of dtype {dtype.str} are not in native byte order; convert them first.")
         return cls.parse(dtype.name)
 
 

@@ -40,7 +40,7 @@ __all__ = [
     "inverses",
     "row_chunks",
     "sum_in_order",
-    "units_of_blocks",
+    "scales_of_super_blocks",
 ]
 
 Array = NDArray[Any]
@@ -68,7 +68,7 @@ class Codes(NamedTuple):
     scales: Array
     zeros: Array | None = None
     offsets: Array | None = None
-    units: Array | None = None
+    super_block_scales: Array | None = None
 
 
 def encode(format: WeightFormat, array: Array) -> Codes:
@@ -116,13 +116,13 @@ def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
 
 
 def float32_scales(weight: QuantizedWeight) -> tuple[Array, Array | None]:
-    """Return scales and offsets in float32, exactly: with super-blocks they are products of at most 17 bits."""
-    sides = [None if side is None else side.astype(np.float32) for side in (weight.scales, weight.offsets)]
-    if weight.units is not None:
-        units = units_of_blocks(weight.format, weight.units, weight.scales.shape[1])
-        sides = [None if side is None else side * units[..., i] for i, side in enumerate(sides)]
-    scales, offsets = sides
-    assert scales is not None
+    """Return scales and offsets in float32, exactly: with super-blocks they are products of at max_code 17 bits."""
+    scales: Array = weight.scales.astype(np.float32)
+    offsets: Array | None = None if weight.offsets is None else weight.offsets.astype(np.float32)
+    if weight.super_block_scales is not None:
+        factors = scales_of_super_blocks(weight.format, weight.super_block_scales, scales.shape[1])
+        scales = scales * factors[..., 0]
+        offsets = None if offsets is None else offsets * factors[..., 1]
     return scales, offsets
 
 
@@ -134,10 +134,11 @@ def float16_scales(weight: QuantizedWeight) -> tuple[Array, None, Array]:
     return scales, None, offsets
 
 
-def units_of_blocks(format: WeightFormat, units: Array, num_blocks: int) -> Array:
-    """Return the units [N, super-blocks, 2] of every block, in float32 [N, blocks, 2]."""
-    each: Array = np.repeat(units.astype(np.float32), format.super_block // format.block, axis=1)[:, :num_blocks]
-    return each
+def scales_of_super_blocks(format: WeightFormat, super_block_scales: Array, num_blocks: int) -> Array:
+    """Repeat the scales of super-blocks [N, super-blocks, 2] for each of their blocks: float32 [N, blocks, 2]."""
+    blocks_per_super_block = format.super_block_size // format.block
+    repeated: Array = np.repeat(super_block_scales.astype(np.float32), blocks_per_super_block, axis=1)
+    return repeated[:, :num_blocks]
 
 
 def fake_quantize(format: WeightFormat, array: Array) -> Array:
@@ -189,7 +190,7 @@ def check_magnitude(largest: float, format: WeightFormat) -> None:
 
 
 def _int8_symmetric(x: Array) -> tuple[Array, Array]:
-    """Quantise to 8 bits: the largest magnitude is 127 steps, and errors are at most half a step.
+    """Quantise to 8 bits: the largest magnitude is 127 steps, and errors are at max_code half a step.
 
     A denormal scale, of few bits, is rounded up where 127.5 steps would not reach the largest magnitude.
     """
@@ -201,8 +202,8 @@ def _int8_symmetric(x: Array) -> tuple[Array, Array]:
 
 
 def _int4_symmetric(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
-    """Quantise to codes from −2^(bits−1): the value of largest magnitude, of either sign, has a negative code."""
-    most = 1 << (bits - 1)
+    """Quantise to codes from −2^(bits−1) on: the value of largest magnitude, of either sign, has a negative code."""
+    half = 1 << (bits - 1)
     position = np.abs(x).argmax(-1)[..., None]
     peak = np.take_along_axis(x, position, -1)[..., 0]
     wide = x.astype(np.float64)
@@ -212,7 +213,7 @@ def _int4_symmetric(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
     for steps in _CANDIDATE_RANGES[bits]:
         scales = (peak / np.float32(-steps)).astype(np.float16)
         for fit in range(_NUM_FITS + 1):
-            codes = np.clip(_rounded_codes(x, scales), -most, most - 1)
+            codes = np.clip(_rounded_codes(x, scales), -half, half - 1)
             best.offer(codes, scales, np.float32(0))
             if fit < _NUM_FITS:
                 scales = _fitted_scale(wide, codes.astype(np.float64), weights)
@@ -229,15 +230,15 @@ def _fitted_scale(x: Array, codes: Array, weights: Array) -> Array:
 
 def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
     """Quantise to codes from 0; the zero point is a code, so that zero is exact."""
-    most = np.float32((1 << bits) - 1)
+    max_code = np.float32((1 << bits) - 1)
     low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
     extent = high - low
     best = _BestCandidate(x)
     for steps in _CANDIDATE_RANGES_WITH_ZERO[bits]:
         scales = (extent / np.float32(steps)).astype(np.float16)
-        below_zero = -low * min(np.float32(steps), most)
+        below_zero = -low * min(np.float32(steps), max_code)
         zeros = np.rint(np.divide(below_zero, extent, out=np.zeros_like(below_zero), where=scales != 0))
-        codes = np.clip(_rounded_codes(x, scales) + zeros[..., None], 0, most)
+        codes = np.clip(_rounded_codes(x, scales) + zeros[..., None], 0, max_code)
         best.offer(codes, scales, zeros)
     return best.codes, best.scales, best.zeros
 
@@ -266,26 +267,26 @@ def encode_affine(format: WeightFormat, array: Array) -> Codes:
 
 def _affine(x: Array, bits: int) -> tuple[Array, Array, Array]:
     """Return codes, scales and offsets of blocks."""
-    most = np.float32((1 << bits) - 1)
+    max_code = np.float32((1 << bits) - 1)
     low, high = x.min(-1), x.max(-1)
     extent, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
     best = _BestCandidate(x)
     for steps in _CANDIDATE_RANGES_WITH_OFFSET[bits]:
         scales = _to_float16(extent / np.float32(steps))
-        offsets = _to_float16(middle - np.float32(0.5) * most * scales.astype(np.float32))
-        codes = affine_codes(x, scales, offsets, most)
+        offsets = _to_float16(middle - np.float32(0.5) * max_code * scales.astype(np.float32))
+        codes = affine_codes(x, scales, offsets, max_code)
         best.offer(codes, scales, np.float32(0), offsets)
         for _ in range(_NUM_FITS):
             scales, offsets = _fitted_affine(x, codes)
-            codes = affine_codes(x, scales, offsets, most)
+            codes = affine_codes(x, scales, offsets, max_code)
             best.offer(codes, scales, np.float32(0), offsets)
     return best.codes, best.scales, best.offsets
 
 
-def affine_codes(x: Array, scales: Array, offsets: Array, most: np.float32) -> Array:
-    """Return the codes, from 0 to `most`, of blocks [..., values] with a scale and an offset each."""
+def affine_codes(x: Array, scales: Array, offsets: Array, max_code: np.float32) -> Array:
+    """Return the codes, from 0 to `max_code`, of blocks [..., values] with a scale and an offset each."""
     shifted = x - offsets.astype(np.float32)[..., None]
-    codes: Array = np.clip(_rounded_codes(shifted, scales), 0, most)
+    codes: Array = np.clip(_rounded_codes(shifted, scales), 0, max_code)
     return codes
 
 

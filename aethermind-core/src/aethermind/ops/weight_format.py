@@ -1,14 +1,14 @@
 """Weight formats: how the values of a quantised weight [N, K] are stored.
 
 A value is `scale · code`, `scale · (code − zero)` or `scale · code + offset`. Scales are float16, or integers times a
-float16 that the blocks of a super-block share. The name is a format's identity wherever one is chosen; the names of the
-core's formats have a grammar:
+float16 that the blocks of a super-block share. A format is chosen by its name; the names of the core's formats have a
+grammar:
 
     int8 int4 int2 int1     bits of a code; 32 values of a row share a scale
     int4_zp                 with a zero point as well (int2 always has one, int1 never)
     int4_offset             with a float16 offset, which need not be a multiple of the scale
-    int4_k                  with an offset, and both of 6 bits, in float16 units of a super-block of 256 values: the
-                            numbers of llama.cpp's Q4_K
+    int4_k                  with an offset; scale and offset are 6-bit integers times the float16 scales of a super-
+                            block of 256 values, as in llama.cpp's Q4_K
     int8_g64, int4_zp_g128  the number of values that share a scale (group size), a multiple of 32
     int8_channel            one scale per row (per-channel)
 """
@@ -22,6 +22,7 @@ from math import prod
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError, PluginError
+from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = [
     "CHECKPOINT_FORMAT_NAMES",
@@ -51,24 +52,26 @@ CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "i
 _SCALE_BYTES = 2
 _ZERO_BYTES = 1
 _OFFSET_BYTES = 2
-_UNIT_BYTES = 4
-_LEVEL_BITS = 12
+_SUPER_BLOCK_BYTES = 4
+_SUB_SCALE_BITS = 12
 _DEFAULT_BLOCK = 32
-_LONGEST_BLOCK = 1024
+_MAX_BLOCK = 1024
 _NAME = re.compile(r"int(8|4|2|1)(_zp|_offset)?(?:_g([1-9]\d*)|_(channel))?")
-_TWO_LEVELS = "int4_k"
-_SUPER_BLOCK = 256
+_K_QUANT = "int4_k"
+_SUPER_BLOCK_SIZE = 256
 
 
+@deprecated_fields(until="0.4", super_block="super_block_size")
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """A weight format: `block` values along K share a float16 scale (0: all of a row); the last block may be shorter.
 
-    A block has a zero point, an offset or neither, never both. Where `super_block` is not 0, scales and offsets are
-    6-bit integers, in two float16 units that so many values along K share. The last super-block may be shorter.
+    A block has a zero point, an offset or neither, never both. If `super_block_size` is not 0, scales and offsets are
+    6-bit integers, each times a float16 scale that `super_block_size` values along K share (GGUF's `d` and `dmin`). The
+    last super-block may be shorter. `super_block` is the deprecated name of `super_block_size`.
 
-    A plugin's format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Rows are independent: they may
-    be passed in any chunks.
+    A plugin's format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Rows are quantised independently
+    of each other, so they may be passed in chunks.
     """
 
     name: str
@@ -76,12 +79,12 @@ class WeightFormat:
     block: int
     has_zero_point: bool
     has_offset: bool = False
-    super_block: int = 0
+    super_block_size: int = 0
 
     @property
     def stride(self) -> int:
         """The number of values along K at whose multiples a row may be split: a block or super-block; 0: nowhere."""
-        return self.super_block or self.block
+        return self.super_block_size or self.block
 
     def num_blocks(self, num_columns: int) -> int:
         """Return the number of scales of a row."""
@@ -89,18 +92,19 @@ class WeightFormat:
 
     def num_super_blocks(self, num_columns: int) -> int:
         """Return the number of super-blocks of a row, for a format that has them."""
-        return -(-num_columns // self.super_block)
+        return -(-num_columns // self.super_block_size)
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a weight [N, K].
 
         Codes of a row are packed without gaps; a scale and an offset take two bytes each, a zero point one. With
-        super-blocks, scale and offset take 12 bits, and the units of a super-block four bytes.
+        super-blocks, scale and offset take 12 bits together, and the two scales of a super-block four bytes.
         """
         rows, columns = shape
-        if self.super_block:
-            sides = -(-self.num_blocks(columns) * _LEVEL_BITS // 8)
-            return rows * (-(-columns * self.bits // 8) + sides + self.num_super_blocks(columns) * _UNIT_BYTES)
+        if self.super_block_size:
+            sub_scale_bytes = -(-self.num_blocks(columns) * _SUB_SCALE_BITS // 8)
+            super_block_bytes = self.num_super_blocks(columns) * _SUPER_BLOCK_BYTES
+            return rows * (-(-columns * self.bits // 8) + sub_scale_bytes + super_block_bytes)
         per_block = _SCALE_BYTES + _ZERO_BYTES * self.has_zero_point + _OFFSET_BYTES * self.has_offset
         return rows * (-(-columns * self.bits // 8) + self.num_blocks(columns) * per_block)
 
@@ -113,7 +117,7 @@ class WeightFormat:
         from aethermind.ops.quantization import encode
         from aethermind.ops.super_blocks import encode_super_blocks
 
-        return QuantizedWeight(self, *(encode_super_blocks if self.super_block else encode)(self, array))
+        return QuantizedWeight(self, *(encode_super_blocks if self.super_block_size else encode)(self, array))
 
     def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
         """Return the values of a weight of this format, exact in float32, as an array of `dtype`."""
@@ -122,6 +126,7 @@ class WeightFormat:
         return dequantize(weight, dtype)
 
 
+@deprecated_fields(until="0.4", units="super_block_scales")
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
     """A quantised weight [N, K], its codes not packed.
@@ -129,10 +134,11 @@ class QuantizedWeight:
     `codes` [N, K] are int8, or uint8 in formats with zero points or offsets; `scales` [N, blocks] are float16, of
     either sign; `zeros` [N, blocks] are uint8 or None, `offsets` float16 or None.
 
-    Where the format has super-blocks, scales and offsets are uint8, up to 63, and `units` [N, super-blocks, 2] are the
-    float16 units of scales and of offsets, of either sign; elsewhere `units` is None.
+    If the format has super-blocks, scales and offsets are uint8, up to 63, and are multiplied by the float16
+    `super_block_scales` [N, super-blocks, 2] of either sign: one for scales, one for offsets. These are None otherwise.
+    `units` is their deprecated name.
 
-    InvalidArgumentError where dtypes or shapes do not fit the format.
+    InvalidArgumentError if dtypes or shapes do not fit the format.
     """
 
     format: WeightFormat
@@ -140,25 +146,23 @@ class QuantizedWeight:
     scales: Array
     zeros: Array | None = None
     offsets: Array | None = None
-    units: Array | None = None
+    super_block_scales: Array | None = None
 
     def __post_init__(self) -> None:
         has_zeros, has_offsets = self.format.has_zero_point, self.format.has_offset
         rows, columns = self.codes.shape
         blocks = (rows, self.format.num_blocks(columns))
-        has_units = bool(self.format.super_block)
-        side = "uint8" if has_units else "float16"
-        wanted = {
+        has_super_blocks = bool(self.format.super_block_size)
+        scale_dtype = "uint8" if has_super_blocks else "float16"
+        wanted: dict[str, tuple[Array, str, tuple[int, ...]]] = {
             "codes": (self.codes, "uint8" if has_zeros or has_offsets else "int8", (rows, columns)),
-            "scales": (self.scales, side, blocks),
+            "scales": (self.scales, scale_dtype, blocks),
             **({"zeros": (self.zeros, "uint8", blocks)} if has_zeros else {}),
-            **({"offsets": (self.offsets, side, blocks)} if has_offsets else {}),
-            **(
-                {"units": (self.units, "float16", (rows, self.format.num_super_blocks(columns), 2))}
-                if has_units
-                else {}
-            ),
+            **({"offsets": (self.offsets, scale_dtype, blocks)} if has_offsets else {}),
         }
+        if has_super_blocks:
+            super_blocks = (rows, self.format.num_super_blocks(columns), 2)
+            wanted["super_block_scales"] = (self.super_block_scales, "float16", super_blocks)
         for part, (array, dtype, shape) in wanted.items():
             found = None if array is None else (str(array.dtype), array.shape)
             if found != (dtype, shape):
@@ -179,20 +183,23 @@ class QuantizedWeight:
 
     def take_rows(self, index: Any) -> QuantizedWeight:
         """Return the rows that NumPy's indexing by `index` selects, in its order."""
-        sides = (None if side is None else side[index] for side in (self.zeros, self.offsets, self.units))
-        return QuantizedWeight(self.format, self.codes[index], self.scales[index], *sides)
+        optional = (self.zeros, self.offsets, self.super_block_scales)
+        selected = (None if array is None else array[index] for array in optional)
+        return QuantizedWeight(self.format, self.codes[index], self.scales[index], *selected)
 
 
 def parse_format(name: str) -> WeightFormat | None:
-    """Return the core's format of this name, or None where the grammar has no such name; `_g32` may be left out."""
-    if name == _TWO_LEVELS:
-        return WeightFormat(name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block=_SUPER_BLOCK)
+    """Return the core's format of this name, or None if the grammar has no such name; `_g32` may be left out."""
+    if name == _K_QUANT:
+        return WeightFormat(
+            name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block_size=_SUPER_BLOCK_SIZE
+        )
     found = _NAME.fullmatch(name)
     if found is None:
         return None
     bits = int(found[1])
     block = 0 if found[4] else int(found[3] or _DEFAULT_BLOCK)
-    if block % 32 or block > _LONGEST_BLOCK or (found[2] and bits < 4):
+    if block % 32 or block > _MAX_BLOCK or (found[2] and bits < 4):
         return None
     canonical = name.removesuffix(f"_g{_DEFAULT_BLOCK}")
     return WeightFormat(
@@ -201,21 +208,21 @@ def parse_format(name: str) -> WeightFormat | None:
 
 
 def one_level_format(format: WeightFormat) -> WeightFormat:
-    """Return the format with the same codes as one with super-blocks, whose scales and offsets are float16."""
+    """Return the format without super-blocks, with float16 scales and offsets, that has the same codes as `format`."""
     found = parse_format(f"int{format.bits}_offset_g{format.block}")
     assert found is not None, "the grammar has offsets for blocks of any size"
     return found
 
 
 def without_super_blocks(weight: QuantizedWeight) -> QuantizedWeight:
-    """Return the same codes with scales and offsets in float16: products rounded by at most 2⁻¹², relatively."""
+    """Return the same codes with float16 scales and offsets, which are rounded by at most 2⁻¹², relatively."""
     from aethermind.ops.quantization import float16_scales
 
     return QuantizedWeight(one_level_format(weight.format), weight.codes, *float16_scales(weight))
 
 
 class WeightFormatRegistry:
-    """The weight formats by name; filled at boot, then frozen."""
+    """Weight formats by name. Plugins register theirs; then the registry is frozen."""
 
     def __init__(self) -> None:
         self._families: list[tuple[Callable[[str], WeightFormat | None], tuple[str, ...], str]] = []
@@ -224,7 +231,7 @@ class WeightFormatRegistry:
     def register(self, parse: Callable[[str], WeightFormat | None], *, names: Sequence[str], provider: str) -> None:
         """Add formats: `parse(name)` returns one or None, `names` are those that help texts list.
 
-        PluginError where one of the names exists already.
+        PluginError if one of the names exists already.
         """
         assert not self._is_frozen, "registries are frozen after boot"
         for name in names:

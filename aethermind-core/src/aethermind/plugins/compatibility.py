@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 from aethermind.plugins import hookspecs
 
@@ -24,10 +26,13 @@ __all__ = [
     "Negotiation",
     "collecting_deprecations",
     "deprecated",
+    "deprecated_fields",
     "deprecated_names",
     "deprecation_text",
     "negotiate",
 ]
+
+_Class = TypeVar("_Class")
 
 _collected_texts: ContextVar[list[str] | None] = ContextVar("collected_texts", default=None)
 
@@ -100,6 +105,37 @@ def deprecated_names(
         return value
 
     return find
+
+
+def deprecated_fields(*, until: str, **renamed: str) -> Callable[[type[_Class]], type[_Class]]:
+    """Decorate a class: former names of its fields still work, as keyword arguments and attributes, with a warning.
+
+    `renamed` maps an old name to the new one.
+    """
+
+    def decorate(cls: type[_Class]) -> type[_Class]:
+        init: Callable[..., None] = cls.__init__
+
+        def announce(old: str) -> str:
+            new = renamed[old]
+            deprecated(f"{cls.__name__}.{old}", instead=f"{cls.__name__}.{new}", until=until, stacklevel=4)
+            return new
+
+        @wraps(init)
+        def accepting_init(self: object, *arguments: Any, **named: Any) -> None:
+            for old in renamed.keys() & named.keys():
+                named[announce(old)] = named.pop(old)
+            init(self, *arguments, **named)
+
+        def alias(old: str) -> property:
+            return property(lambda self: getattr(self, announce(old)))
+
+        cls.__init__ = accepting_init  # type: ignore[method-assign]
+        for old in renamed:
+            setattr(cls, old, alias(old))
+        return cls
+
+    return decorate
 
 
 def deprecation_text(what: str, *, instead: str, until: str) -> str:

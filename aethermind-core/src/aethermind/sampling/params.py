@@ -88,14 +88,15 @@ def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...
         refuse(name, value, allowed, way_out)
     if len(given) > most:
         raise InvalidArgumentError(
-            f"{name} has {len(given)} strings but must have at most {most}; keep the vital ones."
+            f"{name} has {len(given)} strings but must have at most {most}; keep the vital ones.", param=name
         )
     for string in given:
         if not isinstance(string, str) or not string:
             refuse(name, string, allowed, way_out)
         if len(string) > MAX_STRING_CHARS:
             raise InvalidArgumentError(
-                f"{name} has a string of {len(string)} characters but each may have {MAX_STRING_CHARS}; shorten it."
+                f"{name} has a string of {len(string)} characters but each may have {MAX_STRING_CHARS}; shorten it.",
+                param=name,
             )
     return tuple(given)
 
@@ -107,13 +108,15 @@ def token_ids(name: str, value: object, most: int | None) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         refuse(name, value, "a sequence of token ids", "put a single id in a list")
     if most is not None and len(value) > most:
-        raise InvalidArgumentError(f"{name} has {len(value)} ids but must have at most {most}; keep the vital ones.")
+        raise InvalidArgumentError(
+            f"{name} has {len(value)} ids but must have at most {most}; keep the vital ones.", param=name
+        )
     return tuple(integer(name, token_id, 0, 2**31 - 1, "take ids from the model's vocabulary") for token_id in value)
 
 
 def refuse(name: str, value: object, allowed: str, way_out: str) -> NoReturn:
     """Raise InvalidArgumentError for a value, with what is allowed and how to correct it."""
-    raise InvalidArgumentError(f"{name} is {value!r:.80} but must be {allowed}; {way_out}.")
+    raise InvalidArgumentError(f"{name} is {value!r:.80} but must be {allowed}; {way_out}.", param=name)
 
 
 MAX_GRAMMAR_CHARS = 256 * 1024
@@ -192,18 +195,26 @@ def _text(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(f"{name} is {value!r:.80} but must be a non-empty string; leave it out otherwise.")
+        raise InvalidArgumentError(
+            f"{name} is {value!r:.80} but must be a non-empty string; leave it out otherwise.", param=name
+        )
     _check_length(name, value)
     return value
 
 
 def _choices(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise InvalidArgumentError(f"choice is {value!r:.80} but must be a list of strings; give one or more.")
+        raise InvalidArgumentError(
+            f"choice is {value!r:.80} but must be a list of strings; give one or more.", param="choice"
+        )
     if not all(isinstance(text, str) and text for text in value):
-        raise InvalidArgumentError(f"choice is {value!r:.80} but holds something else than non-empty strings.")
+        raise InvalidArgumentError(
+            f"choice is {value!r:.80} but holds something else than non-empty strings.", param="choice"
+        )
     if len(value) > MAX_CHOICES:
-        raise InvalidArgumentError(f"choice has {len(value)} strings but must have at most {MAX_CHOICES}.")
+        raise InvalidArgumentError(
+            f"choice has {len(value)} strings but must have at most {MAX_CHOICES}.", param="choice"
+        )
     _check_length("choice", "".join(value))
     return tuple(value)
 
@@ -211,7 +222,7 @@ def _choices(value: object) -> tuple[str, ...]:
 def _check_length(name: str, text: str) -> None:
     if len(text) > MAX_GRAMMAR_CHARS:
         raise InvalidArgumentError(
-            f"{name} has {len(text)} characters but must have at most {MAX_GRAMMAR_CHARS}; make it simpler."
+            f"{name} has {len(text)} characters but must have at most {MAX_GRAMMAR_CHARS}; make it simpler.", param=name
         )
 
 
@@ -371,13 +382,15 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidArgumentError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: "
-                "min_tokens must be at most max_tokens; lower the one or raise the other."
+                "min_tokens must be at most max_tokens; lower the one or raise the other.",
+                param="min_tokens",
             )
         if self.structured_outputs is not None:
             for name in ("ignore_eos", "min_tokens"):
                 if getattr(self, name):
                     raise InvalidArgumentError(
-                        f"{name} cannot go with structured_outputs, which say where the answer ends; leave one out."
+                        f"{name} cannot go with structured_outputs, which say where the answer ends; leave one out.",
+                        param=name,
                     )
 
     def _derive(self) -> None:
@@ -408,11 +421,13 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
         biases: dict[Any, Any] = dict(value)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"logit_bias is {value!r:.80} but must map token ids to numbers; write {{1234: -100}}, for instance."
+            f"logit_bias is {value!r:.80} but must map token ids to numbers; write {{1234: -100}}, for instance.",
+            param="logit_bias",
         ) from None
     if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidArgumentError(
-            f"logit_bias has {len(biases)} ids but must have at most {MAX_LOGIT_BIAS}; keep the vital ones."
+            f"logit_bias has {len(biases)} ids but must have at most {MAX_LOGIT_BIAS}; keep the vital ones.",
+            param="logit_bias",
         )
     ids = token_ids("logit_bias", tuple(biases), None)
     way_out = "-100 all but forbids a token and 100 all but forces it"
@@ -424,7 +439,9 @@ def _allowed(value: object) -> tuple[int, ...] | None:
         return None
     ids = token_ids("allowed_token_ids", value, None)
     if not ids:
-        raise InvalidArgumentError("allowed_token_ids is empty, which allows nothing; leave it out to allow all.")
+        raise InvalidArgumentError(
+            "allowed_token_ids is empty, which allows nothing; leave it out to allow all.", param="allowed_token_ids"
+        )
     return ids
 
 
@@ -432,7 +449,8 @@ def _structured(value: object) -> StructuredOutputs | None:
     if value is None or isinstance(value, StructuredOutputs):
         return value
     raise InvalidArgumentError(
-        f"structured_outputs is {value!r:.80} but must be a StructuredOutputs; write StructuredOutputs(json=…)."
+        f"structured_outputs is {value!r:.80} but must be a StructuredOutputs; write StructuredOutputs(json=…).",
+        param="structured_outputs",
     )
 
 
@@ -440,7 +458,9 @@ def _extra_args(value: object) -> Mapping[str, Any]:
     if value is None:
         return _NO_ARGS
     if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"extra_args is {value!r:.80} but must map names to values; leave it out for none.")
+        raise InvalidArgumentError(
+            f"extra_args is {value!r:.80} but must map names to values; leave it out for none.", param="extra_args"
+        )
     return MappingProxyType(dict(value))
 
 

@@ -102,9 +102,14 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f"A chat has no option {unknown[0]!r}; there are {', '.join(known)}.")
     names = options.get("chat_template_kwargs") or {}
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
-        raise InvalidArgumentError(f"chat_template_kwargs should be a mapping with names as keys, got {names!r:.80}.")
+        raise InvalidArgumentError(
+            f"chat_template_kwargs should be a mapping with names as keys, got {names!r:.80}.",
+            param="chat_template_kwargs",
+        )
     if taken := sorted(RESERVED_NAMES & set(names)):
-        raise InvalidArgumentError(f"chat_template_kwargs cannot set {taken[0]}, which is a separate argument.")
+        raise InvalidArgumentError(
+            f"chat_template_kwargs cannot set {taken[0]}, which is a separate argument.", param="chat_template_kwargs"
+        )
 
 
 class ConversationTokenCache:

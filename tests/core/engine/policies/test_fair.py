@@ -22,7 +22,7 @@ def come(arrival: float, tenant: str, waiting: list[Request], running: list[Requ
     request = Request(
         f"{tenant} {arrival}", [1], SamplingParams(), arrival, max_model_len=9, options=RequestOptions(tenant=tenant)
     )
-    request.place = POLICY.place(request, waiting, running)
+    request.virtual_arrival = POLICY.virtual_arrival(request, waiting, running)
     return request
 
 
@@ -31,10 +31,10 @@ def test_a_tenants_first_request_precedes_the_queue_of_another() -> None:
     for number in range(4):
         crowd.append(come(number / 10, "crowd", crowd, []))
     light = come(5.0, "light", crowd, [])
-    assert [round(request.place, 3) for request in crowd] == [0.0, 10.1, 20.2, 30.3]
+    assert [round(request.virtual_arrival, 3) for request in crowd] == [0.0, 10.1, 20.2, 30.3]
     order = sorted([*crowd, light], key=lambda request: POLICY.order_key(request, 99.0))
     assert order == [crowd[0], light, *crowd[1:]]
-    assert come(35.0, "late", crowd, []).place > crowd[-1].place  # so it does not starve
+    assert come(35.0, "late", crowd, []).virtual_arrival > crowd[-1].virtual_arrival  # so it does not starve
 
 
 def test_within_a_tenant_it_is_first_come_first_served() -> None:
@@ -49,7 +49,7 @@ def test_the_last_request_of_the_tenant_that_runs_most_is_preempted() -> None:
     for tenant, count in (("most", 4), ("some", 2)):
         for number in range(count):
             running.append(come(float(number), tenant, [], running))
-    last = max((one for one in running if one.tenant == "most"), key=lambda one: one.place)
+    last = max((one for one in running if one.tenant == "most"), key=lambda one: one.virtual_arrival)
     light, some, most = (come(9.0, tenant, [], running) for tenant in ("light", "some", "most"))
     assert POLICY.choose_victim(light, running, running) is last
     assert POLICY.choose_victim(some, running, running) is last
@@ -108,8 +108,12 @@ def test_open_requests_count_wherever_they_wait(
         engine.add_request(f"crowd {number}", [number + 1] * 20, params, options=RequestOptions(tenant="crowd"))
     requests = [builder.request for builder in engine._outputs.values()]
     firsts = requests[:: params.n]
-    assert [round(one.place - one.arrival) for one in firsts] == [30 * params.n * number for number in range(3)]
-    assert [one.place for one in requests] == [first.place for first in firsts for _ in range(params.n)]
+    assert [round(one.virtual_arrival - one.arrival) for one in firsts] == [
+        30 * params.n * number for number in range(3)
+    ]
+    assert [one.virtual_arrival for one in requests] == [
+        first.virtual_arrival for first in firsts for _ in range(params.n)
+    ]
     while engine.has_unfinished:
         engine.step()
     engine.close()

@@ -30,13 +30,13 @@ def test_the_shortest_is_admitted_and_the_longest_preempted_first() -> None:
 
 
 def test_a_long_request_is_overtaken_for_a_limited_time_only() -> None:
-    policy = ShortestFirst(1.0, 1.0, patience=2.0)
+    policy = ShortestFirst(1.0, 1.0, size_weight=2.0)
     long, short = request("l", 0.0, 20, 10), request("s", 51.0, 1, 1)
     assert policy.order_key(short, 60.0) < policy.order_key(long, 60.0)
     assert policy.order_key(long, 60.0) < policy.order_key(request("t", 57.0, 1, 1), 60.0)
 
 
-@pytest.mark.parametrize("name", ["seconds_per_prompt_token", "seconds_per_new_token", "patience"])
+@pytest.mark.parametrize("name", ["seconds_per_prompt_token", "seconds_per_new_token", "size_weight"])
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
 def test_parameters_must_be_positive_and_finite(name: str, value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name} is"):

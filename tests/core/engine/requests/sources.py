@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.engine.requests.output_delta import CompletionDelta, OutputCursor, OutputDelta
+from aethermind.engine.requests.output_delta import CompletionDelta, OutputCursor, OutputDelta, OutputReader
 
 __all__ = ["WordSource", "words"]
 
@@ -17,6 +17,7 @@ class WordSource:
         self.prompt_token_ids = [3]
         self.has_ended = False
         self.num_tokens = 0
+        self._reader = OutputReader()
 
     def grow(self, num_tokens: int = 1) -> WordSource:
         self.num_tokens += num_tokens
@@ -33,6 +34,9 @@ class WordSource:
         reason = "stop" if self.has_ended else None
         completion = CompletionDelta(0, "word " * len(token_ids), token_ids, None, self.num_tokens, reason)
         return OutputDelta(self.request_id, [completion], self.has_ended, RequestMetrics(0.0, None, None), 1)
+
+    def output(self) -> RequestOutput:
+        return self._reader.read(self)
 
 
 def words(num_tokens: int, *, finished: bool = False, name: str = "name") -> RequestOutput:

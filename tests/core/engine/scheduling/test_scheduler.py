@@ -294,7 +294,7 @@ class TestSwapping:
         assert (late.num_preemptions, swap_store.num_loads) == (1, 0)
 
     def test_a_request_that_is_swapped_in_concurrently_skips_that_step(self) -> None:
-        loop = Loop(num_blocks=8, swap_store=SwapBlocks(9), costs=Swaps(), swaps_beside_steps=True)
+        loop = Loop(num_blocks=8, swap_store=SwapBlocks(9), costs=Swaps(), overlaps_swaps_with_steps=True)
         for max_tokens in (8, 11, 9, 8):
             loop.add(num_prompt=5, max_tokens=max_tokens)
         came_back_beside_others = 0

@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_reusing=st.booleans(),
         swap_blocks=st.none() | st.integers(0, 12),
         is_forcing=st.booleans(),
-        swaps_beside_steps=st.booleans(),
+        overlaps_swaps_with_steps=st.booleans(),
     )
     def start(
         self,
@@ -66,12 +66,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_reusing: bool,
         swap_blocks: int | None,
         is_forcing: bool,
-        swaps_beside_steps: bool,
+        overlaps_swaps_with_steps: bool,
     ) -> None:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_seqs + spare_tokens}
         self.store = None if swap_blocks is None else SwapBlocks(swap_blocks)
         options: Any = {"is_reusing": is_reusing, "swap_store": self.store, "costs": Swaps(4) if self.store else None}
-        options["swaps_beside_steps"] = swaps_beside_steps
+        options["overlaps_swaps_with_steps"] = overlaps_swaps_with_steps
         self.loop = Loop(num_blocks, block_size, policy, **options, **limits)
         self.loop.is_forcing = is_forcing
         self.policy = policy

@@ -97,7 +97,7 @@ class KVMemory:
         return self._swaps
 
     @property
-    def swaps_beside_steps(self) -> bool:
+    def overlaps_swaps_with_steps(self) -> bool:
         """Whether there is a `swap_stream`."""
         return self._swaps is not None
 

@@ -92,7 +92,8 @@ def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
     if config.max_model_len > limit:
         raise InvalidArgumentError(
             f"max_model_len {config.max_model_len} is more than the {limit} positions that the model is made for. "
-            "Lower it, or set rope scaling in config.json."
+            "Lower it, or set rope scaling in config.json.",
+            param="max_model_len",
         )
     return config.max_model_len
 

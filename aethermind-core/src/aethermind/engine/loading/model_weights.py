@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aethermind.checkpoint.adapted import AdaptedTensors, TensorSlice
+from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
@@ -72,8 +72,8 @@ def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -
     checkpoint = with_whole_names(compiled.source.weights(), shapes)
     if isinstance(compiled.model, AdaptsWeights):
         checkpoint = compiled.model.adapt(checkpoint)
-    neutral = (*checkpoint.neutral_names, *_neutral_names(checkpoint, shapes), *_CACHE_SCALES)
-    found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *neutral))
+    without_effect = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES)
+    found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *without_effect))
     for name, info in found.items():
         if info.weight_format is None and info.dtype.kind in "biu" and types[name].dtype.is_floating:
             raise CheckpointError(
@@ -85,7 +85,13 @@ def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -
     return checkpoint
 
 
-def _neutral_names(checkpoint: TensorSource, shapes: Collection[str]) -> list[str]:
+def _zero_bias_names(checkpoint: StoredTensors) -> tuple[str, ...]:
+    """Return `zero_bias_names`, which has its former name `neutral_names` in older implementations of the interface."""
+    names: tuple[str, ...] | None = getattr(checkpoint, "zero_bias_names", None)
+    return checkpoint.neutral_names if names is None else names  # type: ignore[attr-defined]
+
+
+def _zero_biases(checkpoint: TensorSource, shapes: Collection[str]) -> list[str]:
     """List biases of zeros, which some tools write for modules without a bias; other biases would change the result."""
     import numpy as np
 

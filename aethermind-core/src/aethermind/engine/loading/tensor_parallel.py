@@ -105,7 +105,7 @@ def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
 
 def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
     """The format of a part; one that begins within a super-block has one level of scales and offsets."""
-    if part.axis % 2 == 0 or not format.super_block or part.begin % format.super_block == 0:
+    if part.axis % 2 == 0 or not format.super_block_size or part.begin % format.super_block_size == 0:
         return format
     return one_level_format(format)
 
@@ -131,9 +131,11 @@ def _cut(weight: Any, part: WeightPart) -> Any:
     def of_blocks(values: Any) -> Any:
         return None if values is None else along(values, axis, begin, end)
 
-    units = weight.units
-    if units is not None:
-        per_unit = format.super_block // format.block
-        units = along(units, axis, begin // per_unit, -(-end // per_unit)) if axis else along(units, 0, begin, end)
-    scales, zeros, offsets = (of_blocks(side) for side in (weight.scales, weight.zeros, weight.offsets))
-    return QuantizedWeight(format, codes, scales, zeros, offsets, units)
+    scales, zeros, offsets = (of_blocks(values) for values in (weight.scales, weight.zeros, weight.offsets))
+    super_block_scales = weight.super_block_scales
+    if super_block_scales is not None:
+        blocks_per_super_block = format.super_block_size // format.block
+        if axis:
+            begin, end = begin // blocks_per_super_block, -(-end // blocks_per_super_block)
+        super_block_scales = along(super_block_scales, axis, begin, end)
+    return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)

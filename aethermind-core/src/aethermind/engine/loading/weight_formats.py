@@ -99,7 +99,7 @@ def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> 
     formats with one level if the device has no kernels for them.
     """
     return {
-        name: format if not format.super_block or dispatcher.has_format(format.name) else one_level_format(format)
+        name: format if not format.super_block_size or dispatcher.has_format(format.name) else one_level_format(format)
         for name, format in stored.items()
     }
 

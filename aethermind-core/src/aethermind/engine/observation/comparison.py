@@ -35,7 +35,7 @@ class ComparisonTolerance:
         for name in ("rtol", "atol"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
-                raise InvalidArgumentError(f"{name} should be a number from 0, got {value}.")
+                raise InvalidArgumentError(f"{name} should be a number from 0, got {value}.", param=name)
 
     @classmethod
     def of(cls, dtype: DType, rtol: float | None = None, atol: float | None = None) -> ComparisonTolerance:

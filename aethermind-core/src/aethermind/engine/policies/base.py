@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from aethermind.engine.requests.request import Request
@@ -63,8 +63,11 @@ class SharingPolicy(SchedulingPolicy, Protocol):
     one.
     """
 
-    def place(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
-        """Return `Request.place` of a request that arrives when these wait and run."""
+    def virtual_arrival(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
+        """Return `Request.virtual_arrival` of a request that arrives when these wait and run.
+
+        Its name was `place` before, which still works (see `sharing_policy`).
+        """
         ...
 
     def choose_victim(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
@@ -78,22 +81,34 @@ class SharingPolicy(SchedulingPolicy, Protocol):
 def sharing_policy(policy: SchedulingPolicy) -> SharingPolicy | None:
     """Return `policy` as a `SharingPolicy`, or None if it does not share.
 
-    A policy whose `choose_victim` has its former name `giver` is adapted.
+    A policy whose methods have their former names is adapted: `place` for `virtual_arrival`, `giver` for
+    `choose_victim`.
     """
     if isinstance(policy, SharingPolicy):
         return policy
-    if callable(getattr(policy, "place", None)) and callable(getattr(policy, "giver", None)):
-        deprecated("the method `giver` of a scheduling policy", instead="`choose_victim`", until="0.3")
-        return _GiverPolicy(policy)
-    return None
+    virtual_arrival = _renamed_method(policy, "virtual_arrival", "place", until="0.4")
+    choose_victim = _renamed_method(policy, "choose_victim", "giver", until="0.3")
+    if virtual_arrival is None or choose_victim is None:
+        return None
+    return _RenamedMethods(policy, virtual_arrival, choose_victim)
 
 
-class _GiverPolicy:
-    """Adapts a policy with the deprecated method `giver` to `SharingPolicy`."""
+def _renamed_method(policy: SchedulingPolicy, name: str, former: str, *, until: str) -> Callable[..., Any] | None:
+    """Return a method of a policy, found by its name or, with a warning, by its former name; None without either."""
+    method = getattr(policy, name, None)
+    if method is None and callable(method := getattr(policy, former, None)):
+        deprecated(f"the method `{former}` of a scheduling policy", instead=f"`{name}`", until=until, stacklevel=4)
+    return method if callable(method) else None
 
-    def __init__(self, policy: Any) -> None:
-        self.place = policy.place
-        self.choose_victim = policy.giver
+
+class _RenamedMethods:
+    """A `SharingPolicy` made of a policy that has deprecated names of methods."""
+
+    def __init__(
+        self, policy: SchedulingPolicy, virtual_arrival: Callable[..., float], choose_victim: Callable[..., Any]
+    ) -> None:
+        self.virtual_arrival = virtual_arrival
+        self.choose_victim = choose_victim
         self.order_key = policy.order_key
         self.victim_key = policy.victim_key
         self.admit = policy.admit

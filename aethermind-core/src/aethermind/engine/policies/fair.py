@@ -17,7 +17,7 @@ __all__ = ["FairShare"]
 
 @dataclass(frozen=True, slots=True)
 class FairShare(OrderedPolicy):
-    """Orders by a virtual time: arrival plus `spacing_s` for each request that the tenant had open at that time.
+    """Orders by a virtual arrival time: arrival plus `spacing_s` for each request that the tenant had open then.
 
     So the first request of one tenant precedes the queued requests of another, and none starves: a request that arrives
     later by more than the offset follows. Within a tenant the order is first come, first served. A request without a
@@ -32,26 +32,34 @@ class FairShare(OrderedPolicy):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.spacing_s < float("inf"):
-            raise InvalidArgumentError(f"spacing_s is {self.spacing_s!r} but must be a finite number above 0.")
+            raise InvalidArgumentError(
+                f"spacing_s is {self.spacing_s!r} but must be a finite number above 0.", param="spacing_s"
+            )
 
-    def place(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
-        """Return a request's virtual time, in seconds of the engine's clock, if it arrives when these wait and run."""
+    def virtual_arrival(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
+        """Return a request's virtual arrival time, in seconds of the engine's clock, if it arrives when these wait and
+        run.
+        """
         if not request.tenant:
             return request.arrival
-        ahead = [other.place for other in waiting if other.tenant == request.tenant]
-        num_open = len(ahead) + sum(other.tenant == request.tenant for other in running)
-        return max(chain(ahead, [request.arrival + self.spacing_s * num_open]))
+        tenants_waiting = [other.virtual_arrival for other in waiting if other.tenant == request.tenant]
+        num_open = len(tenants_waiting) + sum(other.tenant == request.tenant for other in running)
+        return max(chain(tenants_waiting, [request.arrival + self.spacing_s * num_open]))
 
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """Order by virtual time, then by arrival."""
-        return (request.place, request.arrival, request.request_id)
+        """Order by virtual arrival, then by arrival."""
+        return (request.virtual_arrival, request.arrival, request.request_id)
 
     def choose_victim(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
         """Return the last request of the tenant that runs most, of those in `movable` that follow the waiting one."""
         counts = Counter(other.tenant for other in running)
-        fair, own = counts[request.tenant] + 1, self.order_key(request, 0.0)
+        fair_count, waiting_key = counts[request.tenant] + 1, self.order_key(request, 0.0)
         return max(
-            (other for other in movable if counts[other.tenant] > fair and self.order_key(other, 0.0) > own),
+            (
+                other
+                for other in movable
+                if counts[other.tenant] > fair_count and self.order_key(other, 0.0) > waiting_key
+            ),
             key=lambda other: (counts[other.tenant], self.order_key(other, 0.0)),
             default=None,
         )

@@ -8,6 +8,7 @@ from typing import ClassVar
 from aethermind.engine.policies.base import OrderedPolicy, OrderKey, estimated_work_s
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
+from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["EarliestDeadline", "FirstComeFirstServed", "PriorityWithAging", "ShortestFirst"]
 
@@ -41,7 +42,8 @@ class PriorityWithAging(OrderedPolicy):
     def __post_init__(self) -> None:
         if not 0.0 < self.aging_s < float("inf"):
             raise InvalidArgumentError(
-                f"aging_s is {self.aging_s!r} but must be a finite number of seconds above 0, such as 30."
+                f"aging_s is {self.aging_s!r} but must be a finite number of seconds above 0, such as 30.",
+                param="aging_s",
             )
 
     def order_key(self, request: Request, now: float) -> OrderKey:
@@ -53,24 +55,27 @@ class PriorityWithAging(OrderedPolicy):
         return None if request.priority <= self.vip_priority else self.order_key(request, now)
 
 
+@deprecated_fields(until="0.4", patience="size_weight")
 @dataclass(frozen=True, slots=True)
 class ShortestFirst(OrderedPolicy):
-    """Shortest first: orders by arrival plus `patience` times the estimated seconds of work.
+    """Shortest first: orders by arrival plus `size_weight` times the estimated seconds of work.
 
     The estimate is for the prompt and the longest answer allowed, see `estimated_work_s`. Plain shortest-first starves
     long requests while short ones keep arriving; here a request of `w` seconds is overtaken only by requests that
-    arrive within `patience * w` seconds.
+    arrive within `size_weight * w` seconds. `patience` is the deprecated name of `size_weight`.
     """
 
     used_options: ClassVar[frozenset[str]] = frozenset()
     seconds_per_prompt_token: float = 1e-4
     seconds_per_new_token: float = 2e-2
-    patience: float = 20.0
+    size_weight: float = 20.0
 
     def __post_init__(self) -> None:
-        for name in ("seconds_per_prompt_token", "seconds_per_new_token", "patience"):
+        for name in ("seconds_per_prompt_token", "seconds_per_new_token", "size_weight"):
             if not 0.0 < getattr(self, name) < float("inf"):
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)!r} but must be a finite number above 0.")
+                raise InvalidArgumentError(
+                    f"{name} is {getattr(self, name)!r} but must be a finite number above 0.", param=name
+                )
 
     def work_s(self, request: Request) -> float:
         """Estimate the seconds that the request takes alone."""
@@ -78,7 +83,7 @@ class ShortestFirst(OrderedPolicy):
 
     def order_key(self, request: Request, now: float) -> OrderKey:
         """Order by arrival plus weighted size, then by arrival."""
-        return (request.arrival + self.patience * self.work_s(request), request.arrival, request.request_id)
+        return (request.arrival + self.size_weight * self.work_s(request), request.arrival, request.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +102,12 @@ class EarliestDeadline(OrderedPolicy):
     seconds_per_new_token: float = 2e-2
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not 0.0 < value < float("inf"):
-                raise InvalidArgumentError(f"{one.name} is {value!r} but must be a finite number of seconds above 0.")
+                raise InvalidArgumentError(
+                    f"{field.name} is {value!r} but must be a finite number of seconds above 0.", param=field.name
+                )
 
     def order_key(self, request: Request, now: float) -> OrderKey:
         """Order by deadline; requests that can no longer meet theirs come `lateness_s` later."""

@@ -295,7 +295,7 @@ def _as_extension(value: Any) -> Any:
     if isinstance(value, Mapping):
         return msgpack.ExtType(_MAPPING, pack(dict(value)))
     if isinstance(value, Exception):
-        return msgpack.ExtType(_ERROR, pack([_error_code(value), str(value)]))
+        return msgpack.ExtType(_ERROR, pack([_error_code(value), str(value), getattr(value, "param", None)]))
     raise InvalidArgumentError(f"{value!r:.80} is a {kind.__name__}, which cannot be sent to an engine's process.")
 
 
@@ -309,8 +309,11 @@ def _from_extension(code: int, data: bytes) -> Any:
     if code == _MAPPING:
         return content
     if code == _ERROR:
-        name, text = content
-        return RemoteError(text) if name is None else getattr(errors, name)(text)
+        name, text, param = content
+        if name is None:
+            return RemoteError(text)
+        kind = getattr(errors, name)
+        return kind(text, param=param) if issubclass(kind, InvalidArgumentError) else kind(text)
     record = RECORDS[code]
     return record(**dict(zip(_NAMES[record], content, strict=True)))
 

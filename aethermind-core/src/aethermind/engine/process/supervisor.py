@@ -52,7 +52,7 @@ class RestartPolicy:
     def __post_init__(self) -> None:
         for name in ("max_restarts", "first_delay_s", "max_delay_s", "stable_s", "stall_timeout_s", "close_timeout_s"):
             if not getattr(self, name) >= 0:  # also rejects nan
-                raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)!r}.")
+                raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)!r}.", param=name)
 
     def delay_s(self, failures: int) -> float:
         """The delay after so many failures in a row."""

@@ -88,12 +88,12 @@ class OutputDelta:
 
     def merge(self, newer: OutputDelta) -> None:
         """Append the next delta."""
-        own = {one.index: one for one in self.completions}
-        for one in newer.completions:
-            if (before := own.get(one.index)) is None:
-                self.completions.append(one)
+        by_index = {completion.index: completion for completion in self.completions}
+        for completion in newer.completions:
+            if (older := by_index.get(completion.index)) is None:
+                self.completions.append(completion)
             else:
-                before.merge(one)
+                older.merge(completion)
         self.finished, self.metrics, self.num_cached_tokens = newer.finished, newer.metrics, newer.num_cached_tokens
         self.error, self.error_type = newer.error, newer.error_type
         if newer.prompt_logprobs is not None:
@@ -140,6 +140,9 @@ class OutputSource(Protocol):
     def delta(self, cursor: OutputCursor) -> OutputDelta:
         """Return the output after `cursor` and move the cursor to the end."""
 
+    def output(self) -> RequestOutput:
+        """Return the cumulative output. It costs as much as the output since the last call; not thread-safe."""
+
 
 class OutputBuilder:
     """The output of one request; an `OutputSource`. Mutable.
@@ -154,6 +157,7 @@ class OutputBuilder:
         "_is_begun",
         "_logprobs",
         "_prompt_logprobs",
+        "_reader",
         "_stop",
         "_stop_reason",
         "_text",
@@ -189,6 +193,7 @@ class OutputBuilder:
         self._stop_reason: str | int | None = None
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
+        self._reader: OutputReader | None = None
 
     def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
         """Set the log probabilities of the tokens of the prompt; None where a token has none."""
@@ -198,7 +203,7 @@ class OutputBuilder:
             self._prompt_logprobs.append(named)
             is_first = is_first and token_id in self._tokenizer.special_token_ids
 
-    def begin(self, token_id: int) -> None:
+    def add_forced_token(self, token_id: int) -> None:
         """Append a forced token before the request runs. It does not count as the first token for TTFT."""
         self.request.append_token(token_id)
         self._emit(self._push(token_id))
@@ -240,8 +245,13 @@ class OutputBuilder:
             None if self.error is None else error_type_of(self.error),
         )
 
+    def output(self) -> RequestOutput:
+        """Return the cumulative output (see `OutputSource`)."""
+        self._reader = self._reader or OutputReader()
+        return self._reader.read(self)
+
     def completion_delta(self, cursor: OutputCursor) -> CompletionDelta | None:
-        """The answer since `cursor`, which is moved to its end; None if it has not changed."""
+        """Return the answer after `cursor` and move the cursor to its end; None if it has not changed."""
         request, text, token_ids = self.request, self._text, self.request.output_token_ids
         num_chars, num_tokens, is_finished = cursor.positions.get(self.index, _UNSEEN)
         reason = request.finish_reason if self.has_ended else None
@@ -259,7 +269,7 @@ class OutputBuilder:
         )
 
     def new_prompt_logprobs(self, cursor: OutputCursor) -> list[dict[int, Logprob] | None] | None:
-        """The log probabilities of the prompt, if there are any that the reader of `cursor` has not received."""
+        """Return the log probabilities of the prompt unless the reader of `cursor` has received them."""
         if cursor.has_prompt_logprobs or self._prompt_logprobs is None:
             return None
         cursor.has_prompt_logprobs = True
@@ -295,7 +305,7 @@ class OutputBuilder:
         return result.is_stopped
 
     def _flush(self, reason: FinishReason) -> FinishReason:
-        """Append the text that was held back; a stop string may match in it."""
+        """Append the text that was withheld; a stop string may match in it."""
         if self._emit(self._detokenizer.finish()):
             return FinishReason.STOP
         if self._stop is not None:
@@ -319,12 +329,12 @@ class OutputAccumulator:
         self._answers: dict[int, _Answer] = {}
 
     def add(self, delta: OutputDelta) -> RequestOutput:
-        """The output of the request up to and including `delta`."""
-        for one in delta.completions:
-            answer = self._answers.get(one.index)
+        """Add a delta and return the output up to its end."""
+        for completion in delta.completions:
+            answer = self._answers.get(completion.index)
             if answer is None:
-                answer = self._answers[one.index] = _Answer()
-            answer.add(one)
+                answer = self._answers[completion.index] = _Answer()
+            answer.add(completion)
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
         return RequestOutput(
@@ -351,7 +361,7 @@ class OutputReader:
         self._accumulator: OutputAccumulator | None = None
 
     def read(self, source: OutputSource) -> RequestOutput:
-        """The output of the request up to now."""
+        """Return the output of the request up to now."""
         if self._accumulator is None:
             self._accumulator = OutputAccumulator(source.prompt, source.prompt_token_ids)
         return self._accumulator.add(source.delta(self._cursor))
@@ -378,7 +388,7 @@ class _Answer:
 
 
 def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequence[int]:
-    """The tokens after which an answer is detokenized: those of the prompt, whose text it continues.
+    """Return the tokens that precede an answer in its text: those of the prompt, whose text it continues.
 
     The answer to a chat is a text of its own. Structured outputs are exact to the character, so no leading space is
     removed from them.
@@ -391,7 +401,7 @@ def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequen
 def _named_logprobs(
     tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, *, is_first: bool
 ) -> dict[int, Logprob]:
-    """Log probabilities with the texts of tokens, by token id: the most likely ones in order, and the token itself."""
+    """Return log probabilities by token id, with tokens' texts: the most likely in order, and the token itself."""
     text = partial(tokenizer.token_text, is_first=is_first)
     named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
     named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
@@ -399,5 +409,5 @@ def _named_logprobs(
 
 
 def error_type_of(error: AetherMindError) -> str:
-    """The name of the error's class, or of its nearest base class that `aethermind.errors` defines."""
+    """Return the name of the error's class, or of its nearest base class that `aethermind.errors` defines."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AetherMindError.__module__)

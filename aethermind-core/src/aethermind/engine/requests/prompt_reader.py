@@ -177,7 +177,9 @@ class PromptReader:
 
     def _processor_for(self, data: Any) -> InputProcessor:
         if not isinstance(data, Mapping):
-            raise InvalidArgumentError(f"multi_modal_data should be a mapping by modality, got {data!r:.80}.")
+            raise InvalidArgumentError(
+                f"multi_modal_data should be a mapping by modality, got {data!r:.80}.", param="multi_modal_data"
+            )
         processor = self._processor
         if processor is None:
             raise InvalidArgumentError(
@@ -235,9 +237,13 @@ def _embeddings(given: Any) -> npt.NDArray[np.float32]:
     try:
         values = np.asarray(given, dtype=np.float32)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidArgumentError(f"prompt_embeds should be an array [n, hidden_size] of floats: {error}.") from None
+        raise InvalidArgumentError(
+            f"prompt_embeds should be an array [n, hidden_size] of floats: {error}.", param="prompt_embeds"
+        ) from None
     if values.ndim == 0:
-        raise InvalidArgumentError(f"prompt_embeds should be an array [n, hidden_size] of floats, got {given!r:.80}.")
+        raise InvalidArgumentError(
+            f"prompt_embeds should be an array [n, hidden_size] of floats, got {given!r:.80}.", param="prompt_embeds"
+        )
     return values
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
 from aethermind.errors import InvalidArgumentError
+from aethermind.plugins.compatibility import deprecated
 from aethermind.python_api import document_fields
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.rows import PenaltyState
@@ -45,28 +46,32 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:
-            raise InvalidArgumentError(f"priority is {self.priority!r} but must be an integer; smaller is more urgent.")
+            raise InvalidArgumentError(
+                f"priority is {self.priority!r} but must be an integer; smaller is more urgent.", param="priority"
+            )
         deadline = self.deadline_ms
         if deadline is not None and (
             isinstance(deadline, bool) or not isinstance(deadline, Real) or not 0 < deadline < math.inf
         ):
             raise InvalidArgumentError(
-                f"deadline_ms is {deadline!r} but must be a number of milliseconds above 0; None means no deadline."
+                f"deadline_ms is {deadline!r} but must be a number of milliseconds above 0; None means no deadline.",
+                param="deadline_ms",
             )
         if not isinstance(self.cache_salt, bytes):
-            raise InvalidArgumentError(f"cache_salt should be bytes, got {self.cache_salt!r:.80}.")
+            raise InvalidArgumentError(f"cache_salt should be bytes, got {self.cache_salt!r:.80}.", param="cache_salt")
         for name in ("session", "tenant", "adapter"):
             if not isinstance(value := getattr(self, name), str):
-                raise InvalidArgumentError(f"{name} should be a text, got {value!r:.80}.")
+                raise InvalidArgumentError(f"{name} should be a text, got {value!r:.80}.", param=name)
         for name in ("max_context_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidArgumentError(f"{name} is {value!r} but must be 1 or more; None means no limit.")
+                raise InvalidArgumentError(
+                    f"{name} is {value!r} but must be 1 or more; None means no limit.", param=name
+                )
 
     def within(self, max_new_tokens: int | None) -> RequestOptions:
         """The options with `max_new_tokens` lowered to a second limit, such as the engine's own."""
-        own = self.max_new_tokens
-        if max_new_tokens is None or (own is not None and own <= max_new_tokens):
+        if max_new_tokens is None or (self.max_new_tokens is not None and self.max_new_tokens <= max_new_tokens):
             return self
         return replace(self, max_new_tokens=max_new_tokens)
 
@@ -137,7 +142,6 @@ class Request:
         "num_tokens_at_resume",
         "output_token_ids",
         "params",
-        "place",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -146,6 +150,7 @@ class Request:
         "state",
         "stop_token_ids",
         "tenant",
+        "virtual_arrival",
     )
 
     def __init__(
@@ -175,8 +180,8 @@ class Request:
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
         self.arrival = arrival
-        self.place = arrival
-        """Its virtual arrival time under a fair policy."""
+        self.virtual_arrival = arrival
+        """Its arrival time as a sharing policy counts it (see `SharingPolicy`); equal to `arrival` under others."""
         self.admitted: float | None = None
         """When it was first admitted, in seconds of the engine's clock."""
         self.priority = options.priority
@@ -240,14 +245,26 @@ class Request:
         return self._penalties.update(self.all_token_ids, self.output_token_ids)
 
     @property
-    def num_missing_tokens(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are still to be computed, including the newest."""
         return len(self.all_token_ids) - self.num_computed_tokens
 
     @property
+    def place(self) -> float:
+        """Deprecated name of `virtual_arrival`."""
+        deprecated("Request.place", instead="Request.virtual_arrival", until="0.4")
+        return self.virtual_arrival
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Deprecated name of `num_uncomputed_tokens`."""
+        deprecated("Request.num_missing_tokens", instead="Request.num_uncomputed_tokens", until="0.4")
+        return self.num_uncomputed_tokens
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is to be computed: a prompt, or all tokens after a preemption."""
-        return self.num_missing_tokens > 1
+        return self.num_uncomputed_tokens > 1
 
     @property
     def is_just_resumed(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.output import RequestMetrics
-from aethermind.engine.requests.output_delta import OutputDelta, error_type_of
+from aethermind.engine.requests.output_delta import OutputDelta, OutputReader, error_type_of
 from aethermind.engine.requests.request import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.output_delta import OutputBuilder, OutputCursor
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.scheduler import WaitingQueue
@@ -35,16 +36,17 @@ class SampleGroup:
         self.prompt_token_ids = builders[0].prompt_token_ids
         self.has_ended = False
         self._builders = builders
-        self._begun: set[int] = set()
+        self._included: set[int] = set()
+        self._reader: OutputReader | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether all answers have ended."""
         return all(request.is_finished for request in self.requests)
 
-    def begin(self, builders: Iterable[OutputBuilder]) -> None:
+    def include(self, builders: Iterable[OutputBuilder]) -> None:
         """Include these answers in the output of the group from now on."""
-        self._begun.update(builder.index for builder in builders)
+        self._included.update(builder.index for builder in builders)
 
     def start(self, cache: KVCache, num_slots: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
         """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
@@ -70,15 +72,15 @@ class SampleGroup:
         return num_started
 
     def delta(self, cursor: OutputCursor) -> OutputDelta:
-        """The output of the answers that have begun since `cursor`, which is moved to the end."""
-        begun = [self._builders[index] for index in sorted(self._begun)]
-        first = begun[0]
-        failed = next((one.error for one in begun if one.error is not None), None)
+        """Return the output of the included answers after `cursor`, and move the cursor to the end."""
+        included = [self._builders[index] for index in sorted(self._included)]
+        first = included[0]
+        failed = next((builder.error for builder in included if builder.error is not None), None)
         return OutputDelta(
             self.request_id,
-            [delta for one in begun if (delta := one.completion_delta(cursor)) is not None],
+            [delta for builder in included if (delta := builder.completion_delta(cursor)) is not None],
             self.has_ended,
-            self._metrics([one.metrics for one in begun]),
+            self._metrics([builder.metrics for builder in included]),
             first.request.num_prompt_tokens,
             first.request.num_cached_tokens,
             first.new_prompt_logprobs(cursor),
@@ -86,17 +88,22 @@ class SampleGroup:
             None if failed is None else error_type_of(failed),
         )
 
+    def output(self) -> RequestOutput:
+        """Return the cumulative output (see `OutputSource`)."""
+        self._reader = self._reader or OutputReader()
+        return self._reader.read(self)
+
     def _metrics(self, of_answers: list[RequestMetrics]) -> RequestMetrics:
-        firsts = [time for one in of_answers if (time := one.first_token_s) is not None]
-        ends = [time for one in of_answers if (time := one.finished_s) is not None]
+        first_token_times = [metrics.first_token_s for metrics in of_answers if metrics.first_token_s is not None]
+        end_times = [metrics.finished_s for metrics in of_answers if metrics.finished_s is not None]
         return RequestMetrics(
             of_answers[0].arrival_s,
-            min(firsts, default=None),
-            max(ends, default=None) if self.has_ended else None,
+            min(first_token_times, default=None),
+            max(end_times, default=None) if self.has_ended else None,
             of_answers[0].admitted_s,
-            sum(one.num_preemptions for one in of_answers),
-            sum(one.num_draft_tokens for one in of_answers),
-            sum(one.num_accepted_tokens for one in of_answers),
+            sum(metrics.num_preemptions for metrics in of_answers),
+            sum(metrics.num_draft_tokens for metrics in of_answers),
+            sum(metrics.num_accepted_tokens for metrics in of_answers),
         )
 
     def _forkable(self) -> Request | None:

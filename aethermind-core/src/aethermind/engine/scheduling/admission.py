@@ -5,7 +5,7 @@ from __future__ import annotations
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.sequence import CacheState
-from aethermind.engine.policies.base import SchedulingPolicy, sharing_policy
+from aethermind.engine.policies.base import SchedulingPolicy, SharingPolicy
 from aethermind.engine.requests.request import Request, RequestState
 from aethermind.engine.scheduling.decision import ScheduledRequest, SchedulingStep, StepBudget
 from aethermind.engine.scheduling.preemption import Preemptor
@@ -16,19 +16,27 @@ __all__ = ["Admission"]
 class Admission:
     """Moves requests from `waiting` to `running`.
 
-    With `swaps_beside_steps` a request that is swapped in takes part from the next step on, if this one has others.
+    With `overlaps_swaps_with_steps`, a request that is swapped in is computed from the next step on, provided that this
+    step has others to compute.
     """
 
-    __slots__ = ("_cache", "_policy", "_preemptor", "_sharing", "_swaps_beside_steps")
+    __slots__ = ("_cache", "_overlaps_swaps", "_policy", "_preemptor", "_sharing")
 
     def __init__(
-        self, cache: KVCache, policy: SchedulingPolicy, preemptor: Preemptor, *, swaps_beside_steps: bool
+        self,
+        cache: KVCache,
+        policy: SchedulingPolicy,
+        sharing: SharingPolicy | None,
+        preemptor: Preemptor,
+        *,
+        overlaps_swaps_with_steps: bool,
     ) -> None:
+        """`sharing` is the policy as a `SharingPolicy`, None if it does not share."""
         self._cache = cache
         self._policy = policy
-        self._sharing = sharing_policy(policy)
+        self._sharing = sharing
         self._preemptor = preemptor
-        self._swaps_beside_steps = swaps_beside_steps
+        self._overlaps_swaps = overlaps_swaps_with_steps
 
     def admit(self, step: SchedulingStep, before: Request | None = None) -> None:
         """Admit waiting requests in the policy's order, until one has to wait.
@@ -68,7 +76,7 @@ class Admission:
                 request.admitted = now
             request.num_tokens_at_resume = num_tokens
             running.append(request)
-            if not (is_brought_back and self._swaps_beside_steps and decision.can_defer):
+            if not (is_brought_back and self._overlaps_swaps and decision.can_defer):
                 is_last = request.num_computed_tokens + chunk == num_tokens
                 decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
                 decision.num_batched_tokens += chunk
@@ -82,16 +90,16 @@ class Admission:
         """
         if running and not self._fits_at_max_length(request, running, now):
             return None
-        most = max(budget.max_num_seqs, len(running))
+        max_num_seqs = max(budget.max_num_seqs, len(running))
         need = _BlockNeed(self._cache, request)
         remaining, victims = list(running), list[Request]()
         preemptible: list[Request] | None = None
-        while remaining and not (len(remaining) < most and self._policy.admit(request, *need.blocks)):
+        while remaining and not (len(remaining) < max_num_seqs and self._policy.admit(request, *need.blocks)):
             if self._sharing is None or not budget.may_preempt:
                 return None
             if preemptible is None:
                 preemptible = [one for one in running if self._preemptor.rank(one, now)[0] and not one.is_just_resumed]
-                if not self._policy.admit(request, *need.at_best(preemptible)):
+                if not self._policy.admit(request, *need.upper_bound(preemptible)):
                     return None
             victim = self._sharing.choose_victim(request, remaining, preemptible)
             if victim is None:
@@ -120,7 +128,7 @@ class Admission:
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
-            chunk = step.chunk(request.num_missing_tokens)
+            chunk = step.chunk(request.num_uncomputed_tokens)
             result = cache.reserve(request_id, chunk)
             assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted, but no blocks are free"
             step.decision.prepare(result)
@@ -159,8 +167,8 @@ class _BlockNeed:
         """The blocks needed, and the blocks available."""
         return self._num_wanted, self._num_available
 
-    def at_best(self, victims: list[Request]) -> tuple[int, int]:
-        """Return `blocks` as if all victims were preempted and shared no block: a cheap upper bound."""
+    def upper_bound(self, victims: list[Request]) -> tuple[int, int]:
+        """Return `blocks` if all victims were preempted and shared no block: a cheap upper bound of those available."""
         num_blocks = sum(len(self._cache.block_table(victim.request_id)) for victim in victims)
         return self._num_wanted, self._num_available + num_blocks
 

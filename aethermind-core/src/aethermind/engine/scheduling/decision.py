@@ -41,11 +41,12 @@ class StepBudget:
             value = getattr(self, name)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if not (is_integer and value >= 1) and not (value is None and name == "max_prefill_chunk"):
-                raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more.")
+                raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more.", param=name)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidArgumentError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} but must be at least max_num_seqs "
-                f"({self.max_num_seqs}), a token for each running request; raise it or lower max_num_seqs."
+                f"({self.max_num_seqs}), a token for each running request; raise it or lower max_num_seqs.",
+                param="max_num_batched_tokens",
             )
 
     def changed(
@@ -71,7 +72,8 @@ class StepBudget:
             value, greatest = getattr(budget, name), getattr(most, name)
             if value > greatest:
                 raise InvalidArgumentError(
-                    f"{name} cannot become {value}: this engine was opened for {greatest}. Open it with more."
+                    f"{name} cannot become {value}: this engine was opened for {greatest}. Open it with more.",
+                    param=name,
                 )
         return budget
 

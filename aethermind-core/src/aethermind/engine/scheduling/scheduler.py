@@ -31,10 +31,11 @@ _MAX_EXTENSION_TOKENS = 64
 class Scheduler:
     """Continuous batching with chunked prefill over one KV cache.
 
-    `Preemptor` chooses requests to preempt, by `costs`; `Admission` admits waiting ones (see `swaps_beside_steps`).
+    `Preemptor` chooses requests to preempt, by `costs`; `Admission` admits waiting ones, and explains
+    `overlaps_swaps_with_steps`.
     """
 
-    __slots__ = ("_admission", "_cache", "_preemptor", "is_sharing", "policy")
+    __slots__ = ("_admission", "_cache", "_preemptor", "policy", "sharing")
 
     def __init__(
         self,
@@ -42,14 +43,16 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         costs: PreemptionCosts | None = None,
         *,
-        swaps_beside_steps: bool = False,
+        overlaps_swaps_with_steps: bool = False,
     ) -> None:
         self._cache = cache
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
-        self.is_sharing = sharing_policy(self.policy) is not None
-        """Whether the policy is a `SharingPolicy`; checked once, because the check is slow."""
+        self.sharing = sharing_policy(self.policy)
+        """The policy as a `SharingPolicy`, None if it does not share; checked once, because the check is slow."""
         self._preemptor = Preemptor(cache, self.policy, costs)
-        self._admission = Admission(cache, self.policy, self._preemptor, swaps_beside_steps=swaps_beside_steps)
+        self._admission = Admission(
+            cache, self.policy, self.sharing, self._preemptor, overlaps_swaps_with_steps=overlaps_swaps_with_steps
+        )
 
     def schedule(
         self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
@@ -63,19 +66,19 @@ class Scheduler:
         decision = ScheduleDecision()
         scheduled = decision.scheduled
         reserve = self._cache.reserve
-        most = budget.max_num_batched_tokens
+        max_tokens = budget.max_num_batched_tokens
         prefills: list[Request] = []
         extended: list[Request] = []
         starved: list[Request] = []
         for request in running:
-            num_missing = len(request.all_token_ids) - request.num_computed_tokens  # inlined: this loop is hot
-            if num_missing > 1:
+            num_uncomputed = len(request.all_token_ids) - request.num_computed_tokens  # inlined: this loop is hot
+            if num_uncomputed > 1:
                 is_decode = (
-                    request.num_computed_tokens >= request.num_prompt_tokens and num_missing <= _MAX_EXTENSION_TOKENS
+                    request.num_computed_tokens >= request.num_prompt_tokens and num_uncomputed <= _MAX_EXTENSION_TOKENS
                 )
                 (extended if is_decode else prefills).append(request)
                 continue
-            if len(scheduled) == most:  # the budget was lowered: the requests admitted last skip the step
+            if len(scheduled) == max_tokens:  # the budget was lowered: the requests admitted last skip the step
                 break
             result = reserve(request.request_id, 1)
             if result.outcome is CacheOutcome.OK:
@@ -91,7 +94,7 @@ class Scheduler:
             prefills[:0] = extended if starved else self._schedule_extensions(decision, budget, extended)
         if starved or prefills or waiting:
             step = SchedulingStep(now, waiting, running, budget, decision)
-            if self.is_sharing and not starved:
+            if self.sharing is not None and not starved:
                 prefills.sort(key=lambda request: self.policy.order_key(request, now))
                 if prefills:
                     self._admission.admit(step, prefills[0])
@@ -106,14 +109,14 @@ class Scheduler:
         self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
     ) -> bool:
         """Whether the next step needs no preemption, by an upper bound of the blocks that it takes."""
-        most, block_size = budget.max_num_batched_tokens, self._cache.spec.block_size
+        max_tokens, block_size = budget.max_num_batched_tokens, self._cache.spec.block_size
         num_blocks = 0
         for request in running:
-            num_missing = len(request.all_token_ids) - request.num_computed_tokens
-            num_blocks += 1 if num_missing <= 1 else 2 + min(num_missing, most) // block_size
+            num_uncomputed = len(request.all_token_ids) - request.num_computed_tokens
+            num_blocks += 1 if num_uncomputed <= 1 else 2 + min(num_uncomputed, max_tokens) // block_size
         if num_blocks > self._cache.num_available_blocks:
             return False
-        first = waiting.first(now) if self.is_sharing and waiting else None
+        first = waiting.first(now) if self.sharing is not None and waiting else None
         return first is None or not self._admission.victims(first, running, budget, now)
 
     def advance(self, decision: ScheduleDecision) -> None:
@@ -148,7 +151,7 @@ class Scheduler:
         """
         if not any(entry.request.draft_token_ids for entry in decision.scheduled):
             return
-        num_wanted = sum(request.num_missing_tokens for request in prefills)
+        num_wanted = sum(request.num_uncomputed_tokens for request in prefills)
         num_left = budget.max_num_batched_tokens - decision.num_batched_tokens - num_wanted
         num_left = min(num_left, budget.max_draft_tokens)
         decodes, verifications = [], []
@@ -173,13 +176,13 @@ class Scheduler:
         remaining = []
         num_left = budget.max_num_batched_tokens - decision.num_batched_tokens
         for index, request in enumerate(extended):
-            num_missing = request.num_missing_tokens
-            count = min(num_missing, num_left // (len(extended) - index), budget.max_prefill_chunk or num_missing)
+            num_uncomputed = request.num_uncomputed_tokens
+            count = min(num_uncomputed, num_left // (len(extended) - index), budget.max_prefill_chunk or num_uncomputed)
             result = self._cache.reserve(request.request_id, count) if count > 0 else None
             if result is None or result.outcome is not CacheOutcome.OK:
                 remaining.append(request)
                 continue
-            decision.scheduled.append(ScheduledRequest(request, count, count == num_missing))
+            decision.scheduled.append(ScheduledRequest(request, count, count == num_uncomputed))
             decision.prepare(result)
             decision.num_extensions += 1
             decision.num_batched_tokens += count
@@ -200,12 +203,12 @@ class Scheduler:
                 decision.num_decodes += 1
                 decision.num_batched_tokens += 1
         for request in prefills:
-            num_missing = request.num_missing_tokens
-            chunk = step.chunk(num_missing)
+            num_uncomputed = request.num_uncomputed_tokens
+            chunk = step.chunk(num_uncomputed)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
             if self._preemptor.reserve_or_preempt(step, request, chunk):
-                decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_missing))
+                decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_uncomputed))
                 decision.num_batched_tokens += chunk
             else:
                 is_short = True
@@ -214,12 +217,12 @@ class Scheduler:
     def _run_first_in_rank(self, step: SchedulingStep) -> None:
         """Run the first request in rank if all wait for blocks, and preempt even requests that were just resumed."""
         request = min(step.running, key=lambda candidate: self._preemptor.rank(candidate, step.now))
-        num_missing = request.num_missing_tokens
-        chunk = step.chunk(num_missing)
+        num_uncomputed = request.num_uncomputed_tokens
+        chunk = step.chunk(num_uncomputed)
         if self._preemptor.reserve_or_preempt(step, request, chunk, is_last_resort=True):
-            step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_missing))
+            step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_uncomputed))
             step.decision.num_batched_tokens = chunk
-            step.decision.num_decodes = int(num_missing == 1)
+            step.decision.num_decodes = int(num_uncomputed == 1)
 
 
 class WaitingQueue:

@@ -41,7 +41,9 @@ class StepCosts:
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
-                raise InvalidArgumentError(f"{one.name} is {value!r} but must be a number of seconds of at least 0.")
+                raise InvalidArgumentError(
+                    f"{one.name} is {value!r} but must be a number of seconds of at least 0.", param=one.name
+                )
         if self.fixed_s + self.decode_sequence_s <= 0 or self.fixed_s + self.prefill_token_s <= 0:
             raise InvalidArgumentError("A step that takes no time has no speed: make fixed_s greater than 0.")
 

@@ -84,7 +84,7 @@ def simulate(
             request = _request(num_arrived, trace[num_arrived], longest + 2)
             records[request] = result.records[num_arrived]
             if sharing is not None:
-                request.place = sharing.place(request, waiting, running)
+                request.virtual_arrival = sharing.virtual_arrival(request, waiting, running)
             waiting.add(request, now)
             num_arrived += 1
         _note_queue(result, now, len(waiting))

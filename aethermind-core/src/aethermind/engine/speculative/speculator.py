@@ -61,7 +61,7 @@ class Speculator:
             return
         self._started_s = self._proposed_s = self._clock()
         self._has_newcomer = False
-        decoding = [one for one in running if one.num_missing_tokens == 1]
+        decoding = [one for one in running if one.num_uncomputed_tokens == 1]
         asked = []
         for request in decoding:
             max_drafts = request.max_total_tokens - len(request.all_token_ids) - 1

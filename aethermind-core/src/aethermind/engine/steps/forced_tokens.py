@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
     from aethermind.sampling.guidance import TokenGuide
 
-__all__ = ["forced_beginning", "forced_tokens"]
+__all__ = ["forced_prefix", "forced_tokens"]
 
 
 def forced_tokens(request: Request) -> Iterator[SampledToken]:
@@ -28,7 +28,7 @@ def forced_tokens(request: Request) -> Iterator[SampledToken]:
             yield SampledToken(request, token_id)
 
 
-def forced_beginning(request: Request) -> Iterator[int]:
+def forced_prefix(request: Request) -> Iterator[int]:
     """Yield the tokens that the answer of a new request must begin with, up to a token that may end it."""
     guide = _guide(request)
     if guide is None or request.params.stop:

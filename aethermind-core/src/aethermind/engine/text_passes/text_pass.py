@@ -146,7 +146,7 @@ def embed_text(
     import numpy as np
 
     if pooling not in POOLINGS:
-        raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.")
+        raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.", param="pooling")
     executor = runner.executor_of(GraphKind.HIDDEN_STATES, adapter)
     total: npt.NDArray[Any] | None = None
     for start, _, symbols in run_text(executor, runner.kv_memory, cache, token_ids):

@@ -256,15 +256,12 @@ def sampling_params(
 
 @contextmanager
 def naming_fields(fields: SamplingFields) -> Iterator[None]:
-    """Convert errors about parameters to 400s that name the field by which the client set the parameter.
-
-    The first word of such an error's message is the parameter.
-    """
+    """Convert errors about parameters to 400s that name the field by which the client set the parameter."""
     try:
         yield
     except InvalidArgumentError as error:
-        word, message = str(error).partition(" ")[0], str(error)
-        failure = ApiError(400, message, param=word if hasattr(fields, word) else None, code="invalid_value")
+        param = error.param if error.param in type(fields).model_fields else None
+        failure = ApiError(400, str(error), param=param, code="invalid_value")
         for name, field in fields.field_names.items():
             rename_field(failure, name, field)
         raise failure from None

@@ -59,7 +59,7 @@ class AlteredTensors:
         return self._stored.paths
 
     @property
-    def neutral_names(self) -> tuple[str, ...]:
+    def zero_bias_names(self) -> tuple[str, ...]:
         return ()
 
     def info(self, name: str) -> TensorInfo:

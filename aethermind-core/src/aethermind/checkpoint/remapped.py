@@ -18,6 +18,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
+from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["AdaptedTensors", "TensorSlice"]
 
@@ -41,6 +42,7 @@ class TensorSlice:
         return not self.is_transposed and self.begin == 0 and self.end is None and self.added is None
 
 
+@deprecated_fields(until="0.4", neutral_names="zero_bias_names")
 class AdaptedTensors:
     """A checkpoint whose tensors are the `parts`, slices of stored tensors, and the stored tensors that no slice uses.
 
@@ -68,8 +70,8 @@ class AdaptedTensors:
         return self._stored.paths
 
     @property
-    def neutral_names(self) -> tuple[str, ...]:
-        return self._stored.neutral_names
+    def zero_bias_names(self) -> tuple[str, ...]:
+        return self._stored.zero_bias_names
 
     def info(self, name: str) -> TensorInfo:
         part = self._part(name)
