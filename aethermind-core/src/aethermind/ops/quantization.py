@@ -39,8 +39,8 @@ __all__ = [
     "float32_scales",
     "inverses",
     "row_chunks",
-    "sum_in_order",
     "scales_of_super_blocks",
+    "sum_in_order",
 ]
 
 Array = NDArray[Any]
