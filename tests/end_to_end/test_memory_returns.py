@@ -41,7 +41,7 @@ from aethermind import LLM, AsyncEngine, SamplingParams
 from aethermind.errors import AetherMindError
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
 
-WeightFolder.needs_huge_pages, WeightCache.least_bytes = False, 1 << 20
+WeightFolder.needs_huge_pages, WeightCache.min_bytes = False, 1 << 20
 model, options, num_more = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 

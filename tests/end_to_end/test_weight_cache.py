@@ -28,7 +28,7 @@ PROMPT = {"prompt_token_ids": [*range(20, 60)]}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where weights are kept, small ones as well, whatever pages they come on."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(WeightCache, "least_bytes", 1)
+    monkeypatch.setattr(WeightCache, "min_bytes", 1)
     monkeypatch.setattr(WeightFolder, "needs_huge_pages", False)
     return tmp_path / "cache" / "aethermind" / "weights"
 
@@ -146,7 +146,7 @@ PROGRAM = """
 import sys
 from aethermind import LLM, SamplingParams
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
-WeightCache.least_bytes, WeightFolder.needs_huge_pages = 1, False
+WeightCache.min_bytes, WeightFolder.needs_huge_pages = 1, False
 llm = LLM(sys.argv[1], device="cpu", num_kv_blocks=16, max_num_seqs=1)
 params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 output, = llm.generate({"prompt_token_ids": [*range(20, 60)]}, params)

@@ -213,7 +213,7 @@ class LLM:
         """
         is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
         conversations: Any = [messages] if is_single else _listed(messages)
-        prompts = [chat_prompt(self.tokenizer, one, **template) for one in conversations]
+        prompts = [chat_prompt(self.tokenizer, conversation, **template) for conversation in conversations]
         return self.generate(
             prompts, sampling_params, options=options, adapter=adapter, use_tqdm=use_tqdm, on_output=on_output
         )
@@ -319,7 +319,7 @@ class LLM:
         """Add requests for all prompts, or for none if one fails."""
         ids: list[str] = []
         try:
-            for prompt, one, own_options in zip(prompts, params, options, strict=True):
+            for prompt, given_params, own_options in zip(prompts, params, options, strict=True):
                 read = self._read(prompt)
                 with self.engine.lock:
                     request_id = self.engine.free_id()
@@ -328,7 +328,7 @@ class LLM:
                     self.engine.add_request(
                         request_id,
                         read.token_ids,
-                        one,
+                        given_params,
                         prompt=read.text,
                         embeddings=read.embeddings,
                         options=own_options,
@@ -360,14 +360,16 @@ def _options_for(prompts: Sequence[Prompt | EnginePrompt], given: Any, adapter: 
             f"adapter should be a name, or a name or None for each of {len(prompts)} prompts, got {adapter!r:.80}.",
             param="adapter",
         )
-    return [one if name is None else replace(one, adapter=name) for one, name in zip(options, names, strict=True)]
+    return [
+        option if name is None else replace(option, adapter=name) for option, name in zip(options, names, strict=True)
+    ]
 
 
 def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
     """A value for each prompt, from one for all or from a list."""
     if isinstance(given, kind):
         return [given] * len(prompts)
-    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+    if not isinstance(given, Sequence) or not all(isinstance(value, kind) for value in given):
         raise InvalidArgumentError(
             f"{name} should be {kind.__name__} or a list of them, got {given!r:.80}.", param=name
         )

@@ -103,7 +103,7 @@ def test_every_cached_file_belongs_to_a_kind(
     invoke: Any, cache: Path, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file that is left in the cache directory belongs to a kind."""
-    monkeypatch.setattr(WeightCache, "least_bytes", 1)
+    monkeypatch.setattr(WeightCache, "min_bytes", 1)
     monkeypatch.setattr(WeightFolder, "needs_huge_pages", False)
     monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
     monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))

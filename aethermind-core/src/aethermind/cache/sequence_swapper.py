@@ -133,7 +133,7 @@ class SequenceSwapper:
         """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many
         blocks that frees.
         """
-        swappable = {seq_id: one for seq_id, one in self._parked.items() if _may(one, CacheState.SWAPPED)}
+        swappable = {seq_id: parked for seq_id, parked in self._parked.items() if _may(parked, CacheState.SWAPPED)}
         holders = Counter(block for sequence in swappable.values() for block in sequence.block_table)
         num_users_left = {
             block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)
@@ -141,12 +141,12 @@ class SequenceSwapper:
         num_free_in_store, num_freed = self._store.num_blocks - self._store.num_used_blocks, 0
         victims: dict[str, CachedSequence] = {}
         for seq_id, sequence in swappable.items():
-            own = [block for block in sequence.block_table if block in num_users_left]
-            if not own or len(sequence.block_table) > num_free_in_store:
+            blocks = [block for block in sequence.block_table if block in num_users_left]
+            if not blocks or len(sequence.block_table) > num_free_in_store:
                 continue
             victims[seq_id] = sequence
             num_free_in_store -= len(sequence.block_table)
-            for block in own:
+            for block in blocks:
                 num_users_left[block] -= 1
                 num_freed += num_users_left[block] == 0
             if num_freed >= num_excess:

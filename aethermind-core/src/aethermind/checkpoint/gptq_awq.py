@@ -194,10 +194,10 @@ def _layout(described: Mapping[str, Any], method: str, where: str) -> str:
 def _check_modules(described: Mapping[str, Any], bits: int, group_size: int, where: str) -> None:
     """ConfigError if GPTQModel's `dynamic` quantises modules differently; excluded modules (`-:`) are plain."""
     dynamic = described.get("dynamic") or {}
-    others = dynamic.values() if isinstance(dynamic, Mapping) else ()
-    for one in others:
-        own = {"bits": bits, "group_size": group_size, **(one if isinstance(one, Mapping) else {})}
-        if (own["bits"], own["group_size"]) != (bits, group_size):
+    overrides = dynamic.values() if isinstance(dynamic, Mapping) else ()
+    for override in overrides:
+        settings = {"bits": bits, "group_size": group_size, **(override if isinstance(override, Mapping) else {})}
+        if (settings["bits"], settings["group_size"]) != (bits, group_size):
             raise ConfigError(
                 f"{where!r} has modules that are quantised otherwise than the rest (dynamic in quantization_config), "
                 "which is not supported. Take a model that is quantised in one way, or as .gguf."

@@ -199,7 +199,7 @@ class AdapterConfig:
                 f"{start!r:.80}). Convert it with PEFT's path_initial_model_for_weight_conversion, or merge it."
             )
         targets = raw.get("target_modules")
-        is_list = isinstance(targets, list) and all(isinstance(one, str) for one in targets)
+        is_list = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
         if not targets or not (is_list or isinstance(targets, str)):
             raise ConfigError(f"{where} has target_modules {targets!r:.80}; that is a list of names, or a text.")
         chosen = ("exclude_modules", "layers_to_transform", "layers_pattern")
@@ -285,7 +285,7 @@ def _pattern(value: Any, read: Callable[[Any, str], Any], what: str) -> dict[str
             re.compile(key)
         except re.error as error:
             raise ConfigError(f"{what} has the key {key!r:.80}, which is no regular expression ({error}).") from None
-    return {key: read(one, f"{what}[{key!r}]") for key, one in value.items()}
+    return {key: read(item, f"{what}[{key!r}]") for key, item in value.items()}
 
 
 def _by_pattern(pattern: Mapping[str, Any], module: str, default: Any) -> Any:

@@ -57,14 +57,14 @@ class Dispatcher:
 
     def with_kernels(self, kernels: Sequence[Kernel]) -> Dispatcher:
         """Return a dispatcher with more kernels, behind those of the same priority."""
-        own = [kernel for group in self._by_operator.values() for kernel in group]
+        existing = [kernel for group in self._by_operator.values() for kernel in group]
         fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
-        return Dispatcher([*own, *kernels], fallbacks, is_deterministic=self._is_deterministic)
+        return Dispatcher([*existing, *kernels], fallbacks, is_deterministic=self._is_deterministic)
 
     def with_fallbacks(self, kernels: Sequence[Kernel]) -> Dispatcher:
         """Return a dispatcher with other fallback kernels."""
-        own = [kernel for group in self._by_operator.values() for kernel in group]
-        return Dispatcher(own, kernels, is_deterministic=self._is_deterministic)
+        existing = [kernel for group in self._by_operator.values() for kernel in group]
+        return Dispatcher(existing, kernels, is_deterministic=self._is_deterministic)
 
     def has_format(self, name: str) -> bool:
         """Whether one of the device's own kernels computes with weights in the format `name`."""

@@ -356,7 +356,7 @@ class EngineConfig:
 
 def _renamed() -> dict[str, str]:
     """Options with an earlier name that is still accepted."""
-    return {one.name: old for one in fields(EngineConfig) for old in one.metadata["setting"].old_names}
+    return {option.name: old for option in fields(EngineConfig) for old in option.metadata["setting"].old_names}
 
 
 def _levels_to_caller() -> int:
@@ -370,10 +370,10 @@ def _levels_to_caller() -> int:
 def _docs() -> dict[str, str]:
     """The meaning of every option by name, for Python's reference."""
     found = {}
-    for one in fields(EngineConfig):
-        about = one.metadata["setting"]
+    for option in fields(EngineConfig):
+        about = option.metadata["setting"]
         default = f"None: {about.unset}." if about.unset not in ("", "none", "off") else ""
-        found[one.name] = " ".join(filter(None, (about.help, default, about.details)))
+        found[option.name] = " ".join(filter(None, (about.help, default, about.details)))
     for new, old in _renamed().items():
         found[old] = f"Deprecated name of `{new}`."
     return {name: found[name] for name in EngineOptions.__annotations__}
@@ -392,7 +392,7 @@ def named_adapters(given: Any) -> dict[str, str]:
 
     InvalidArgumentError for what is none of them, and where two have the same name.
     """
-    pairs = list(given.items()) if isinstance(given, Mapping) else [_named(one) for one in _listed(given)]
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_named(entry) for entry in _listed(given)]
     for name, path in pairs:
         if not isinstance(name, str) or not isinstance(path, str | Path) or not name.strip() or not str(path):
             raise InvalidArgumentError(f"An adapter has a name and a path, got {name!r:.80} and {path!r:.80}.")

@@ -24,7 +24,7 @@ from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
-from aethermind.engine.shared import Shared, synchronized_call
+from aethermind.engine.shared import ThreadSafeEngine, synchronized_call
 from aethermind.engine.speculative import open_speculator
 from aethermind.engine.steps.forced_tokens import forced_prefix, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
@@ -52,7 +52,7 @@ __all__ = ["Engine"]
 _request_of = attrgetter("request")
 
 
-class Engine(Shared):
+class Engine(ThreadSafeEngine):
     """Continuous batching over one model.
 
     Threads may share it; a lock serialises their calls. A step computes all requests, whichever thread calls it, and
@@ -94,7 +94,7 @@ class Engine(Shared):
     ) -> None:
         """Load the model and assemble the engine; its steps run in `executor`, or in a new one."""
         self.parts = parts
-        self.compiled = compiled = parts.compiled.ending_as(tokenizer)
+        self.compiled = compiled = parts.compiled.with_end_tokens_of(tokenizer)
         config = compiled.config
         self.tokenizer = tokenizer
         self.costs = SwapVsRecomputeCosts(clock=clock)
@@ -257,7 +257,7 @@ class Engine(Shared):
         if group is not None and group.request_id != request_id:
             return None  # the id of a single answer: a group is aborted only as a whole
         if group is not None:
-            group.include(self._outputs[one.request_id] for one in group.requests if not one.is_finished)
+            group.include(self._outputs[member.request_id] for member in group.requests if not member.is_finished)
             self._end_group(group)
         else:
             builder = self._outputs.pop(request_id, None)
@@ -421,7 +421,11 @@ class Engine(Shared):
         """Set the same virtual arrival for all requests of a group; policies that do not share use none."""
         policy = self.scheduler.sharing
         if policy is not None:
-            waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)
+            waiting = (
+                builder.request
+                for builder in self._outputs.values()
+                if builder.request.state is not RequestState.RUNNING
+            )
             virtual_arrival = policy.virtual_arrival(requests[0], waiting, self.running)
             for request in requests:
                 request.virtual_arrival = virtual_arrival

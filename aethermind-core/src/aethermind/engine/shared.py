@@ -1,4 +1,4 @@
-"""An object that several threads share until it is closed: a fair lock, listeners, and release of its memory."""
+"""Thread safety of an engine: a fair lock, listeners, and the release of its memory when it is closed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.output_delta import OutputSource
 
-__all__ = ["EngineListener", "FairLock", "Shared", "synchronized_call"]
+__all__ = ["EngineListener", "FairLock", "ThreadSafeEngine", "synchronized_call"]
 
-_COURTESY_S = 1e-4
+_YIELD_S = 1e-4
 """Long enough for a waiting thread to wake up and take the lock."""
 
 
@@ -61,23 +61,23 @@ class FairLock:
         they wake.
         """
         if self._waiting:
-            time.sleep(_COURTESY_S)
+            time.sleep(_YIELD_S)
 
 
-def _free_all() -> None:
+def _replace_all_locks() -> None:
     """Replace all locks in a forked process, where the threads that held them do not exist."""
-    for turns in _ALL:
-        turns._lock = RLock()
+    for lock in _ALL:
+        lock._lock = RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_all)
+    os.register_at_fork(after_in_child=_replace_all_locks)
 
 
 _log = get_logger(__name__)
 _CLOSED = "The engine was closed; load the model again."
 
-_Own = TypeVar("_Own", bound="Shared")
+_Engine = TypeVar("_Engine", bound="ThreadSafeEngine")
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -95,23 +95,23 @@ class EngineListener(Protocol):
 
 
 def synchronized_call(
-    method: Callable[Concatenate[_Own, _Arguments], _Result],
-) -> Callable[Concatenate[_Own, _Arguments], _Result]:
+    method: Callable[Concatenate[_Engine, _Arguments], _Result],
+) -> Callable[Concatenate[_Engine, _Arguments], _Result]:
     """Run a method under the object's lock; EngineDeadError if the engine was closed, or the process forked."""
 
     @wraps(method)
-    def call(own: _Own, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        _check_process(own._pid)
-        with own.lock:
-            if own.is_closed:
+    def call(engine: _Engine, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        _check_process(engine._pid)
+        with engine.lock:
+            if engine.is_closed:
                 raise EngineDeadError(_CLOSED)
-            return method(own, *arguments, **named)
+            return method(engine, *arguments, **named)
 
     return call
 
 
-class Shared(ABC):
-    """The base of an engine.
+class ThreadSafeEngine(ABC):
+    """The base of `Engine`: what threads share until the engine is closed.
 
     Its memory is held only by the attributes named in `_released_on_close`. Deleting them frees it at once, unless a
     thread still uses it.
@@ -153,7 +153,7 @@ class Shared(ABC):
     def unlisten(self, listener: EngineListener) -> None:
         """Stop sending outputs to a listener."""
         with self.lock:
-            self._listeners = [one for one in self._listeners if one is not listener]
+            self._listeners = [other for other in self._listeners if other is not listener]
 
     def free_id(self) -> str:
         """Return an id that no open request has. The caller holds the lock until it has added the request."""

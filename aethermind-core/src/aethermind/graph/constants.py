@@ -136,7 +136,7 @@ class ConstantStore:
 
     def preallocate(self, plan: Plan) -> None:
         """Allocate memory for a plan's packed constants and prefault it in the background, before `load`."""
-        sizes = {key: one.nbytes for key, one in self._find(plan).items()}
+        sizes = {key: constant.nbytes for key, constant in self._find(plan).items()}
         if buffers := self._backend.allocator.alloc_ahead([*sizes.values()]):
             self._preallocated = dict(zip(sizes, buffers, strict=True))
 
@@ -146,7 +146,7 @@ class ConstantStore:
         OutOfMemoryError before anything is read where the packed constants need more memory than is free.
         """
         uncached = self._find(plan)
-        self._check_free(sum(one.nbytes for key, one in uncached.items() if key not in self._preallocated))
+        self._check_free(sum(constant.nbytes for key, constant in uncached.items() if key not in self._preallocated))
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         groups = self._groups(plan, {*missing})
@@ -330,8 +330,8 @@ def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightForma
         return _as_stored(source, dtype)
     if isinstance(source, QuantizedWeight):
         return _in_format(source, format)
-    own = DType.of_numpy(source.dtype)
-    return _as_stored(source, own if own in _QUANTIZABLE else DType.FLOAT32)
+    stored_dtype = DType.of_numpy(source.dtype)
+    return _as_stored(source, stored_dtype if stored_dtype in _QUANTIZABLE else DType.FLOAT32)
 
 
 def _in_format(source: QuantizedWeight, format: WeightFormat) -> Array | QuantizedWeight:

@@ -102,7 +102,7 @@ class HookRegistry:
         """Run a plan once and call the hooks."""
         plan = executor.plan
         wanted = {
-            name: [one.hook for one in self._registrations if fnmatchcase(name, one.pattern)]
+            name: [registration.hook for registration in self._registrations if fnmatchcase(name, registration.pattern)]
             for step in plan.steps
             for name in step.names
         }

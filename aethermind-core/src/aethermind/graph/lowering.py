@@ -154,7 +154,7 @@ class _Lowering:
         given = zip(operator.schema.inputs, node.inputs, strict=True)
         formats = [self.weight_formats.get(value.name) for spec, value in given
                    if value is not None and spec.name in operator.weight_inputs]  # fmt: skip
-        return "+".join(sorted({DENSE if one is None else one.name for one in formats})) or DENSE
+        return "+".join(sorted({DENSE if format is None else format.name for format in formats})) or DENSE
 
     def _sharing(self, node: Node, operator: Operator, signature: Signature) -> Resolution | None:
         """Return a kernel that gathers rows from an existing layout of the parameter, if the device has one."""
@@ -167,12 +167,12 @@ class _Lowering:
         resolution = self._resolve(replace(signature, weight_format=weight_format, packed=layouts))
         return resolution if resolution.chosen else None
 
-    def _fall_back(self, signature: Signature, own: Resolution) -> Resolution:
+    def _fall_back(self, signature: Signature, resolution: Resolution) -> Resolution:
         if self.fallback is not Fallback.ERROR:
             reference = self.dispatcher.resolve_fallback(signature)
             if reference.chosen:
-                return replace(reference, rejected=own.rejected)
-        return own
+                return replace(reference, rejected=resolution.rejected)
+        return resolution
 
 
 def _without_kernels(missing: Iterable[Resolution]) -> str:
@@ -192,7 +192,9 @@ def _without_kernels(missing: Iterable[Resolution]) -> str:
             f"No kernel for operator {operator} on {device} ({what}). Considered: {_considered(resolution)}. "
             f"Choose another {options}, or install a backend that has it."
         )
-    each = "; ".join(f"{name} ({what}; considered: {_considered(one)})" for (name, what), one in found.items())
+    each = "; ".join(
+        f"{name} ({what}; considered: {_considered(resolution)})" for (name, what), resolution in found.items()
+    )
     return (
         f"No kernels for {len(found)} operators on {device}: {each}. Choose another {options}, or install a backend "
         "that has them; `aethermind explain` shows where they are used."

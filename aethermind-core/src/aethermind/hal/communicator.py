@@ -104,8 +104,8 @@ class SharedMemoryCommunicator:
     def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
         """Copy `tensor` of rank `root` to every rank."""
         stream.synchronize()
-        for own, parts in self._chunks(_bytes_of(tensor.numpy())):
-            own[:] = parts[root]
+        for local, parts in self._chunks(_bytes_of(tensor.numpy())):
+            local[:] = parts[root]
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -116,26 +116,26 @@ class SharedMemoryCommunicator:
         import numpy as np
 
         wide = array.dtype if array.itemsize >= 4 else np.dtype(np.float32)
-        for own, parts in self._chunks(_bytes_of(array)):
+        for local, parts in self._chunks(_bytes_of(array)):
             terms = [part.view(array.dtype) for part in parts]
             total = terms[0].astype(wide)
             for term in terms[1:]:
                 total += term
-            own.view(array.dtype)[:] = total
+            local.view(array.dtype)[:] = total
 
     def gather(self, output: Array, part: Array) -> None:
         """Copy every rank's `part` to `output[rank]`; all have the same shape."""
         outputs = [_bytes_of(row) for row in output]
         done = 0
-        for own, parts in self._chunks(_bytes_of(part)):
+        for local, parts in self._chunks(_bytes_of(part)):
             for row, chunk in zip(outputs, parts, strict=True):
-                row[done : done + len(own)] = chunk
-            done += len(own)
+                row[done : done + len(local)] = chunk
+            done += len(local)
 
-    def _chunks(self, own: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], list[Any]]]:
+    def _chunks(self, local: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], list[Any]]]:
         """Yield this rank's bytes chunk by chunk, each with the same chunk of all ranks."""
-        for begin in range(0, len(own), _SLOT_BYTES):
-            chunk = own[begin : begin + _SLOT_BYTES]
+        for begin in range(0, len(local), _SLOT_BYTES):
+            chunk = local[begin : begin + _SLOT_BYTES]
             slot = self._num_chunks % 2
             self._slots[self.rank, slot, : len(chunk)] = chunk
             self._synchronize()

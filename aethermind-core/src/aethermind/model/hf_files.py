@@ -138,7 +138,7 @@ def _modes(described: Mapping[str, Any]) -> list[str]:
     mode = described.get("pooling_mode")
     if mode is None:
         return [name for flag, name in _FLAGS.items() if described.get(flag) is True]
-    return [str(one) for one in mode] if isinstance(mode, list) else [str(mode)]
+    return [str(part) for part in mode] if isinstance(mode, list) else [str(mode)]
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:

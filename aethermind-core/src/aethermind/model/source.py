@@ -184,9 +184,9 @@ class RetokenizedSource:
         return self.model.generation()
 
     def described(self) -> dict[str, dict[str, Any]]:
-        own, other = self.model.described(), self.of_tokenizer.described()
+        model, tokenizer = self.model.described(), self.of_tokenizer.described()
         name = "tokenizer_config.json"
-        return {**own, name: other[name]} if name in other else own
+        return {**model, name: tokenizer[name]} if name in tokenizer else model
 
     def tokenizer(self) -> Tokenizer:
         """TokenizerError if it has more tokens than the model has rows; fewer are usual, since rows are padded."""

@@ -48,7 +48,7 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | N
     Without `is_schema`, the value maps names to schemas.
     """
     if isinstance(schema, list):
-        return [rewritten(one, change) for one in schema]
+        return [rewritten(element, change) for element in schema]
     changed = change(schema) if is_schema and isinstance(schema, dict) else schema
     if not isinstance(changed, dict):
         return schema
@@ -71,7 +71,7 @@ def _without_noop_keywords(schema: dict[str, Any]) -> dict[str, Any]:
             return True
         if key == "format":
             return isinstance(value, str) and value not in _FORMATS
-        return any(value == one and type(value) is type(one) for one in _NOOP_VALUES.get(key, ()))
+        return any(value == noop and type(value) is type(noop) for noop in _NOOP_VALUES.get(key, ()))
 
     return {key: value for key, value in schema.items() if not is_idle(key, value)}
 
@@ -89,10 +89,10 @@ def with_discriminators(schema: Any) -> Any:
         alternatives, discriminator = part.get("oneOf"), part.get("discriminator")
         name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
         if isinstance(alternatives, list) and isinstance(name, str):
-            targets = [_target(whole, one) for one in alternatives]
-            for one in targets:
-                _require(one, name)
-            values = [_constant(one, name) for one in targets]
+            targets = [_target(whole, alternative) for alternative in alternatives]
+            for target in targets:
+                _require(target, name)
+            values = [_constant(target, name) for target in targets]
             if None not in values and len(set(values)) == len(values) and "anyOf" not in part:
                 part["anyOf"] = part.pop("oneOf")
             del part["discriminator"]

@@ -43,7 +43,7 @@ MAX_STRING_CHARS = 4096
 """The longest stop string or bad word: each is tokenised or searched for while other requests wait."""
 
 
-def number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
+def number(name: str, value: object, lowest: float, highest: float, remedy: str, *, is_above: bool = False) -> float:
     """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
     result = math.nan
     if isinstance(value, (float, int, Real)) and not isinstance(value, bool):  # `Real` alone is slow to check
@@ -54,23 +54,23 @@ def number(name: str, value: object, lowest: float, highest: float, way_out: str
     is_low = result <= lowest if is_above else result < lowest
     if is_low or result > highest or not math.isfinite(result):
         upper = "" if highest == math.inf else f" and at most {highest:g}"
-        refuse(name, value, f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}", way_out)
+        refuse(name, value, f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}", remedy)
     return result
 
 
-def integer(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int:
+def integer(name: str, value: object, lowest: int, highest: int | None, remedy: str) -> int:
     """Return an integer from `lowest` to `highest`, both included."""
     if isinstance(value, (int, Integral)) and not isinstance(value, bool):
         result = int(value)
         if lowest <= result and (highest is None or result <= highest):
             return result
     allowed = f"an integer of at least {lowest}" if highest is None else f"an integer from {lowest} to {highest}"
-    refuse(name, value, allowed, way_out)
+    refuse(name, value, allowed, remedy)
 
 
-def optional(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int | None:
+def optional(name: str, value: object, lowest: int, highest: int | None, remedy: str) -> int | None:
     """Return an integer like `integer`, or None."""
-    return None if value is None else integer(name, value, lowest, highest, way_out)
+    return None if value is None else integer(name, value, lowest, highest, remedy)
 
 
 def boolean(name: str, value: object) -> bool:
@@ -78,21 +78,21 @@ def boolean(name: str, value: object) -> bool:
     return value if isinstance(value, bool) else refuse(name, value, "True or False", "leave it out for False")
 
 
-def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...]:
-    """Return at most `most` non-empty strings of at most MAX_STRING_CHARS; a string counts as one, None as none."""
+def strings(name: str, value: object, max_count: int, remedy: str) -> tuple[str, ...]:
+    """Return up to `max_count` non-empty strings of up to MAX_STRING_CHARS; a string counts as one, None as none."""
     allowed = "a non-empty string or a sequence of them"
     if value is None:
         return ()
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, Sequence):
-        refuse(name, value, allowed, way_out)
-    if len(given) > most:
+        refuse(name, value, allowed, remedy)
+    if len(given) > max_count:
         raise InvalidArgumentError(
-            f"{name} has {len(given)} strings but must have at most {most}; keep the vital ones.", param=name
+            f"{name} has {len(given)} strings but must have at most {max_count}; keep the vital ones.", param=name
         )
     for string in given:
         if not isinstance(string, str) or not string:
-            refuse(name, string, allowed, way_out)
+            refuse(name, string, allowed, remedy)
         if len(string) > MAX_STRING_CHARS:
             raise InvalidArgumentError(
                 f"{name} has a string of {len(string)} characters but each may have {MAX_STRING_CHARS}; shorten it.",
@@ -101,22 +101,22 @@ def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...
     return tuple(given)
 
 
-def token_ids(name: str, value: object, most: int | None) -> tuple[int, ...]:
-    """Return at most `most` token ids; None counts as none."""
+def token_ids(name: str, value: object, max_count: int | None) -> tuple[int, ...]:
+    """Return at most `max_count` token ids; None counts as none."""
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
         refuse(name, value, "a sequence of token ids", "put a single id in a list")
-    if most is not None and len(value) > most:
+    if max_count is not None and len(value) > max_count:
         raise InvalidArgumentError(
-            f"{name} has {len(value)} ids but must have at most {most}; keep the vital ones.", param=name
+            f"{name} has {len(value)} ids but must have at most {max_count}; keep the vital ones.", param=name
         )
     return tuple(integer(name, token_id, 0, 2**31 - 1, "take ids from the model's vocabulary") for token_id in value)
 
 
-def refuse(name: str, value: object, allowed: str, way_out: str) -> NoReturn:
+def refuse(name: str, value: object, allowed: str, remedy: str) -> NoReturn:
     """Raise InvalidArgumentError for a value, with what is allowed and how to correct it."""
-    raise InvalidArgumentError(f"{name} is {value!r:.80} but must be {allowed}; {way_out}.", param=name)
+    raise InvalidArgumentError(f"{name} is {value!r:.80} but must be {allowed}; {remedy}.", param=name)
 
 
 MAX_GRAMMAR_CHARS = 256 * 1024
@@ -430,8 +430,8 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
             param="logit_bias",
         )
     ids = token_ids("logit_bias", tuple(biases), None)
-    way_out = "-100 all but forbids a token and 100 all but forces it"
-    return tuple((id, number("logit_bias", biases[id], -100.0, 100.0, way_out)) for id in ids)
+    remedy = "-100 all but forbids a token and 100 all but forces it"
+    return tuple((id, number("logit_bias", biases[id], -100.0, 100.0, remedy)) for id in ids)
 
 
 def _allowed(value: object) -> tuple[int, ...] | None:
@@ -496,22 +496,22 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
     return defaults
 
 
-def with_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a request's `own` arguments for SamplingParams with the model's `defaults`.
+def with_defaults(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge a request's `requested` arguments for SamplingParams with the model's `defaults`.
 
     If the least and the most number of tokens contradict each other, the default is adjusted to the request. `None` in
-    `own` means that the argument was not given.
+    `requested` means that the argument was not given.
     """
-    own = {name: value for name, value in own.items() if value is not None}
-    merged = {**defaults, **own}
-    if own.get("structured_outputs") is not None and "min_tokens" not in own:
+    requested = {name: value for name, value in requested.items() if value is not None}
+    merged = {**defaults, **requested}
+    if requested.get("structured_outputs") is not None and "min_tokens" not in requested:
         merged.pop("min_tokens", None)  # structured outputs define the end of the answer
-    least, most = merged.get("min_tokens"), merged.get("max_tokens")
-    if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
-        if "max_tokens" not in own:
-            merged["max_tokens"] = least
-        elif "min_tokens" not in own:
-            merged["min_tokens"] = most
+    min_tokens, max_tokens = merged.get("min_tokens"), merged.get("max_tokens")
+    if isinstance(min_tokens, int) and isinstance(max_tokens, int) and 0 < max_tokens < min_tokens:
+        if "max_tokens" not in requested:
+            merged["max_tokens"] = min_tokens
+        elif "min_tokens" not in requested:
+            merged["min_tokens"] = max_tokens
     return merged
 
 

@@ -169,12 +169,12 @@ class MaskRows:
             else:
                 guided = _GuidedRow(row, constraints.guide, request.output_token_ids, mask)
                 lanes.setdefault(constraints.guide.lane, []).append(guided)
-        self._ask(list(lanes.values()))
+        self._fill_lanes(list(lanes.values()))
         for row, request in enumerate(requests):
             if request.constraints is not None and request.constraints.allowed is not None:
                 mask = self._row(row)
                 mask &= request.constraints.allowed
-        return {one.row: one.failure for lane in lanes.values() for one in lane if one.failure is not None}
+        return {guided.row: guided.failure for lane in lanes.values() for guided in lane if guided.failure is not None}
 
     def allows(self, row: int, request: SampledRequest, token_id: int) -> bool:
         """Whether the request of a row may have a token, by the mask that was written last."""
@@ -187,15 +187,15 @@ class MaskRows:
     def _row(self, row: int) -> npt.NDArray[np.int32]:
         return self._mask[row * self._width : (row + 1) * self._width]
 
-    def _ask(self, lanes: list[list[_GuidedRow]]) -> None:
+    def _fill_lanes(self, lanes: list[list[_GuidedRow]]) -> None:
         """Write the rows of all lanes' guides."""
         num_guides = sum(map(len, lanes))
         if not num_guides:
             return
         if len(lanes) > 1 and self._guide_s * num_guides > _WORTH_THREADS_S:
-            own, *others = lanes
-            helping = [self._mask_threads.submit(_write, lane) for lane in others]
-            seconds = _write(own) + sum(helper.result() for helper in helping)
+            first, *others = lanes
+            futures = [self._mask_threads.submit(_write, lane) for lane in others]
+            seconds = _write(first) + sum(future.result() for future in futures)
         else:
             seconds = sum(map(_write, lanes))
         self._guide_s += _WEIGHT * (seconds / num_guides - self._guide_s)
@@ -208,8 +208,8 @@ class MaskRows:
 def _write(lane: Iterable[_GuidedRow]) -> float:
     """Write one row after the other; returns the seconds."""
     started = time.perf_counter()
-    for one in lane:
-        one.failure = one.guide.fill(one.output_token_ids, one.mask)
+    for guided in lane:
+        guided.failure = guided.guide.fill(guided.output_token_ids, guided.mask)
     return time.perf_counter() - started
 
 

@@ -53,9 +53,9 @@ def has_tables(fast: FastTokenizer) -> bool:
         and not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
         and splitters[-1] == "ByteLevel"
         and _SPLITTERS.issuperset(splitters)
-        and not any(one.lstrip or one.rstrip or one.single_word or not one.content for one in added)
-        and (fast.normalizer is None or not any(one.normalized for one in added))
-        and len({one.normalized for one in added}) <= 1
+        and not any(token.lstrip or token.rstrip or token.single_word or not token.content for token in added)
+        and (fast.normalizer is None or not any(token.normalized for token in added))
+        and len({token.normalized for token in added}) <= 1
         and all(model.token_to_id(char) is not None for char in BYTE_OF_CHAR)
         and _surroundings(fast) is not None
     )
@@ -91,7 +91,7 @@ def write_tables(fast: FastTokenizer, key: str) -> Iterator[bytes]:
         "vocab_size": fast.get_vocab_size(with_added_tokens=True),
         "keeps_whole_words": state["model"].get("ignore_merges", False),
         "alphabet": {char: vocabulary[char] for char in BYTE_OF_CHAR},
-        "added": [[token_id, one.content, one.special] for token_id, one in added.items()],
+        "added": [[token_id, token.content, token.special] for token_id, token in added.items()],
         "surroundings": _surroundings(fast),
         "shell": json.dumps(_without_vocabulary(state)),
     }

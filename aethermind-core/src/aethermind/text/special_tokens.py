@@ -82,10 +82,10 @@ def tokens_by_role(config: Mapping[str, Any]) -> dict[str, str]:
             )
         tokens[role] = value
     extra = config.get("extra_special_tokens")
-    own = {**config, **extra} if isinstance(extra, dict) else config
+    merged = {**config, **extra} if isinstance(extra, dict) else config
     return tokens | {
         role: value
-        for role, value in own.items()
+        for role, value in merged.items()
         if role.endswith("_token") and role not in _ROLES and isinstance(value, str)
     }
 

@@ -58,7 +58,9 @@ class Tokenizer:
         self._special_tokens = MappingProxyType(dict(special_tokens or {}))
         named = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template
         # An empty template would render every conversation to an empty prompt.
-        self._chat_templates = MappingProxyType({name: one for name, one in (named or {}).items() if one.strip()})
+        self._chat_templates = MappingProxyType(
+            {name: template for name, template in (named or {}).items() if template.strip()}
+        )
         added = fast.get_added_tokens_decoder()
         self._special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._eos_token_id: int | None = None

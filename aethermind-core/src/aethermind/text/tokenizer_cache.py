@@ -85,7 +85,7 @@ def _key(path: Path, made_with: Sequence[str]) -> str:
 
     code = sorted(Path(text.__path__[0]).glob("*.py"))
     versions = [aethermind.__version__, tokenizers.__version__, *made_with]
-    return digest_of([versions, [file_stamp(one) for one in (path, *code)]])
+    return digest_of([versions, [file_stamp(file) for file in (path, *code)]])
 
 
 def _write_at_exit(fast: FastTokenizer, key: str, place: Path) -> None:

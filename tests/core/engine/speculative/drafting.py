@@ -17,12 +17,12 @@ class AlwaysMost(SpeculationController):
     """Chooses as many drafts as the step allows, at any cost."""
 
     def choose(
-        self, candidates: Sequence[Candidate], num_sequences: int, most: int, *, may_try: bool = True
+        self, candidates: Sequence[Candidate], num_sequences: int, max_drafts: int, *, may_try: bool = True
     ) -> list[int]:
         chosen = []
         for candidate in candidates:
-            chosen.append(min(candidate.most, self._most, most))
-            most -= chosen[-1]
+            chosen.append(min(candidate.max_drafts, self._max_drafts, max_drafts))
+            max_drafts -= chosen[-1]
         return chosen
 
 
@@ -34,16 +34,16 @@ class Scripted:
         self.forgotten: list[str] = []
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        return [self._draft(request, most) for request, most in zip(requests, limits, strict=True)]
+        return [self._draft(request, max_drafts) for request, max_drafts in zip(requests, limits, strict=True)]
 
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
 
 
-def speculate_with(engine: Engine, proposer: Any, most: int = 4) -> Speculator:
+def speculate_with(engine: Engine, proposer: Any, max_drafts: int = 4) -> Speculator:
     """Let an engine check these drafts at every opportunity."""
     engine.speculator = Speculator(
-        proposer, AlwaysMost(most), engine.cache, engine.compiled.model.config.vocab_size, lambda: 0.0
+        proposer, AlwaysMost(max_drafts), engine.cache, engine.compiled.model.config.vocab_size, lambda: 0.0
     )
     return engine.speculator
 

@@ -56,7 +56,7 @@ class Machine:
         self.num_drafts += sum(chosen)
         self.num_tokens += num_yielded
         if sum(chosen):
-            self.controller.observe_checks(self.num_sequences, sum(chosen), num_yielded, seconds + self.search)
+            self.controller.observe_verification(self.num_sequences, sum(chosen), num_yielded, seconds + self.search)
         else:
             self.controller.observe_plain(self.num_sequences, seconds, self.search)
 
@@ -97,7 +97,7 @@ def test_a_long_prompt_does_not_end_all_trials() -> None:
     machine = Machine(bound_by_memory, lambda _: 0.9)
     while machine.num_drafts == 0:
         machine.run(1)
-    machine.controller.observe_checks(1, 4, 5, 100.0, is_first=True)
+    machine.controller.observe_verification(1, 4, 5, 100.0, is_first=True)
     machine.run(600)
     assert machine.run(200) > 2.5
 
@@ -146,7 +146,7 @@ def test_a_request_with_wrong_drafts_does_not_affect_others() -> None:
             if count:
                 controller.observe_acceptance(candidate.request_id, count, count if candidate == candidates[0] else 0)
         if sum(chosen):
-            controller.observe_checks(2, sum(chosen), 2 + chosen[0], bound_by_memory(2 + sum(chosen)))
+            controller.observe_verification(2, sum(chosen), 2 + chosen[0], bound_by_memory(2 + sum(chosen)))
         else:
             controller.observe_plain(2, bound_by_memory(2))
     assert chosen[0] == 4
@@ -174,6 +174,6 @@ def test_no_trials_in_steps_that_cannot_be_compared() -> None:
 def test_an_interruption_does_not_end_drafting() -> None:
     machine = Machine(bound_by_memory, lambda _: 0.9)
     machine.run(300)
-    machine.controller.observe_checks(1, 8, 9, 0.04)
+    machine.controller.observe_verification(1, 8, 9, 0.04)
     machine.run(100)
     assert machine.run(200) > 2.5

@@ -126,7 +126,7 @@ def test_an_answer_ends_in_the_middle_of_drafts(runtime: Runtime) -> None:
         options = {"max_tokens": 20, **more}
         (expected,) = run(open_engine(runtime, "cpu", **OPTIONS), "greedy", **options).values()
         engine = open_engine(runtime, "cpu", **OPTIONS, block_size=4)
-        speculator = speculate_with(engine, oracle({"greedy 0": tokens}, 100), most=8)
+        speculator = speculate_with(engine, oracle({"greedy 0": tokens}, 100), max_drafts=8)
         (found,) = run(engine, "greedy", **options).values()
         assert found.outputs == expected.outputs
         assert speculator.num_accepted_tokens > 0
@@ -209,7 +209,7 @@ def test_more_drafts_than_a_step_has_rows_for(runtime: Runtime) -> None:
     drafting = {"speculative_method": "prompt_lookup", "num_speculative_tokens": 2}
     engine = open_engine(runtime, "cpu", **{**OPTIONS, **drafting}, max_num_seqs=2)
     assert engine.budget.max_draft_tokens == 4
-    speculator = speculate_with(engine, Scripted(lambda _, most: [17] * most), most=30)
+    speculator = speculate_with(engine, Scripted(lambda _, most: [17] * most), max_drafts=30)
     expected = run(open_engine(runtime, "cpu", **OPTIONS, max_num_seqs=2), "greedy", "sampled", "greedy")
     assert answers_of(run(engine, "greedy", "sampled", "greedy")) == answers_of(expected)
     assert speculator.num_draft_tokens > 0

@@ -34,7 +34,7 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """Finish the device's work and give everything back."""
+        """Finish the device's work and release all resources."""
 
 
 ExecutorFactory = Callable[["CompiledModel"], Executor]
@@ -61,7 +61,7 @@ class InlineExecutor:
         return ModelRunner(self.compiled, cache, self.kv_memory, on_progress, self._constants)
 
     def close(self) -> None:
-        """Finish the device's work and give everything back."""
+        """Finish the device's work and release all resources."""
         try:
             self._constants.finish()
         finally:

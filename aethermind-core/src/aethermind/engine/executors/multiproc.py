@@ -52,7 +52,7 @@ class DriverKVMemory(KVMemory):
         }
         self._workers = workers
         self._num_swap_areas = 0
-        self._num_at_once = 0
+        self._blocks_per_request = 0
 
     @property
     def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -77,12 +77,12 @@ class DriverKVMemory(KVMemory):
 
     def alloc_staging_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> StagingBlocks:
         """Allocate staging memory in this process for `num_blocks` whole blocks."""
-        if not self._num_at_once:
+        if not self._blocks_per_request:
             block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in self.tensors.values())
-            self._num_at_once = max(1, _PIECE_BYTES // max(1, block_bytes))
-            self._workers.broadcast_move("alloc_staging_blocks", self._num_at_once)
-        own = super().alloc_staging_blocks(num_blocks, has_own_stream=has_own_stream)
-        return _GatheredBlocks(own, num_blocks, self._shardings, self._workers, self._num_at_once)
+            self._blocks_per_request = max(1, _PIECE_BYTES // max(1, block_bytes))
+            self._workers.broadcast_move("alloc_staging_blocks", self._blocks_per_request)
+        local = super().alloc_staging_blocks(num_blocks, has_own_stream=has_own_stream)
+        return _GatheredBlocks(local, num_blocks, self._shardings, self._workers, self._blocks_per_request)
 
 
 class _HeadSharding:
@@ -115,20 +115,20 @@ class _HeadSharding:
 class _DriverSwapBlocks:
     """Swapped blocks of all ranks; a `BlockMover`."""
 
-    def __init__(self, own: BlockMover, workers: WorkerGroup, number: int) -> None:
-        self._own = own
+    def __init__(self, local: BlockMover, workers: WorkerGroup, number: int) -> None:
+        self._local = local
         self._workers = workers
         self._number = number
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on rank 0 on return."""
         self._workers.broadcast_move("move_out", self._number, list(blocks), list(host_blocks))
-        self._own.move_out(blocks, host_blocks)
+        self._local.move_out(blocks, host_blocks)
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `host_blocks` to device `blocks`, one by one; done on rank 0 on return."""
         self._workers.broadcast_move("move_in", self._number, list(host_blocks), list(blocks))
-        self._own.move_in(host_blocks, blocks)
+        self._local.move_in(host_blocks, blocks)
 
 
 class _GatheredBlocks:
@@ -136,19 +136,19 @@ class _GatheredBlocks:
 
     def __init__(
         self,
-        own: StagingBlocks,
+        local: StagingBlocks,
         num_blocks: int,
         shardings: dict[str, _HeadSharding],
         workers: WorkerGroup,
-        num_at_once: int,
+        blocks_per_request: int,
     ) -> None:
-        """`own` is staging memory of rank 0's shard; `num_at_once` blocks are requested from the workers at a time."""
+        """`local` is staging memory of rank 0's shard; the workers send `blocks_per_request` blocks at a time."""
         import numpy as np
 
-        self._own = own
+        self._local = local
         self._shardings = shardings
         self._workers = workers
-        self._num_at_once = num_at_once
+        self._blocks_per_request = blocks_per_request
         self._joined = {
             name: np.zeros((num_blocks, *sharding.bytes_shape), np.uint8) for name, sharding in shardings.items()
         }
@@ -162,8 +162,8 @@ class _GatheredBlocks:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""
         import numpy as np
 
-        self._own.move_out(blocks, host_blocks)
-        for name, rows in self._own.rows().items():
+        self._local.move_out(blocks, host_blocks)
+        for name, rows in self._local.rows().items():
             self._put(name, 0, list(host_blocks), rows[list(host_blocks)])
         for some, on_host in self._pieces(blocks, host_blocks):
             for rank, parts in self._workers.read_blocks(some, self._contributing_ranks).items():
@@ -178,9 +178,9 @@ class _GatheredBlocks:
                 for rank in range(1, self._workers.size)
             ]
             self._workers.write_blocks(some, parts)
-        for name, rows in self._own.rows().items():
+        for name, rows in self._local.rows().items():
             rows[list(host_blocks)] = self._part(name, 0, list(host_blocks)).reshape(len(host_blocks), -1)
-        self._own.move_in(host_blocks, blocks)
+        self._local.move_in(host_blocks, blocks)
 
     def _part(self, name: str, rank: int, host_blocks: list[int]) -> Any:
         return self._shardings[name].part(self._joined[name], rank)[host_blocks]
@@ -190,8 +190,8 @@ class _GatheredBlocks:
         part[host_blocks] = data.reshape(len(host_blocks), *part.shape[1:])
 
     def _pieces(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        for begin in range(0, len(blocks), self._num_at_once):
-            end = begin + self._num_at_once
+        for begin in range(0, len(blocks), self._blocks_per_request):
+            end = begin + self._blocks_per_request
             yield list(blocks[begin:end]), list(host_blocks[begin:end])
 
 

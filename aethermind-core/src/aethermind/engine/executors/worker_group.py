@@ -115,7 +115,7 @@ class WorkerGroup:
             except (OSError, EOFError) as error:
                 raise EngineDeadError("Another rank ended.") from error
             self._may_read = True
-        failed = next((one for one in found.values() if isinstance(one, Exception)), None)
+        failed = next((value for value in found.values() if isinstance(value, Exception)), None)
         if failed is not None:
             raise failed if isinstance(failed, AetherMindError) else EngineDeadError(f"Another rank failed: {failed}")
         return found

@@ -84,7 +84,7 @@ class KVMemory:
         """
         backend, index = self._opened.backend, self._opened.device.index
         stream = backend.streams.create(index) if has_own_stream else self._default_stream
-        return _HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._hold)
+        return _HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._make_wait)
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
         """Create the mover that swaps blocks concurrently with steps, with as much host memory (see `SwapStream`).
@@ -105,12 +105,12 @@ class KVMemory:
         """Make the default stream wait for swaps in flight: those of `blocks()`, or all."""
         if self._swaps is None or not self._swaps.is_busy:
             return
-        self._swaps.settle()
-        self._swaps.hold(self._default_stream, None if blocks is None else blocks())
+        self._swaps.collect_finished()
+        self._swaps.make_wait(self._default_stream, None if blocks is None else blocks())
 
-    def _hold(self, stream: Stream) -> None:
+    def _make_wait(self, stream: Stream) -> None:
         if self._swaps is not None:
-            self._swaps.hold(stream)
+            self._swaps.make_wait(stream)
 
     def _on_host(self, num_blocks: int) -> dict[str, Tensor]:
         """Allocate host memory laid out like the device's, in one buffer.

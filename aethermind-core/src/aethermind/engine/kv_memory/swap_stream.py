@@ -58,7 +58,7 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
     return Tensor.of(tensor.buffer, tensor.dtype, (count, *tensor.shape[1:]), tensor.offset_bytes + first * nbytes)
 
 
-_BLOCKS_AT_ONCE = 8
+_BLOCKS_PER_EVENT = 8
 """Blocks with an event of their own: the first blocks of a preempted sequence are reused while others still move."""
 
 
@@ -66,14 +66,14 @@ class _Move(NamedTuple):
     """Device blocks in flight, with the events before and behind the copy."""
 
     blocks: frozenset[int]
-    begun: Event
+    started: Event
     done: Event
 
 
 class SwapStream:
     """A `BlockMover` whose calls return at once; `on_moved(num_bytes, seconds)` reports the device time of each move.
 
-    One thread moves and calls `settle`; any thread may call `hold`.
+    One thread moves and calls `collect_finished`; any thread may call `make_wait`.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class SwapStream:
         """Whether moves may be in flight."""
         return bool(self._moves)
 
-    def settle(self) -> None:
-        """Remove finished moves, and report their times."""
+    def collect_finished(self) -> None:
+        """Remove the moves that have finished, and report their times."""
         while self._moves and self._moves[0].done.query():
-            blocks, begun, done = self._moves.popleft()
-            self._on_moved(len(blocks) * self._block_bytes, begun.elapsed_ms(done) / 1e3)
+            blocks, started, done = self._moves.popleft()
+            self._on_moved(len(blocks) * self._block_bytes, started.elapsed_ms(done) / 1e3)
 
-    def hold(self, stream: Stream, blocks: Set[int] | None = None) -> None:
+    def make_wait(self, stream: Stream, blocks: Set[int] | None = None) -> None:
         """Make `stream` wait for the moves of `blocks`, or for all moves."""
         for move in tuple(self._moves):
             if blocks is None or not move.blocks.isdisjoint(blocks):
@@ -132,14 +132,14 @@ class SwapStream:
         reached = events.create()
         reached.record(self._steps)
         stream.wait_event(reached)
-        for begin in range(0, len(blocks), _BLOCKS_AT_ONCE):
-            end = begin + _BLOCKS_AT_ONCE
+        for begin in range(0, len(blocks), _BLOCKS_PER_EVENT):
+            end = begin + _BLOCKS_PER_EVENT
             runs = contiguous_runs(source_blocks[begin:end], destination_blocks[begin:end])
-            begun, done = events.create(timing=True), events.create(timing=True)
-            begun.record(stream)
+            started, done = events.create(timing=True), events.create(timing=True)
+            started.record(stream)
             copy_blocks(self._backend.transfer, sources, destinations, runs, stream)
             done.record(stream)
-            self._moves.append(_Move(frozenset(blocks[begin:end]), begun, done))
+            self._moves.append(_Move(frozenset(blocks[begin:end]), started, done))
 
 
 def _await_moves(stream: Stream, *memory: Mapping[str, Tensor]) -> None:

@@ -73,16 +73,16 @@ _STAGING_BYTES = 4 * 2**20
 class BlockStager:
     """Copies up to `max_blocks` blocks at a time, through staging memory. Used by one thread at a time."""
 
-    def __init__(self, memory: KVMemory, bytes_per_block: int, fingerprint: str, *, is_beside_steps: bool) -> None:
+    def __init__(self, memory: KVMemory, bytes_per_block: int, fingerprint: str, *, is_concurrent: bool) -> None:
         """Allocate staging memory. `fingerprint` is that of the model that computes the blocks.
 
-        With `is_beside_steps` copies run concurrently with steps, in any thread, for blocks that no step writes;
+        With `is_concurrent` copies run concurrently with steps, in any thread, for blocks that no step writes;
         otherwise they wait for the steps before them.
         """
         self.max_blocks = max(1, _STAGING_BYTES // bytes_per_block)
         """Blocks that fit into the staging memory."""
         self._fingerprint = fingerprint
-        self._host = memory.alloc_staging_blocks(self.max_blocks, has_own_stream=is_beside_steps)
+        self._host = memory.alloc_staging_blocks(self.max_blocks, has_own_stream=is_concurrent)
         self._rows = self._host.rows()
         self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in memory.block_kinds.items()}
 

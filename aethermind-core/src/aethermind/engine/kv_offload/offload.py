@@ -120,8 +120,8 @@ class KVOffload:
         self._clock = clock
         self._warnings = WarnOnce(name)
         self._stats = KVStoreStats()
-        self._incoming = BlockStager(memory, spec.bytes_per_block, fingerprint, is_beside_steps=False)
-        outgoing = BlockStager(memory, spec.bytes_per_block, fingerprint, is_beside_steps=True)
+        self._incoming = BlockStager(memory, spec.bytes_per_block, fingerprint, is_concurrent=False)
+        outgoing = BlockStager(memory, spec.bytes_per_block, fingerprint, is_concurrent=True)
         writing = CircuitBreaker(self._warnings, _SLOW_WRITE_S, clock)
         self._writer = StoreWriter(store, outgoing, spec.block_size, writing, self._stats)
         self._reader = StoreReader(

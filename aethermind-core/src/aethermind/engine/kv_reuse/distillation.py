@@ -130,16 +130,16 @@ def fit_outputs(texts: Sequence[AttentionSample], maps: Sequence[Array], o_weigh
     gram: Any = 0.0
     moment: Any = 0.0
     for text in texts:
-        own, read = [], []
+        original, mapped = [], []
         for head, fitted in enumerate(maps):
             kv_head = text.kv_head(head)
-            own.append(text.weights(text.own_scores(head)) @ text.own_values[:, kv_head])
+            original.append(text.weights(text.own_scores(head)) @ text.own_values[:, kv_head])
             queries = _affine(text.projected(head), fitted)
             scores = text.scale * np.einsum("tc,tuc->tu", queries, text.seen_keys(head))
-            read.append(text.weights(scores) @ text.values[:, kv_head])
-        mixed = np.hstack(read)
+            mapped.append(text.weights(scores) @ text.values[:, kv_head])
+        mixed = np.hstack(mapped)
         gram = gram + mixed.T @ mixed
-        moment = moment + mixed.T @ (np.hstack(own) @ o_weight.T)
+        moment = moment + mixed.T @ (np.hstack(original) @ o_weight.T)
     return _solved(gram, moment, o_weight.T).T
 
 

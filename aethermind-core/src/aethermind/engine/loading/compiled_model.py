@@ -110,13 +110,13 @@ class CompiledModel:
         """The dtype and shape of every parameter of the plain step, computed ones included."""
         return {value.name: value.type for value in self.step.graph.parameters}
 
-    def ending_as(self, tokenizer: Tokenizer) -> CompiledModel:
+    def with_end_tokens_of(self, tokenizer: Tokenizer) -> CompiledModel:
         """Add this tokenizer's end tokens to those that end an answer.
 
         Fine-tuning often changes the tokenizer's files only, so end tokens are collected from all files.
         """
-        own = (token_id for token_id in tokenizer.end_token_ids if token_id < self.model.config.vocab_size)
-        return replace(self, eos_token_ids=self.eos_token_ids.union(own))
+        valid = (token_id for token_id in tokenizer.end_token_ids if token_id < self.model.config.vocab_size)
+        return replace(self, eos_token_ids=self.eos_token_ids.union(valid))
 
     def choose_adapter(self, name: str) -> AdapterChoice:
         """The adapter of that name, or `NO_ADAPTER` for an empty one; InvalidArgumentError lists the adapters."""
@@ -158,7 +158,11 @@ class CompiledModel:
             self.weight_formats,
             self.row_formats,
             fuse=fuse,
-            packed={one.parameter: one.pack for one in self.step.plan.constants.values() if one.pack is not None},
+            packed={
+                constant.parameter: constant.pack
+                for constant in self.step.plan.constants.values()
+                if constant.pack is not None
+            },
         )
 
 

@@ -72,7 +72,7 @@ def compile_model(
     kv = plan_kv(config, dtype, network, opened)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
+    symbols = _max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if is_encoder:
         symbols["R"] = symbols["T"]
     builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
@@ -140,7 +140,7 @@ def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledM
     if compiled.parallel is not None:
         graph = compiled.parallel.divide(graph)
     num_eos, vocab_size = len(compiled.eos_token_ids), compiled.model.config.vocab_size
-    symbols = _greatest_symbols(config, max_model_len, compiled.cache_spec, vocab_size, num_eos)
+    symbols = _max_symbols(config, max_model_len, compiled.cache_spec, vocab_size, num_eos)
     return replace(
         compiled,
         num_kv_blocks=num_blocks,
@@ -187,7 +187,7 @@ def _compile_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, open
     """Compile the draft model, if there is one, with the options and the number of blocks of its target model."""
     if config.draft_model is None:
         return None
-    own = replace(
+    draft_config = replace(
         config.without_speculation(),
         max_model_len=None,
         num_kv_blocks=num_blocks,
@@ -197,10 +197,10 @@ def _compile_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, open
         executor="auto",
         tensor_parallel_size=1,
     )
-    return compile_model(runtime, config.draft_model, own, opened=opened)
+    return compile_model(runtime, config.draft_model, draft_config, opened=opened)
 
 
-def _greatest_symbols(
+def _max_symbols(
     config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
 ) -> dict[str, int]:
     """The symbols of the largest step: T tokens, S sequences, R rows of logits, B width of block tables, X, Y and Z
@@ -236,7 +236,7 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
     """The ids that end an answer, from both configuration files, without ids that the model cannot produce.
 
-    `CompiledModel.ending_as` adds those of the tokenizer.
+    `CompiledModel.with_end_tokens_of` adds those of the tokenizer.
     """
     value = generation.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

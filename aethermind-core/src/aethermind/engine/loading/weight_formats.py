@@ -130,7 +130,9 @@ def format_uses(compiled: CompiledModel) -> list[FormatUse]:
     for name, format in compiled.weight_formats.items():
         shapes.setdefault(format, {})[name] = resolve(types[name].shape, {})
     constants = compiled.step.plan.constants.values()
-    dequantized = {one.parameter for one in constants if one.weight_format is not None and one.pack is None}
+    dequantized = {
+        constant.parameter for constant in constants if constant.weight_format is not None and constant.pack is None
+    }
     return [
         FormatUse(
             format.name,

@@ -104,7 +104,7 @@ class Profiler:
             decision.phase,
             decision.num_batched_tokens,
             sum(held for _, held in shape.sequences),
-            tuple(self._profile(*one) for one in timed),
+            tuple(self._profile(*timed_call) for timed_call in timed),
             median(map(sum, marked)),
             median(unmarked),
         )
@@ -159,7 +159,7 @@ def total(steps: Iterable[StepProfile], key: Callable[[CallProfile], K]) -> dict
     for step in steps:
         for call in step.calls:
             found.setdefault(key(call), []).append(call)
-    return {one: Total(tuple(calls)) for one, calls in found.items()}
+    return {call: Total(tuple(calls)) for call, calls in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,9 @@ def work_of(operator: Operator, step: Step, call: Call) -> Work:
     given = _given(operator, step)
     cached = dict.fromkeys((name for name, operand in given.items() if not _is_constant(operand)), 0)
     cost = cost_of(operator, replace(call, stored_bytes={**call.stored_bytes, **cached}))
-    memory_bytes = cost.bytes_read if any(one.place in (Place.CONSTANT, Place.STATE) for one in given.values()) else 0
+    memory_bytes = (
+        cost.bytes_read if any(value.place in (Place.CONSTANT, Place.STATE) for value in given.values()) else 0
+    )
     dtypes = [given[spec.name].dtype for spec in operator.schema.inputs if spec.kind in "FW" and spec.name in given]
     return Work(memory_bytes, cost.flops, step.kernel.arithmetic or (dtypes[0] if dtypes else DType.FLOAT32))
 
@@ -124,10 +126,10 @@ def least_seconds(
 def add_up(seconds: Iterable[float | None]) -> float | None:
     """Return the sum; None if one of the terms is unknown."""
     total = 0.0
-    for one in seconds:
-        if one is None:
+    for duration in seconds:
+        if duration is None:
             return None
-        total += one
+        total += duration
     return total
 
 

@@ -190,7 +190,7 @@ class EngineProcess(EngineClient):
         name = delta.request_id
         if delta.finished:
             del self._names[handle], self._handles[name]
-            if any(one.finish_reason not in (None, "abort") for one in delta.completions):
+            if any(completion.finish_reason not in (None, "abort") for completion in delta.completions):
                 self._supervisor.mark_healthy()
         self._requests.deliver(name, delta)
 

@@ -178,9 +178,9 @@ _MAX_REUSED_BYTES = 1 << 16
 """A packer that encoded more than this is not reused, because it keeps its buffer."""
 
 _CODE_OF = {record: code for code, record in enumerate(RECORDS)}
-_NAMES = {record: tuple(one.name for one in fields(record) if one.init) for record in RECORDS}
+_NAMES = {record: tuple(field.name for field in fields(record) if field.init) for record in RECORDS}
 _TUPLE, _ARRAY, _MAPPING, _ERROR = 120, 121, 122, 123
-_METRICS = tuple(one.name for one in fields(RequestMetrics))
+_METRICS = tuple(field.name for field in fields(RequestMetrics))
 _EMPTY_TUPLE = msgpack.ExtType(_TUPLE, msgpack.packb([]))
 """Encoded once, because most tuples in requests are empty."""
 
@@ -224,8 +224,16 @@ class Unpacker:
 def encode_delta(delta: OutputDelta) -> list[Any]:
     """The values of a delta, without its request id, in lists: the most frequent message, so it has no record types."""
     completions = [
-        [one.index, one.text, one.token_ids, _flat(one.logprobs), one.num_tokens, one.finish_reason, one.stop_reason]
-        for one in delta.completions
+        [
+            completion.index,
+            completion.text,
+            completion.token_ids,
+            _flat(completion.logprobs),
+            completion.num_tokens,
+            completion.finish_reason,
+            completion.stop_reason,
+        ]
+        for completion in delta.completions
     ]
     metrics = [getattr(delta.metrics, name) for name in _METRICS]
     prompt_logprobs = _flat(delta.prompt_logprobs)
@@ -263,15 +271,15 @@ def _flat(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | N
     if logprobs is None:
         return None
     return [
-        one and {token_id: [own.logprob, own.rank, own.decoded_token] for token_id, own in one.items()}
-        for one in logprobs
+        by_token and {token_id: [own.logprob, own.rank, own.decoded_token] for token_id, own in by_token.items()}
+        for by_token in logprobs
     ]
 
 
 def _named(flat: list[Any] | None) -> Any:
     if flat is None:
         return None
-    return [one and {token_id: Logprob(*own) for token_id, own in one.items()} for one in flat]
+    return [by_token and {token_id: Logprob(*own) for token_id, own in by_token.items()} for by_token in flat]
 
 
 def _unpack(data: bytes) -> Any:

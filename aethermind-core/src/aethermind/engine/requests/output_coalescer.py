@@ -28,56 +28,56 @@ class OutputCoalescer:
     time: requests with equal hold times become due together, so that their reader, which takes CPU time from the
     engine, wakes up once for all of them.
 
-    Most steps come soon after the step before and have new output for the same requests, none of it due. Such a step
-    is noted as a whole, without looking at each request.
+    Most steps come soon after the step before and have new output for the same requests, none of it due. These take a
+    fast path that does not examine each request.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._open: dict[str, _Open] = {}
-        self._grown: dict[str, OutputSource] = {}
-        self._noted: set[OutputSource] = set()
+        self._open: dict[str, _OpenRequest] = {}
+        self._updated: dict[str, OutputSource] = {}
+        self._fast_updated: set[OutputSource] = set()
         self._put_s = -inf
         self._due_s = inf
         """The earliest time at which output may be due."""
-        self._usual: set[OutputSource] = set()
+        self._expected: set[OutputSource] = set()
         self._shortest_hold_s = inf
         self._next_due_s = inf
-        """`_usual` are the unfinished requests of the last step that was looked at; then their shortest hold time, and
-        the time at which the first of them is due."""
+        """`_expected` are the unfinished requests of the last step that was examined; then their shortest hold time,
+        and the time at which the first of them is due."""
 
     def open(self, name: str, hold_s: float = 0.0) -> None:
         """Accept output of a request, which may be held for `hold_s` seconds."""
-        self._open[name] = _Open(hold_s)
+        self._open[name] = _OpenRequest(hold_s)
 
     def put(self, sources: Sequence[OutputSource]) -> None:
         """Add the requests that have new output after a step. Those that are not open are ignored."""
         now = self._clock()
-        took_s, self._put_s = now - self._put_s, now
-        is_quick = took_s < self._shortest_hold_s / 2 and now < self._next_due_s
-        if is_quick and True not in map(_HAS_ENDED, sources) and self._usual.issuperset(sources):
-            self._noted.update(sources)
+        since_last_s, self._put_s = now - self._put_s, now
+        is_quick = since_last_s < self._shortest_hold_s / 2 and now < self._next_due_s
+        if is_quick and True not in map(_HAS_ENDED, sources) and self._expected.issuperset(sources):
+            self._fast_updated.update(sources)
             self._due_s = min(self._due_s, self._next_due_s)
             return
-        self._forget_usual()
+        self._leave_fast_path()
         for source in sources:
             # Output after the end of a request belongs to another client's request that reuses the id.
             request = self._open.get(source.request_id)
-            if request is not None and not _has_ended(self._grown.get(source.request_id)):
-                self._grown[source.request_id] = source
-                if took_s >= request.hold_s / 2:
+            if request is not None and not _has_ended(self._updated.get(source.request_id)):
+                self._updated[source.request_id] = source
+                if since_last_s >= request.hold_s / 2:
                     request.due_s = now
                 if not source.has_ended:
-                    self._usual.add(source)
+                    self._expected.add(source)
                     self._shortest_hold_s = min(self._shortest_hold_s, request.hold_s)
                     self._next_due_s = min(self._next_due_s, request.due_s)
         self._due_s = self._earliest()
 
     def drop(self, name: str) -> bool:
         """Ignore a request from now on; returns whether it was open and had not ended."""
-        self._forget_usual()
+        self._leave_fast_path()
         was_open = self._open.pop(name, None) is not None
-        was_open = not _has_ended(self._grown.pop(name, None)) and was_open
+        was_open = not _has_ended(self._updated.pop(name, None)) and was_open
         self._due_s = self._earliest()
         return was_open
 
@@ -92,15 +92,15 @@ class OutputCoalescer:
         return self._due_s <= self._clock()
 
     def take(self) -> list[tuple[str, OutputDelta]]:
-        """The deltas that are due, by request. Requests that have finished are closed."""
+        """Return the deltas that are due, by request. Requests that have finished are closed."""
         now = self._clock()
         if self._due_s > now:
             return []
-        self._forget_usual()
+        self._leave_fast_path()
         taken = []
-        for name in [name for name, source in self._grown.items() if self._due_s_of(name, source) <= now]:
+        for name in [name for name, source in self._updated.items() if self._due_s_of(name, source) <= now]:
             request = self._open[name]
-            delta = self._grown.pop(name).delta(request.cursor)
+            delta = self._updated.pop(name).delta(request.cursor)
             if delta.finished:
                 del self._open[name]
             elif request.hold_s:
@@ -109,24 +109,24 @@ class OutputCoalescer:
         self._due_s = self._earliest()
         return taken
 
-    def _forget_usual(self) -> None:
-        """Move the noted requests to the grown ones, so that the next step is looked at again."""
-        for source in self._noted:
+    def _leave_fast_path(self) -> None:
+        """Add the requests of the fast path to `_updated`; the next step is examined request by request."""
+        for source in self._fast_updated:
             if source.request_id in self._open:
-                self._grown[source.request_id] = source
-        self._noted.clear()
-        self._usual.clear()
+                self._updated[source.request_id] = source
+        self._fast_updated.clear()
+        self._expected.clear()
         self._shortest_hold_s = self._next_due_s = inf
 
     def _earliest(self) -> float:
-        return min((self._due_s_of(name, source) for name, source in self._grown.items()), default=inf)
+        return min((self._due_s_of(name, source) for name, source in self._updated.items()), default=inf)
 
     def _due_s_of(self, name: str, source: OutputSource) -> float:
         return 0.0 if source.has_ended else self._open[name].due_s
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """An open request: its hold time, when its output is next due, and how much of it was taken."""
 
     hold_s: float
@@ -142,7 +142,7 @@ class PendingOutputs:
 
     def __init__(self) -> None:
         self._open: dict[str, OutputReader] = {}
-        self._grown: dict[str, OutputSource] = {}
+        self._updated: dict[str, OutputSource] = {}
 
     def open(self, request_id: str) -> None:
         """Accept output of a request."""
@@ -153,23 +153,25 @@ class PendingOutputs:
         for source in sources:
             name = source.request_id
             # Output after the end of a request belongs to another client's request that reuses the id.
-            if name in self._open and not _has_ended(self._grown.get(name)):
-                self._grown[name] = source
+            if name in self._open and not _has_ended(self._updated.get(name)):
+                self._updated[name] = source
 
     def closed(self) -> None:
         """Callers check whether the engine is closed, so there is nothing to do here."""
 
     def take(self, request_ids: Collection[str], *, only_last: bool = False) -> list[RequestOutput]:
-        """The new outputs of these requests, with `only_last` only those of requests that have ended."""
+        """Return the new outputs of these requests; with `only_last`, only of those that have ended."""
         names = [
-            name for name, source in self._grown.items() if name in request_ids and (not only_last or source.has_ended)
+            name
+            for name, source in self._updated.items()
+            if name in request_ids and (not only_last or source.has_ended)
         ]
-        return [self._read(name, self._grown.pop(name)) for name in names]
+        return [self._read(name, self._updated.pop(name)) for name in names]
 
     def drop(self, request_id: str) -> bool:
         """Ignore a request from now on; returns whether it was open and had not ended."""
         was_open = self._open.pop(request_id, None) is not None
-        return not _has_ended(self._grown.pop(request_id, None)) and was_open
+        return not _has_ended(self._updated.pop(request_id, None)) and was_open
 
     def _read(self, name: str, source: OutputSource) -> RequestOutput:
         reader = self._open.pop(name) if source.has_ended else self._open[name]

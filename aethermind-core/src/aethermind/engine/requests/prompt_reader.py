@@ -148,28 +148,28 @@ class PromptReader:
         """Encode a text, with the special tokens of the tokenizer unless a chat template has written them."""
         if isinstance(text, TextToEmbed) and self._text_limit is not None:
             return EnginePrompt(str(text), self._truncate(text, self._text_limit))
-        most = self._max_model_len
-        if most is not None and len(text) > 2 * _MAX_CHARS_PER_TOKEN * most:
-            num_tokens = len(self._tokenizer.encode(text[: _MAX_CHARS_PER_TOKEN * most]))
-            if num_tokens > 2 * most:  # tokens at the cut may differ, but not half of all tokens
+        max_len = self._max_model_len
+        if max_len is not None and len(text) > 2 * _MAX_CHARS_PER_TOKEN * max_len:
+            num_tokens = len(self._tokenizer.encode(text[: _MAX_CHARS_PER_TOKEN * max_len]))
+            if num_tokens > 2 * max_len:  # tokens at the cut may differ, but not half of all tokens
                 raise ContextLengthError(
                     f"The beginning of the prompt alone has {num_tokens} tokens, of {len(text)} characters in all, and "
-                    f"the context holds {most}. Shorten the prompt."
+                    f"the context holds {max_len}. Shorten the prompt."
                 )
         is_chat = isinstance(text, WrittenChat)
         return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat), is_chat=is_chat)
 
     def _truncate(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of a text, including the special tokens before and after it."""
+        """Return the first `limit` tokens of a text, including the special tokens before and after it."""
         beginning = text[: limit * _TRUNCATION_CHARS_PER_TOKEN]
-        own = self._tokenizer.encode(beginning)
-        if len(beginning) < len(text) and len(own) <= 2 * limit:
-            beginning, own = text, self._tokenizer.encode(text)
+        plain = self._tokenizer.encode(beginning)
+        if len(beginning) < len(text) and len(plain) <= 2 * limit:
+            beginning, plain = text, self._tokenizer.encode(text)
         whole = self._tokenizer.encode(beginning, add_special_tokens=True)
-        num_around = len(whole) - len(own)
-        before = next((i for i in range(num_around) if whole[i : i + len(own)] == own), num_around)
-        kept = max(min(limit - num_around, len(own)), 0)
-        return [*whole[: before + kept], *whole[before + len(own) :]]
+        num_around = len(whole) - len(plain)
+        before = next((i for i in range(num_around) if whole[i : i + len(plain)] == plain), num_around)
+        kept = max(min(limit - num_around, len(plain)), 0)
+        return [*whole[: before + kept], *whole[before + len(plain) :]]
 
     @cached_property
     def _processor(self) -> InputProcessor | None:

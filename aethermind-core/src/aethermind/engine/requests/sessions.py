@@ -44,7 +44,7 @@ class Sessions:
     def __len__(self) -> int:
         """The number of sessions that have not expired. Any thread may call this."""
         oldest_s = self._clock() - self._ttl_s
-        return sum(one.used_s > oldest_s for one in list(self._sessions.values()))
+        return sum(session.used_s > oldest_s for session in list(self._sessions.values()))
 
     def pin(self, name: str, token_ids: Sequence[int], extra_key: bytes) -> None:
         """Pin a turn in place of the session's last one; the least recently used sessions are evicted."""

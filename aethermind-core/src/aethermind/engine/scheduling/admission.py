@@ -98,7 +98,9 @@ class Admission:
             if self._sharing is None or not budget.may_preempt:
                 return None
             if preemptible is None:
-                preemptible = [one for one in running if self._preemptor.rank(one, now)[0] and not one.is_just_resumed]
+                preemptible = [
+                    other for other in running if self._preemptor.rank(other, now)[0] and not other.is_just_resumed
+                ]
                 if not self._policy.admit(request, *need.upper_bound(preemptible)):
                     return None
             victim = self._sharing.choose_victim(request, remaining, preemptible)

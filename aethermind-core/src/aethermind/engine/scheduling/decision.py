@@ -51,14 +51,14 @@ class StepBudget:
 
     def changed(
         self,
-        most: StepBudget,
+        planned: StepBudget,
         max_num_seqs: int | None,
         max_num_batched_tokens: int | None,
         max_prefill_chunk: int | None,
     ) -> StepBudget:
         """Return a budget with these limits, None for an unchanged one.
 
-        InvalidArgumentError for limits above those of `most`, for which memory was planned.
+        InvalidArgumentError for limits above those of `planned`, for which memory was allocated.
         """
         budget = replace(
             self,
@@ -69,10 +69,10 @@ class StepBudget:
             max_prefill_chunk=self.max_prefill_chunk if max_prefill_chunk is None else max_prefill_chunk,
         )
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value, greatest = getattr(budget, name), getattr(most, name)
-            if value > greatest:
+            value, limit = getattr(budget, name), getattr(planned, name)
+            if value > limit:
                 raise InvalidArgumentError(
-                    f"{name} cannot become {value}: this engine was opened for {greatest}. Open it with more.",
+                    f"{name} cannot become {value}: this engine was opened for {limit}. Open it with more.",
                     param=name,
                 )
         return budget

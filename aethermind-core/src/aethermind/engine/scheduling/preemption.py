@@ -97,18 +97,18 @@ class Preemptor:
     def _victim(self, step: SchedulingStep, request: Request, is_last_resort: bool) -> Request | None:
         """Return the next request to preempt, behind `request` in rank; as a last resort also one that is exempt."""
         ranked = [(self.rank(other, step.now), other.is_just_resumed, other) for other in step.running]
-        own = self.rank(request, step.now)
-        behind = [entry for entry in ranked if entry[0] > own and (is_last_resort or (entry[0][0] and not entry[1]))]
+        rank = self.rank(request, step.now)
+        behind = [entry for entry in ranked if entry[0] > rank and (is_last_resort or (entry[0][0] and not entry[1]))]
         return max(behind, key=lambda entry: entry[0])[2] if behind else None
 
     def _swap_out(self, victim: Request) -> bool:
         if self._costs is None or victim.num_computed_tokens == 0:
             return False
         cache = self._cache
-        spec, own = cache.spec, frozenset(cache.block_table(victim.request_id))
+        spec, blocks = cache.spec, frozenset(cache.block_table(victim.request_id))
         # Blocks that others hold too are found in the prefix cache again. Blocks that are swapped in are not shared.
         known = cache.match(victim.all_token_ids, victim.extra_key)
-        num_shared = sum(cache.pool.num_users(block) > (block in own) for block in known)
+        num_shared = sum(cache.pool.num_users(block) > (block in blocks) for block in known)
         num_tokens = victim.num_computed_tokens - num_shared * spec.block_size
         num_bytes = spec.num_blocks_for(victim.num_computed_tokens) * spec.bytes_per_block
         if num_tokens <= 0 or not self._costs.prefers_swap(num_tokens, num_bytes):

@@ -38,11 +38,11 @@ class StepCosts:
     """For each cached token that a sequence of the step attends to."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
                 raise InvalidArgumentError(
-                    f"{one.name} is {value!r} but must be a number of seconds of at least 0.", param=one.name
+                    f"{field.name} is {value!r} but must be a number of seconds of at least 0.", param=field.name
                 )
         if self.fixed_s + self.decode_sequence_s <= 0 or self.fixed_s + self.prefill_token_s <= 0:
             raise InvalidArgumentError("A step that takes no time has no speed: make fixed_s greater than 0.")
@@ -78,7 +78,7 @@ def read_costs(path: Path) -> StepCosts:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"Cost model {path} is not JSON: {error}. Pass an object of seconds.") from None
-    names = [one.name for one in fields(StepCosts)]
+    names = [field.name for field in fields(StepCosts)]
     if not isinstance(values, dict) or not set(values) <= set(names):
         raise ConfigError(f"Cost model {path} should be a JSON object of some of {', '.join(names)}.")
     try:
@@ -96,11 +96,13 @@ def measure_costs(engine: Engine) -> StepCosts:
     Prompts fill a quarter, a half and the whole of a step; decodes run for 1, 4 and 16 sequences at short and long
     contexts, within the engine's limits.
     """
-    most = min(engine.budget.max_num_batched_tokens, engine.compiled.max_model_len - _NUM_REPEATS - 2)
-    rows = [_prefill(engine, num_tokens) for num_tokens in sorted({max(most // part, 1) for part in (4, 2, 1)}) * 3]
+    max_context = min(engine.budget.max_num_batched_tokens, engine.compiled.max_model_len - _NUM_REPEATS - 2)
+    rows = [
+        _prefill(engine, num_tokens) for num_tokens in sorted({max(max_context // part, 1) for part in (4, 2, 1)}) * 3
+    ]
     for num_sequences in (1, 4, 16):
         if num_sequences <= engine.budget.max_num_seqs:
-            rows += [_decode(engine, num_sequences, context) for context in (max(most // 16, 1), most)]
+            rows += [_decode(engine, num_sequences, context) for context in (max(max_context // 16, 1), max_context)]
     return fit_costs(rows)
 
 

@@ -66,15 +66,15 @@ def simulate(
     Prefix caching uses the `hash_ids` of prompts; without any it is off. `on_progress` gets the numbers of finished and
     of all requests.
     """
-    longest = max(one.num_prompt_tokens + one.num_output_tokens for one in trace)
+    longest = max(traced.num_prompt_tokens + traced.num_output_tokens for traced in trace)
     pool = BlockPool(num_kv_blocks)
-    has_prefixes = any(one.hash_ids for one in trace)
+    has_prefixes = any(traced.hash_ids for traced in trace)
     prefix_cache = HashedPrefixCache(pool, block_size) if has_prefixes else None
     spec = KVCacheSpec.uniform(1, 1, 8, "float32", block_size)
     cache = KVCache(spec, num_kv_blocks, longest + 2, prefix_cache=prefix_cache, pool=pool)
     scheduler, waiting, running = Scheduler(cache, policy), WaitingQueue(policy), list[Request]()
     sharing = sharing_policy(policy)
-    result = Simulation([RequestRecord(one) for one in trace])
+    result = Simulation([RequestRecord(traced) for traced in trace])
     records: dict[Request, RequestRecord] = {}
     now, num_arrived, num_done = 0.0, 0, 0
     while num_arrived < len(trace) or waiting or running:

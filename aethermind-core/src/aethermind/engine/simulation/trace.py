@@ -103,7 +103,7 @@ def _from_json(line: str) -> TraceRequest:
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
     hash_ids = record.get("hash_ids") or []
-    if not isinstance(hash_ids, list) or not all(type(one) is int and abs(one) < 2**48 for one in hash_ids):
+    if not isinstance(hash_ids, list) or not all(type(hash_id) is int and abs(hash_id) < 2**48 for hash_id in hash_ids):
         raise ValueError("hash_ids is not a list of integers")
     return TraceRequest(
         _number(record["timestamp"], "timestamp") / 1e3,
@@ -171,18 +171,18 @@ def complete(
     If the trace has no priorities, `urgent_share` of the requests, evenly spread, get -1 and the others 0. A request
     without a deadline is due after `slack` times its time alone.
     """
-    has_priorities = any(one.priority is not None for one in trace)
+    has_priorities = any(traced.priority is not None for traced in trace)
     completed = []
-    for index, one in enumerate(trace):
+    for index, traced in enumerate(trace):
         is_urgent = int((index + 1) * urgent_share) > int(index * urgent_share)
-        priority = one.priority if has_priorities else -int(is_urgent)
-        alone_s = costs.alone_s(max(one.num_prompt_tokens, 1), max(one.num_output_tokens, 1), chunk)
+        priority = traced.priority if has_priorities else -int(is_urgent)
+        alone_s = costs.alone_s(max(traced.num_prompt_tokens, 1), max(traced.num_output_tokens, 1), chunk)
         completed.append(
             replace(
-                one,
-                arrival_s=one.arrival_s / rate_scale,
+                traced,
+                arrival_s=traced.arrival_s / rate_scale,
                 priority=priority,
-                deadline_ms=one.deadline_ms or slack * alone_s * 1e3,
+                deadline_ms=traced.deadline_ms or slack * alone_s * 1e3,
             )
         )
     return completed

@@ -6,7 +6,7 @@ most tokens per second, and takes the most likely drafts of all requests first.
 
 Unknown costs are measured by trials, which are paid from a time budget: every plain step adds a share of its time to
 the budget and subtracts the speculator's own time; a step with drafts adds the time it saved, or subtracts the time it
-lost. There are no trials while the budget is negative, and no drafts at all below a limit: then the controller sleeps
+lost. There are no trials while the budget is negative, and no drafts at all below a limit: then the controller pauses
 until the debt is paid, and steps meanwhile have no overhead. A trial that loses doubles the wait for the next, until
 one wins or a request arrives that was never tried. So a run is slower than one without drafts by at most that share
 and two steps, whatever the estimates are.
@@ -23,8 +23,8 @@ __all__ = ["AcceptanceEstimator", "Candidate", "SpeculationController", "StepTim
 
 _PRIOR = 0.5
 _PRIOR_TRIALS = 2.0
-_DECAY_PER_CHECK = 0.9
-_DECAY_OF_ALL = 0.98
+_DECAY_PER_VERIFICATION = 0.9
+_DECAY_OVER_REQUESTS = 0.98
 _DECAY_PER_STEP = 0.99
 
 
@@ -38,7 +38,7 @@ class _Counts:
         self.num_trials = 0.0
         self.step = step
 
-    def fade(self, factor: float) -> None:
+    def decay(self, factor: float) -> None:
         self.num_right *= factor
         self.num_trials *= factor
 
@@ -58,20 +58,20 @@ class AcceptanceEstimator:
     """
 
     def __init__(self) -> None:
-        self._all = _Counts(0)
+        self._all_requests = _Counts(0)
         self._requests: dict[str, _Counts] = {}
 
-    def knows(self, request_id: str) -> bool:
+    def has_observed(self, request_id: str) -> bool:
         """Whether any drafts of a request were verified."""
         return request_id in self._requests
 
     def rate(self, request_id: str, step: int) -> float:
         """Return the estimate at this step, from 0 to 1."""
         counts = self._requests.get(request_id)
-        prior = self._all.rate(_PRIOR)
+        prior = self._all_requests.rate(_PRIOR)
         if counts is None:
             return prior
-        counts.fade(_DECAY_PER_STEP ** (step - counts.step))
+        counts.decay(_DECAY_PER_STEP ** (step - counts.step))
         counts.step = step
         return counts.rate(prior)
 
@@ -79,12 +79,12 @@ class AcceptanceEstimator:
         """Record one verification. The first wrong draft is the last trial; those behind it were not tested."""
         num_trials = min(num_accepted + 1, num_drafts)
         counts = self._requests.setdefault(request_id, _Counts(step))
-        for one, memory in ((counts, _DECAY_PER_CHECK), (self._all, _DECAY_OF_ALL)):
-            one.fade(memory)
-            one.add(num_accepted, num_trials)
+        for observed, factor in ((counts, _DECAY_PER_VERIFICATION), (self._all_requests, _DECAY_OVER_REQUESTS)):
+            observed.decay(factor)
+            observed.add(num_accepted, num_trials)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is known of a request that has ended."""
+        """Drop the observations of a request that has ended."""
         self._requests.pop(request_id, None)
 
 
@@ -138,21 +138,21 @@ class StepTimes:
         return self._sizes[index], self._seconds[self._sizes[index]]
 
 
-_INCOME = 0.01
+_TRIAL_SHARE = 0.01
 """Share of the time of plain steps that may be lost on trials."""
-_MOST_SAVED_STEPS = 1.0
-"""The greatest balance of the account, in plain steps."""
-_MOST_OWED_STEPS = 0.5
-"""The debt of the account, in plain steps, above which no drafts are verified."""
-_MOST_OWED_FOR_A_PROMPT = 5.0
-"""The greatest debt after a trial in which the proposer read a prompt, so that a long prompt does not stop trials."""
-_LEAST_GAIN = 1.03
+_MAX_BALANCE_STEPS = 1.0
+"""The largest balance of the budget, in plain steps."""
+_MAX_DEBT_STEPS = 0.5
+"""The debt of the budget, in plain steps, above which no drafts are verified."""
+_MAX_DEBT_STEPS_AFTER_PROMPT = 5.0
+"""The largest debt after a trial in which the proposer read a prompt, so that a long prompt does not stop trials."""
+_MIN_GAIN = 1.03
 """The factor by which drafts must be expected to raise tokens per second."""
-_LEAST_CHANCE = 0.05
-"""Less likely drafts are not considered, because they do not pay for their row."""
+_MIN_PROBABILITY = 0.05
+"""Less likely drafts are not considered, because they save less than their row costs."""
 _TRIAL_DRAFTS = 4
-_LEAST_WAIT = 16
-_LONGEST_WAIT = 256
+_MIN_WAIT = 16
+_MAX_WAIT = 256
 """Steps from one trial to the next."""
 _STEPS_UNTIL_STALE = 128
 """The time of plain steps with a number of sequences is measured again after this many other steps."""
@@ -162,72 +162,72 @@ class Candidate(NamedTuple):
     """A request that could have drafts in the next step."""
 
     request_id: str
-    most: int
-    """The most drafts it can use."""
+    max_drafts: int
+    """The largest number of drafts that it can use."""
 
 
 class SpeculationController:
     """Chooses numbers of drafts and learns from the results. It has no clock: the caller passes seconds. Mutable."""
 
-    def __init__(self, most: int) -> None:
-        """`most` is the greatest number of drafts of one request in a step."""
-        self._most = most
-        self._plain = StepTimes()
+    def __init__(self, max_drafts: int) -> None:
+        """`max_drafts` is the largest number of drafts of one request in a step."""
+        self._max_drafts = max_drafts
+        self._plain_times = StepTimes()
         self._plain_seen: dict[int, int] = {}
-        self._checking = StepTimes()
+        self._verify_times = StepTimes()
         self._acceptance = AcceptanceEstimator()
-        self._account_s = 0.0
-        self._own_s = 0.0
+        self._budget_s = 0.0
+        self._decision_s = 0.0
         """Seconds that the decision about the last plain step took."""
         self._step = 0
-        self._wakes_at = 0
-        self._wait = _LEAST_WAIT
-        self._last_trial = -_LEAST_WAIT
+        self._resumes_at = 0
+        self._wait = _MIN_WAIT
+        self._last_trial = -_MIN_WAIT
         self._is_trying = False
-        self._turn = 0
+        self._num_trials = 0
 
     def begin_step(self) -> bool:
-        """Count a step, and return whether the controller is awake: the other methods are called only then."""
+        """Count a step, and return whether the controller is active; the other methods are called only then."""
         self._step += 1
-        return self._step >= self._wakes_at
+        return self._step >= self._resumes_at
 
     def choose(
-        self, candidates: Sequence[Candidate], num_sequences: int, most: int, *, may_try: bool = True
+        self, candidates: Sequence[Candidate], num_sequences: int, max_drafts: int, *, may_try: bool = True
     ) -> list[int]:
-        """Return the number of drafts of each candidate in a step that decodes `num_sequences`, at most `most` in all.
+        """Return each candidate's number of drafts, at most `max_drafts` in all, in a step of `num_sequences` decodes.
 
         `may_try` means that the step's time can be compared with others.
         """
         self._is_trying, none = False, [0] * len(candidates)
-        plain_s = self._plain.known(num_sequences)
+        plain_s = self._plain_times.known(num_sequences)
         if plain_s is None:
             return none
         if self._step - self._plain_seen[num_sequences] > _STEPS_UNTIL_STALE and may_try:
             return none
-        is_allowed = self._account_s >= -_MOST_OWED_STEPS * plain_s
-        chosen = self._best(candidates, num_sequences, most, plain_s) if is_allowed else none
+        is_allowed = self._budget_s >= -_MAX_DEBT_STEPS * plain_s
+        chosen = self._best_num_drafts(candidates, num_sequences, max_drafts, plain_s) if is_allowed else none
         if any(chosen) or not may_try:
             return chosen
-        if not all(self._acceptance.knows(candidate.request_id) for candidate in candidates):
-            self._wait = _LEAST_WAIT
-        num_steps = max(self._steps_until_paid(plain_s), self._last_trial + self._wait - self._step)
+        if not all(self._acceptance.has_observed(candidate.request_id) for candidate in candidates):
+            self._wait = _MIN_WAIT
+        num_steps = max(self._steps_until_debt_is_paid(plain_s), self._last_trial + self._wait - self._step)
         if num_steps > 0:
-            self._sleep(min(num_steps, _LONGEST_WAIT), plain_s)
+            self._pause(min(num_steps, _MAX_WAIT), plain_s)
             return none
         self._is_trying = True
-        self._turn += 1
-        index = self._turn % len(candidates)
-        none[index] = min(candidates[index].most, self._most, _TRIAL_DRAFTS, most)
+        self._num_trials += 1
+        index = self._num_trials % len(candidates)
+        none[index] = min(candidates[index].max_drafts, self._max_drafts, _TRIAL_DRAFTS, max_drafts)
         return none
 
-    def observe_plain(self, num_sequences: int, seconds: float, own_s: float = 0.0) -> None:
-        """Record a step of decodes without drafts; the decision about it took `own_s` in addition."""
-        self._plain.observe(num_sequences, seconds)
+    def observe_plain(self, num_sequences: int, seconds: float, decision_s: float = 0.0) -> None:
+        """Record a step of decodes without drafts; the decision about it took `decision_s` in addition."""
+        self._plain_times.observe(num_sequences, seconds)
         self._plain_seen[num_sequences] = self._step
-        self._own_s = own_s
-        self._credit(_INCOME * seconds - own_s, num_sequences)
+        self._decision_s = decision_s
+        self._credit(_TRIAL_SHARE * seconds - decision_s, num_sequences)
 
-    def observe_checks(
+    def observe_verification(
         self, num_sequences: int, num_drafts: int, num_tokens: int, seconds: float, *, is_first: bool = False
     ) -> None:
         """Record a step of decodes with drafts that yielded `num_tokens` in all.
@@ -236,15 +236,15 @@ class SpeculationController:
         is not representative of later drafts, so that time counts only up to a limit.
         """
         self._last_trial = self._step
-        plain_s = self._plain.known(num_sequences)
+        plain_s = self._plain_times.known(num_sequences)
         if not is_first:
-            self._checking.observe(num_sequences + num_drafts, seconds)
+            self._verify_times.observe(num_sequences + num_drafts, seconds)
         if plain_s is not None:
             gain_s = plain_s * num_tokens / num_sequences - seconds
-            self._wait = _LEAST_WAIT if gain_s > 0 else min(2 * self._wait, _LONGEST_WAIT)
+            self._wait = _MIN_WAIT if gain_s > 0 else min(2 * self._wait, _MAX_WAIT)
             if is_first:
-                most_owed = _MOST_OWED_FOR_A_PROMPT if self._is_trying else _MOST_OWED_STEPS
-                gain_s = max(gain_s, -most_owed * plain_s)
+                max_debt_steps = _MAX_DEBT_STEPS_AFTER_PROMPT if self._is_trying else _MAX_DEBT_STEPS
+                gain_s = max(gain_s, -max_debt_steps * plain_s)
             self._credit(gain_s, num_sequences)
 
     def observe_acceptance(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
@@ -252,44 +252,46 @@ class SpeculationController:
         self._acceptance.observe(request_id, self._step, num_drafts, num_accepted)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is known of a request that has ended."""
+        """Drop the observations of a request that has ended."""
         self._acceptance.forget(request_id)
 
-    def _best(self, candidates: Sequence[Candidate], num_sequences: int, most: int, plain_s: float) -> list[int]:
-        """Return the numbers of drafts with the most expected tokens per second; all 0 if those are of a plain step."""
-        chances = []
+    def _best_num_drafts(
+        self, candidates: Sequence[Candidate], num_sequences: int, max_drafts: int, plain_s: float
+    ) -> list[int]:
+        """Return the numbers of drafts with the most expected tokens per second; all 0 if a plain step is better."""
+        drafts = []
         for index, candidate in enumerate(candidates):
-            rate = chance = self._acceptance.rate(candidate.request_id, self._step)
-            for _ in range(min(candidate.most, self._most)):
-                if chance < _LEAST_CHANCE:
+            rate = probability = self._acceptance.rate(candidate.request_id, self._step)
+            for _ in range(min(candidate.max_drafts, self._max_drafts)):
+                if probability < _MIN_PROBABILITY:
                     break
-                chances.append((chance, index))
-                chance *= rate
-        chances.sort(key=lambda entry: -entry[0])
-        num_tokens, num_best, best_rate = float(num_sequences), 0, _LEAST_GAIN * num_sequences / plain_s
-        for num_drafts, (chance, _) in enumerate(chances[:most], start=1):
-            num_tokens += chance
-            seconds = self._checking.estimate(num_sequences + num_drafts, (num_sequences, plain_s))
+                drafts.append((probability, index))
+                probability *= rate
+        drafts.sort(key=lambda entry: -entry[0])
+        num_tokens, num_best, best_rate = float(num_sequences), 0, _MIN_GAIN * num_sequences / plain_s
+        for num_drafts, (probability, _) in enumerate(drafts[:max_drafts], start=1):
+            num_tokens += probability
+            seconds = self._verify_times.estimate(num_sequences + num_drafts, (num_sequences, plain_s))
             if seconds is not None and num_tokens / seconds > best_rate:
                 num_best, best_rate = num_drafts, num_tokens / seconds
         chosen = [0] * len(candidates)
-        for _, index in chances[:num_best]:
+        for _, index in drafts[:num_best]:
             chosen[index] += 1
         return chosen
 
-    def _steps_until_paid(self, plain_s: float) -> int:
-        """Return the number of steps after which the debt is paid, if this step only decides against a trial."""
-        if self._account_s >= 0 or plain_s <= 0:
+    def _steps_until_debt_is_paid(self, plain_s: float) -> int:
+        """Return the number of steps without trials after which the budget is no longer negative."""
+        if self._budget_s >= 0 or plain_s <= 0:
             return 0
-        return math.ceil((self._own_s - self._account_s) / (_INCOME * plain_s))
+        return math.ceil((self._decision_s - self._budget_s) / (_TRIAL_SHARE * plain_s))
 
-    def _sleep(self, num_steps: int, plain_s: float) -> None:
-        """Skip the next steps, and credit their share."""
-        self._wakes_at = self._step + 1 + num_steps
-        self._account_s = min(
-            self._account_s + num_steps * _INCOME * plain_s, self._own_s + _MOST_SAVED_STEPS * plain_s
+    def _pause(self, num_steps: int, plain_s: float) -> None:
+        """Skip the next steps, and add their share to the budget."""
+        self._resumes_at = self._step + 1 + num_steps
+        self._budget_s = min(
+            self._budget_s + num_steps * _TRIAL_SHARE * plain_s, self._decision_s + _MAX_BALANCE_STEPS * plain_s
         )
 
     def _credit(self, seconds: float, num_sequences: int) -> None:
-        plain_s = self._plain.known(num_sequences) or 0.0
-        self._account_s = min(self._account_s + seconds, _MOST_SAVED_STEPS * plain_s)
+        plain_s = self._plain_times.known(num_sequences) or 0.0
+        self._budget_s = min(self._budget_s + seconds, _MAX_BALANCE_STEPS * plain_s)

@@ -1,7 +1,7 @@
 """Drafting with a smaller model: its own weights, KV cache and steps, on the same device.
 
-Each request has a shadow in the draft model with the same tokens, computed as far as needed for drafting. Before it
-drafts, the shadow drops the tokens that were not accepted and computes those that were added without it. A prompt is
+For each request the draft model has a draft request with the same tokens, computed as far as needed for drafting.
+Before it drafts, it drops the tokens that were not accepted and computes those that the target model added. A prompt is
 computed in chunks, one per call, and there are no drafts until it is complete. A draft is sampled with the request's
 parameters and the random number of its position in the answer, which the target model uses there too; so the more
 similar the two models are, the more often they choose the same token.
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["DraftModel"]
 
 
-class _Shadow(Request):
-    """A request in the draft model; its first `num_known` tokens are those of the request when it was last drafted."""
+class _DraftRequest(Request):
+    """A request in the draft model: its first `num_synced` tokens are the request's at the last `sync`, then drafts."""
 
-    __slots__ = ("num_known",)
+    __slots__ = ("num_synced",)
 
     def __init__(self, request: Request, max_model_len: int) -> None:
         chosen = request.params
@@ -47,17 +47,17 @@ class _Shadow(Request):
             max_model_len=max_model_len,
             seed=request.seed,
         )
-        self.num_known = 0
+        self.num_synced = 0
 
-    def follow(self, token_ids: Sequence[int]) -> int:
-        """Take over the request's tokens; returns how many computed ones are still valid, at most all but one."""
-        own, num_equal = self.all_token_ids, self.num_known
-        most = min(len(own), len(token_ids))
-        while num_equal < most and own[num_equal] == token_ids[num_equal]:
+    def sync(self, token_ids: Sequence[int]) -> int:
+        """Replace the tokens by the request's; returns how many computed ones are still valid, at most all but one."""
+        current, num_equal = self.all_token_ids, self.num_synced
+        end = min(len(current), len(token_ids))
+        while num_equal < end and current[num_equal] == token_ids[num_equal]:
             num_equal += 1
-        own[num_equal:] = token_ids[num_equal:]
-        self.output_token_ids = own[self.num_prompt_tokens :]
-        self.num_known = len(token_ids)
+        current[num_equal:] = token_ids[num_equal:]
+        self.output_token_ids = current[self.num_prompt_tokens :]
+        self.num_synced = len(token_ids)
         return min(self.num_computed_tokens, num_equal, len(token_ids) - 1)
 
 
@@ -80,53 +80,57 @@ class DraftModel:
         )
         memory = KVMemory.of(draft)
         self._runner = ModelRunner(draft, self.cache, memory)
-        self._shadows: dict[str, _Shadow] = {}
+        self._draft_requests: dict[str, _DraftRequest] = {}
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
         """Run one step of the draft model for each token, for all requests together."""
         drafting = []
         for request, limit in zip(requests, limits, strict=True):
-            most = min(limit, self._compiled.max_model_len - request.num_tokens)
-            if most > 0 and not request.embeddings:
-                drafting.append((self._follow(request), most))
-        wanted = {shadow.request_id: most for shadow, most in drafting}
-        shadows = [shadow for shadow, _ in drafting]
-        while shadows:
-            drafted = self._step(shadows, wanted.keys())
-            shadows = [one for one in drafted if one.num_tokens - one.num_known < wanted[one.request_id]]
+            num_drafts = min(limit, self._compiled.max_model_len - request.num_tokens)
+            if num_drafts > 0 and not request.embeddings:
+                drafting.append((self._sync(request), num_drafts))
+        wanted = {draft_request.request_id: num_drafts for draft_request, num_drafts in drafting}
+        draft_requests = [draft_request for draft_request, _ in drafting]
+        while draft_requests:
+            sampled = self._step(draft_requests, wanted.keys())
+            draft_requests = [
+                drafted for drafted in sampled if drafted.num_tokens - drafted.num_synced < wanted[drafted.request_id]
+            ]
         return [self._drafts(request.request_id) if request.request_id in wanted else [] for request in requests]
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's shadow; its prefix may be reused for other requests."""
-        shadow = self._shadows.pop(request_id, None)
-        if shadow is not None:
-            self.cache.release(request_id, shadow.all_token_ids)
+        """Drop the draft request; its prefix may be reused for other requests."""
+        draft_request = self._draft_requests.pop(request_id, None)
+        if draft_request is not None:
+            self.cache.release(request_id, draft_request.all_token_ids)
 
-    def _follow(self, request: Request) -> _Shadow:
-        shadow = self._shadows.get(request.request_id)
-        if shadow is None:
-            shadow = self._shadows[request.request_id] = _Shadow(request, self._compiled.max_model_len)
+    def _sync(self, request: Request) -> _DraftRequest:
+        draft_request = self._draft_requests.get(request.request_id)
+        if draft_request is None:
+            draft_request = self._draft_requests[request.request_id] = _DraftRequest(
+                request, self._compiled.max_model_len
+            )
             opened = self.cache.open(request.request_id, request.all_token_ids, request.extra_key)
-            shadow.num_computed_tokens = opened.num_cached_tokens
-            shadow.all_token_ids = list(request.all_token_ids)
-            shadow.num_known = len(shadow.all_token_ids)
-        num_valid = shadow.follow(request.all_token_ids)
-        if num_valid < shadow.num_computed_tokens:
+            draft_request.num_computed_tokens = opened.num_cached_tokens
+            draft_request.all_token_ids = list(request.all_token_ids)
+            draft_request.num_synced = len(draft_request.all_token_ids)
+        num_valid = draft_request.sync(request.all_token_ids)
+        if num_valid < draft_request.num_computed_tokens:
             self.cache.truncate(request.request_id, num_valid)
-            shadow.num_computed_tokens = num_valid
-        return shadow
+            draft_request.num_computed_tokens = num_valid
+        return draft_request
 
-    def _step(self, shadows: list[_Shadow], busy: Collection[str]) -> list[_Shadow]:
-        """Compute missing tokens in one step; returns the shadows that got their next token."""
+    def _step(self, draft_requests: list[_DraftRequest], in_use: Collection[str]) -> list[_DraftRequest]:
+        """Compute tokens in one step; returns the draft requests that got their next token."""
         decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
-        num_left = self._compiled.config.max_num_batched_tokens - len(shadows)
-        for shadow in shadows:
-            missing = shadow.num_tokens - shadow.num_computed_tokens
+        num_left = self._compiled.config.max_num_batched_tokens - len(draft_requests)
+        for draft_request in draft_requests:
+            missing = draft_request.num_tokens - draft_request.num_computed_tokens
             count = 1 + min(missing - 1, num_left)
-            if not self._reserve(shadow, count, busy):
+            if not self._reserve(draft_request, count, in_use):
                 continue
             num_left -= count - 1
-            entry = ScheduledRequest(shadow, count, count == missing)
+            entry = ScheduledRequest(draft_request, count, count == missing)
             (decision.scheduled if missing == 1 else chunks).append(entry)
         decision.num_decodes = len(decision.scheduled)
         decision.scheduled += chunks
@@ -139,30 +143,30 @@ class DraftModel:
             self.cache.commit(request.request_id, num_tokens)
         for token in sampled:
             token.request.append_token(token.token_id)
-        return [self._shadows[token.request.request_id] for token in sampled]
+        return [self._draft_requests[token.request.request_id] for token in sampled]
 
-    def _reserve(self, shadow: _Shadow, count: int, busy: Collection[str]) -> bool:
-        """Reserve slots for the next tokens; shadows that draft nothing now are dropped if blocks are short."""
-        if self.cache.reserve(shadow.request_id, count).outcome is CacheOutcome.OK:
+    def _reserve(self, draft_request: _DraftRequest, count: int, in_use: Collection[str]) -> bool:
+        """Reserve slots for the next tokens; draft requests that are not `in_use` are dropped if blocks are short."""
+        if self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK:
             return True
-        for request_id in [one for one in self._shadows if one not in busy]:
+        for request_id in [other for other in self._draft_requests if other not in in_use]:
             self.forget(request_id)
-        return self.cache.reserve(shadow.request_id, count).outcome is CacheOutcome.OK
+        return self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK
 
     def _drafts(self, request_id: str) -> list[int]:
-        shadow = self._shadows[request_id]
-        return shadow.all_token_ids[shadow.num_known :]
+        draft_request = self._draft_requests[request_id]
+        return draft_request.all_token_ids[draft_request.num_synced :]
 
 
 def _check_tokens(compiled: CompiledModel, draft: CompiledModel) -> None:
     """Raise InvalidArgumentError unless both models have the same tokens, because drafts are token ids."""
     if compiled.source.path == draft.source.path:
         return
-    own, other = compiled.source.tokenizer(), draft.source.tokenizer()
-    num_tokens = max(own.vocab_size, other.vocab_size)
-    differing = next((i for i in range(num_tokens) if own.id_to_token(i) != other.id_to_token(i)), None)
+    target, drafter = compiled.source.tokenizer(), draft.source.tokenizer()
+    num_tokens = max(target.vocab_size, drafter.vocab_size)
+    differing = next((i for i in range(num_tokens) if target.id_to_token(i) != drafter.id_to_token(i)), None)
     if differing is not None:
         raise InvalidArgumentError(
-            f"The draft model {draft.source.path} has other tokens: {differing} is {other.id_to_token(differing)!r} "
-            f"there and {own.id_to_token(differing)!r} here. Take a smaller model of the same family."
+            f"The draft model {draft.source.path} has other tokens: {differing} is {drafter.id_to_token(differing)!r} "
+            f"there and {target.id_to_token(differing)!r} here. Take a smaller model of the same family."
         )

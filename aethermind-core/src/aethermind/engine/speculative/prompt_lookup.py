@@ -26,8 +26,8 @@ class NgramIndex:
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
-    def continuation(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that followed the latest occurrence of the longest n-gram at the end of `tokens`.
+    def continuation(self, tokens: Sequence[int], max_tokens: int) -> list[int]:
+        """Return up to `max_tokens` tokens after the latest occurrence of the longest n-gram at the end of `tokens`.
 
         A continuation that reaches the end of the text repeats itself, so a periodic text is continued periodically.
         """
@@ -36,7 +36,7 @@ class NgramIndex:
             end = self._ends.get(tuple(tokens[-length:])) if length < len(tokens) else None
             if end is not None:
                 period = len(tokens) - end
-                return [tokens[end + offset % period] for offset in range(most)]
+                return [tokens[end + offset % period] for offset in range(max_tokens)]
         return []
 
     def _index(self, tokens: Sequence[int]) -> None:
@@ -60,11 +60,11 @@ class PromptLookup:
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
         """Draft by the longest matching n-gram, of equal ones by the latest."""
         guesses = []
-        for request, most in zip(requests, limits, strict=True):
+        for request, max_tokens in zip(requests, limits, strict=True):
             index = self._indices.get(request.request_id)
             if index is None:
                 index = self._indices[request.request_id] = NgramIndex(*self._lengths)
-            guesses.append(index.continuation(request.all_token_ids, most))
+            guesses.append(index.continuation(request.all_token_ids, max_tokens))
         return guesses
 
     def forget(self, request_id: str) -> None:

@@ -49,29 +49,31 @@ class Speculator:
         self._clock = clock
         self._drafted: list[Request] = []
         self._known: set[str] = set()
-        self._has_newcomer = False
-        self._is_awake = False
+        self._has_first_drafts = False
+        self._is_active = False
         self._started_s = self._proposed_s = self._verifying_s = 0.0
 
-    def propose(self, running: Sequence[Request], most: int, *, is_alone: bool) -> None:
-        """Draft at most `most` tokens for decoding requests; `is_alone` means that the step has nothing else."""
+    def propose(self, running: Sequence[Request], max_drafts: int, *, is_alone: bool) -> None:
+        """Draft at most `max_drafts` tokens for decoding requests. `is_alone`: the step has no other requests."""
         self._clear_drafts()  # a step that failed left its drafts behind
-        self._is_awake = self._controller.begin_step()
-        if not self._is_awake:
+        self._is_active = self._controller.begin_step()
+        if not self._is_active:
             return
         self._started_s = self._proposed_s = self._clock()
-        self._has_newcomer = False
-        decoding = [one for one in running if one.num_uncomputed_tokens == 1]
-        asked = []
+        self._has_first_drafts = False
+        decoding = [request for request in running if request.num_uncomputed_tokens == 1]
+        candidates = []
         for request in decoding:
             max_drafts = request.max_total_tokens - len(request.all_token_ids) - 1
             if max_drafts > 0 and can_speculate(request):
-                asked.append((request, Candidate(request.request_id, max_drafts)))
-        if not asked:
+                candidates.append((request, Candidate(request.request_id, max_drafts)))
+        if not candidates:
             return
         is_alone = is_alone and len(decoding) == len(running)
-        limits = self._controller.choose([one for _, one in asked], len(decoding), most, may_try=is_alone)
-        wanted = [(request, limit) for (request, _), limit in zip(asked, limits, strict=True) if limit]
+        limits = self._controller.choose(
+            [candidate for _, candidate in candidates], len(decoding), max_drafts, may_try=is_alone
+        )
+        wanted = [(request, limit) for (request, _), limit in zip(candidates, limits, strict=True) if limit]
         if not wanted:
             self._proposed_s = self._clock()
             return
@@ -81,12 +83,12 @@ class Speculator:
             request.draft_token_ids = self._valid_prefix(drafts[:limit])
             if drafts and request.request_id not in self._known:
                 self._known.add(request.request_id)
-                self._has_newcomer = True
+                self._has_first_drafts = True
         self._proposed_s = self._clock()
 
     def verify(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
         """Return the accepted tokens of a step that was recorded; those computed from wrong drafts leave the cache."""
-        if not self._is_awake:
+        if not self._is_active:
             return sampled
         now = self._clock()
         kept, position = sampled[: decision.num_decodes], decision.num_decodes
@@ -96,7 +98,9 @@ class Speculator:
             position += len(tokens)
             num_accepted = 0
             if num_drafts > 0:
-                num_accepted = count_accepted(request.draft_token_ids[:num_drafts], [one.token_id for one in tokens])
+                num_accepted = count_accepted(
+                    request.draft_token_ids[:num_drafts], [token.token_id for token in tokens]
+                )
                 self._record_acceptance(request, num_drafts, num_accepted)
             kept += tokens[: num_accepted + 1]
         kept += sampled[position:]
@@ -139,11 +143,13 @@ class Speculator:
         num_sequences = len(decision.scheduled)
         num_drafts = decision.num_batched_tokens - num_sequences
         if num_drafts == 0:
-            own_s = self._proposed_s - self._started_s + self._verifying_s
-            self._controller.observe_plain(num_sequences, now - self._proposed_s, own_s)
+            decision_s = self._proposed_s - self._started_s + self._verifying_s
+            self._controller.observe_plain(num_sequences, now - self._proposed_s, decision_s)
         else:
             seconds = now - self._started_s + self._verifying_s
-            self._controller.observe_checks(num_sequences, num_drafts, num_tokens, seconds, is_first=self._has_newcomer)
+            self._controller.observe_verification(
+                num_sequences, num_drafts, num_tokens, seconds, is_first=self._has_first_drafts
+            )
 
 
 def open_speculator(

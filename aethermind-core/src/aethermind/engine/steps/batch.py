@@ -267,8 +267,8 @@ class DecodePadding:
     def __init__(self, arrays: Mapping[str, Any], symbols: Mapping[str, int], batch_sizes: Sequence[int]) -> None:
         self._arrays = arrays
         self._most_blocks = symbols["B"]
-        most = min(symbols[name] for name in ("T", "S", "R"))
-        self._batch_sizes = [*(size for size in batch_sizes if size < most), most]
+        max_batch_size = min(symbols[name] for name in ("T", "S", "R"))
+        self._batch_sizes = [*(size for size in batch_sizes if size < max_batch_size), max_batch_size]
 
     def rows(self, num_sequences: int) -> int:
         """Return the number of rows to run with: the next prepared size."""

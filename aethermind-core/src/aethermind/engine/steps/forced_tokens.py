@@ -33,8 +33,8 @@ def forced_prefix(request: Request) -> Iterator[int]:
     guide = _guide(request)
     if guide is None or request.params.stop:
         return
-    most = request.max_total_tokens - request.num_prompt_tokens - 1
-    for token_id in guide.fork().forced(())[: max(most, 0)]:  # a fork, because more may be forced than is used
+    max_tokens = request.max_total_tokens - request.num_prompt_tokens - 1
+    for token_id in guide.fork().forced(())[: max(max_tokens, 0)]:  # a fork, because more may be forced than is used
         if token_id in request.stop_token_ids:
             return
         yield token_id

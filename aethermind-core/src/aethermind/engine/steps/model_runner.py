@@ -188,7 +188,7 @@ class ModelRunner:
             found = [variant.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
             rows = [rows_of(output, 0, len(sampled)) for output in found]
             arrived = self._readback.enqueue(rows)
-            looks_back = any(one.params.looks_back for one in sampled)
+            looks_back = any(sampled_row.params.looks_back for sampled_row in sampled)
             return InFlightStep(
                 decision,
                 sampled,
@@ -350,23 +350,26 @@ class ModelRunner:
         token_ids = outputs[0].tolist()
         unfit = () if logits is None else nonfinite_rows(logits, token_ids)
         if key in (_PLAIN, _ADAPTED) and not unfit:
-            return [SampledToken(request_of(one), token_id) for one, token_id in zip(sampled, token_ids, strict=True)]
-        wanted = [one.params.logprobs for one in sampled]
+            return [
+                SampledToken(request_of(sampled_row), token_id)
+                for sampled_row, token_id in zip(sampled, token_ids, strict=True)
+            ]
+        wanted = [sampled_row.params.logprobs for sampled_row in sampled]
         logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
-        unlikely = (row for row, one in enumerate(logprobs) if one is not None and not isfinite(one.logprob))
+        unlikely = (row for row, chosen in enumerate(logprobs) if chosen is not None and not isfinite(chosen.logprob))
         nonfinite = {*unfit, *unlikely} - failures.keys()
         failures = dict.fromkeys(nonfinite, NOT_FINITE) | failures
         if key.has_mask:
-            for row, (one, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
-                if row not in failures and not variant.rows.masks.allows(row, one, token_id):
+            for row, (sampled_row, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
+                if row not in failures and not variant.rows.masks.allows(row, sampled_row, token_id):
                     failures[row] = "its constraints exclude every token"
         errors: dict[int, AetherMindError] = {}
         for row, reason in failures.items():
             kind = ComputationError if row in nonfinite else AetherMindError
             errors[row] = kind(f"Request {request_of(sampled[row]).request_id} cannot go on: {reason}.")
         return [
-            SampledToken(request_of(one), token_id, its_logprobs, errors.get(row))
-            for row, (one, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
+            SampledToken(request_of(sampled_row), token_id, its_logprobs, errors.get(row))
+            for row, (sampled_row, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
         ]
 
 
@@ -379,7 +382,7 @@ def _value_names(compiled: CompiledModel, fuse: bool) -> list[str]:
 
 def _fetched_outputs(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
     """Return the outputs of a step that the host reads."""
-    has_logprobs = any(one.params.logprobs is not None for one in sampled)
+    has_logprobs = any(sampled_row.params.logprobs is not None for sampled_row in sampled)
     return ("token_ids", *LOGPROB_OUTPUTS) if has_logprobs else ("token_ids",)
 
 

@@ -212,8 +212,8 @@ class StepPipeline:
         self._runner.wait()
         if step is not None and is_advanced:
             self._scheduler.rollback(step.decision)
-        for one in (step, self._ahead):
-            if one is not None:
-                self._release(one)
+        for in_flight in (step, self._ahead):
+            if in_flight is not None:
+                self._release(in_flight)
         self._ahead = None
         self._decisions.clear()

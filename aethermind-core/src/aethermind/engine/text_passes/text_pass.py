@@ -59,9 +59,9 @@ def run_text(
                 f"The KV cache has too few free blocks for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
             )
         memory.wait_for_swaps()
-        most = min(executor.plan.symbols[name] for name in ("T", "R"))
-        for start in range(0, len(token_ids), most):
-            count = min(most, len(token_ids) - start)
+        chunk_size = min(executor.plan.symbols[name] for name in ("T", "R"))
+        for start in range(0, len(token_ids), chunk_size):
+            count = min(chunk_size, len(token_ids) - start)
             if fill is not None:
                 fill(start, count)
             symbols = _write(executor, cache, token_ids[start : start + count], start)
@@ -96,7 +96,7 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
 def text_logits(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor | None = None) -> np.ndarray[Any, Any]:
     """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
 
-    The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
+    The text is at chunk_size as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
     `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
     InvalidArgumentError for ids outside the model's vocabulary, which kernels do not check. OutOfMemoryError if the KV
     cache has too few free blocks. ComputationError if the logits are not finite.
@@ -115,8 +115,8 @@ def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: PlanExecu
     """Run a text as one step of an idle engine; returns the symbols for reading the executor's outputs."""
     check_token_ids(engine.compiled, token_ids)
     count = len(token_ids)
-    most = min(executor.plan.symbols[name] for name in ("T", "R"))
-    assert 0 < count <= most, f"a text of {count} tokens does not fit a step of {most}"
+    chunk_size = min(executor.plan.symbols[name] for name in ("T", "R"))
+    assert 0 < count <= chunk_size, f"a text of {count} tokens does not fit a step of {chunk_size}"
     for name in ("temperature", "top_k", "min_p", "uniform"):
         executor.host_inputs[name][:count] = 0
     executor.host_inputs["top_p"][:count] = 1

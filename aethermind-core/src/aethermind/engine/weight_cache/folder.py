@@ -91,7 +91,7 @@ class WeightFolder:
 
         OSError if the file cannot be written. An unfinished file is deleted in every case.
         """
-        nbytes = sum(align_up(one.nbytes, ALIGNMENT) for one in constants.values())
+        nbytes = sum(align_up(constant.nbytes, ALIGNMENT) for constant in constants.values())
         if nbytes > self.max_bytes:
             return False
         self._files.create()

@@ -39,7 +39,7 @@ _LARGE_BYTES = 1 << 30
 class WeightCache:
     """Implements `graph.constants.PackedWeightCache` for weights whose packs name their build."""
 
-    least_bytes = 64 << 20
+    min_bytes = 64 << 20
     """Packing fewer bytes is as fast as finding them."""
 
     def __init__(self, compiled: CompiledModel, folder: WeightFolder) -> None:
@@ -68,13 +68,13 @@ class WeightCache:
             return None  # opening the files raises an error with a better message
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Any]:
-        """See `PackedWeightCache`. The file's pages are read ahead meanwhile. A damaged file is a warning."""
-        lasting = self._lasting(wanted)
-        if not lasting:
+        """Map the packed weights (see `PackedWeightCache`), and prefetch their pages. A damaged file is a warning."""
+        cacheable = self._cacheable(wanted)
+        if not cacheable:
             return {}
-        key = cache_key(self._compiled, self._files, lasting)
+        key = cache_key(self._compiled, self._files, cacheable)
         try:
-            found = self._folder.find(key, {key: one.nbytes for key, one in lasting.items()})
+            found = self._folder.find(key, {key: entry.nbytes for key, entry in cacheable.items()})
         except CheckpointError as error:
             logger.warning("The cached packed weights are damaged and are packed again: %s", error)
             return {}
@@ -83,13 +83,14 @@ class WeightCache:
         return found
 
     def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: BusyTracker) -> None:
-        """See `PackedWeightCache`. A thread of the lowest priority writes the file in pieces of 2 MiB while the model
-        is
-        idle, and a piece now and then if it is never idle (see `IdleScheduler`). The rest is written when the model is
-        closed or dropped, or at the end of the program, unless that is interrupted.
+        """Write the file in a thread of the lowest priority (see `PackedWeightCache`).
+
+        It is written in pieces of 2 MiB while the model is idle, and a piece now and then if it is never idle (see
+        `IdleScheduler`). The rest is written when the model is closed or dropped, or at the end of the program, unless
+        that is interrupted.
         """
-        lasting = self._lasting(wanted)
-        if not lasting:
+        cacheable = self._cacheable(wanted)
+        if not cacheable:
             return
         scheduler = IdleScheduler(activity)
         compiled, files, folder = self._compiled, self._files, self._folder
@@ -99,12 +100,12 @@ class WeightCache:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
             try:
                 is_same = describe_files(compiled) == files
-                key = cache_key(compiled, files, lasting)
+                key = cache_key(compiled, files, cacheable)
                 if is_same and not scheduler.wait_until_idle() and not folder.has(key):
-                    arrays = {name: packed[name].numpy() for name in lasting}
+                    arrays = {name: packed[name].numpy() for name in cacheable}
                     model = str(compiled.source.path)
                     if folder.write(key, arrays, scheduler.wait_until_idle, model=model):
-                        _announce(folder, model, sum(one.nbytes for one in arrays.values()))
+                        _announce(folder, model, sum(array.nbytes for array in arrays.values()))
             except (OSError, CheckpointError) as error:
                 logger.info("packed weights are not cached: %s", error)
 
@@ -121,14 +122,14 @@ class WeightCache:
         while self._writing:
             _finish(*self._writing.pop())
 
-    def _lasting(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
+    def _cacheable(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
         """The constants that another process would pack to the same bytes; none if they are few."""
-        lasting = {
-            key: one
-            for key, one in wanted.items()
-            if one.pack.build is not None and one.constant.parameter not in self._compiled.computed
+        cacheable = {
+            key: entry
+            for key, entry in wanted.items()
+            if entry.pack.build is not None and entry.constant.parameter not in self._compiled.computed
         }
-        return lasting if sum(one.nbytes for one in lasting.values()) >= self.least_bytes else {}
+        return cacheable if sum(entry.nbytes for entry in cacheable.values()) >= self.min_bytes else {}
 
 
 def _finish(thread: threading.Thread, scheduler: IdleScheduler) -> None:
@@ -175,8 +176,14 @@ def cache_key(compiled: CompiledModel, files: list[Any], wanted: Mapping[str, Pa
         "files": files,
         "rank": None if compiled.parallel is None else repr(compiled.parallel.share),
         "constants": {
-            key: [*one.constant[:2], repr(one.constant.weight_format), str(one.type), one.nbytes, one.pack.build]
-            for key, one in sorted(wanted.items())
+            key: [
+                *entry.constant[:2],
+                repr(entry.constant.weight_format),
+                str(entry.type),
+                entry.nbytes,
+                entry.pack.build,
+            ]
+            for key, entry in sorted(wanted.items())
         },
     }
     return digest_of(described)

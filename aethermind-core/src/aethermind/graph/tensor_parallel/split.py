@@ -161,7 +161,9 @@ class _Splitter:
         if name is None:
             return None
         return int(
-            next(one for one in (node, *self._readers_of(node.outputs[0])) if name in one.attributes).attributes[name]
+            next(
+                reader for reader in (node, *self._readers_of(node.outputs[0])) if name in reader.attributes
+            ).attributes[name]
         )
 
     def _input(self, value: Value, axis: int | Partial | None, num_heads: int | None) -> Value:

@@ -49,7 +49,7 @@ class Field:
 
     def has_effect(self, value: Any) -> bool:
         """Whether a value has an effect."""
-        return not any(value == one and type(value) is type(one) for one in self.neutral)
+        return not any(value == neutral and type(value) is type(neutral) for neutral in self.neutral)
 
 
 FieldTable = Mapping[str, Field]

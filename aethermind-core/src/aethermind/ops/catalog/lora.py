@@ -34,8 +34,8 @@ def _add_low_rank_by_row(y: Array, x: Array, down: Array, up: Array, cu_ranks: A
     out = y.copy()
     for row, adapter in enumerate(adapters):
         if adapter >= 0:
-            own = slice(row, row + 1)
-            out[own] = _add_low_rank_reference(y[own], x[own], down, up, cu_ranks, adapters[own])
+            rows = slice(row, row + 1)
+            out[rows] = _add_low_rank_reference(y[rows], x[rows], down, up, cu_ranks, adapters[rows])
     return out
 
 

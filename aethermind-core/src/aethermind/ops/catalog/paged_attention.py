@@ -119,7 +119,7 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("decode_long_window", [(1, 300), (1, 1500), (1, 20)], 2, 1, 8, 16, 100),
         ("decode_long_block_size_1", [(1, 300), (1, 70)], 2, 1, 8, 1, 0),
         ("decode_long_block_size_64", [(1, 300), (1, 700)], 2, 1, 16, 64, 0),
-        ("decode_40_sequences", [(1, 1 + 7 * one) for one in range(40)], 2, 1, 8, 16, 0),
+        ("decode_40_sequences", [(1, 1 + 7 * _) for _ in range(40)], 2, 1, 8, 16, 0),
         ("prefill_long", [(130, 130), (3, 300)], 2, 1, 16, 16, 0),
         ("prefill_300", [(300, 300)], 2, 2, 8, 16, 0),
         ("chunk_long", [(20, 1500), (1, 600), (9, 280)], 4, 1, 8, 16, 0),
