@@ -51,7 +51,7 @@ PTX_FLAGS = ("-cubin", "-Xptxas", "-v", "-Werror", "all-warnings")
 LINE_INFO = ("-lineinfo",)
 """Source lines for profilers and sanitizers; triples the size of cubins."""
 
-_IDLE = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n|\s+', re.DOTALL)
+_INSIGNIFICANT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n|\s+', re.DOTALL)
 """Comments and whitespace; strings are matched to be kept."""
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
@@ -99,7 +99,7 @@ def source_digest(source: Path, salt: Iterable[str] = ()) -> str:
     """A digest of a source, its includes and the salt (flags, compiler)."""
     digest = hashlib.sha256("\n".join(salt).encode())
     for path in sorted(_included(source)):
-        code = _IDLE.sub(lambda found: found[1] or "", path.read_text(encoding="utf-8"))
+        code = _INSIGNIFICANT.sub(lambda found: found[1] or "", path.read_text(encoding="utf-8"))
         digest.update(f"{path.relative_to(SOURCES).as_posix()}\0{code}\0".encode())
     return digest.hexdigest()
 
@@ -142,15 +142,15 @@ def build(
     }
     failures = []
     with ThreadPoolExecutor(jobs) as pool:
-        jobs_of = [pool.submit(unit.compile, target) for unit, target in stale]
-        for (unit, target), job in zip(stale, jobs_of, strict=True):
+        submitted = [pool.submit(unit.compile, target) for unit, target in stale]
+        for (unit, target), job in zip(stale, submitted, strict=True):
             try:
                 operators[unit.name]["targets"][target] = job.result()
             except BuildError as error:
                 failures.append(str(error))
                 continue
             _write(output, manifest)
-    _remove_strays(output, operators)
+    _remove_stale_cubins(output, operators)
     _write(output, manifest)
     if failures:
         raise BuildError("\n".join(failures))
@@ -195,7 +195,7 @@ def _compile_triton(nvcc: Path, name: str, output: Path, target: str) -> dict[st
         "threads": compiled.threads,
         "dynamic_shared_bytes": compiled.shared_bytes,
         "parameters": compiled.parameters,
-        "products": compiled.products,
+        "products": compiled.matrix_instructions,
         "rows": build_triton.KERNELS[name].rows,
     }
     seconds = round(time.monotonic() - began, 1)
@@ -227,14 +227,14 @@ def _parse_usage(log: str) -> dict[str, dict[str, Any]]:
 
 
 def _included(source: Path) -> set[Path]:
-    found, open_ends = set[Path](), [source]
-    while open_ends:
-        path = open_ends.pop()
+    found, pending = set[Path](), [source]
+    while pending:
+        path = pending.pop()
         if path in found:
             continue
         found.add(path)
         named = (SOURCES / name for name in _INCLUDE.findall(path.read_text(encoding="utf-8")))
-        open_ends += [path for path in named if path.is_file()]
+        pending += [path for path in named if path.is_file()]
     return found
 
 
@@ -244,7 +244,7 @@ def _nvcc_version(nvcc: Path) -> str:
     return match[1] if match else answer.strip()
 
 
-def _remove_strays(output: Path, operators: dict[str, Any]) -> None:
+def _remove_stale_cubins(output: Path, operators: dict[str, Any]) -> None:
     wanted = {built["file"] for operator in operators.values() for built in operator["targets"].values()}
     for file in output.glob("*.cubin"):
         if file.name not in wanted:
@@ -253,9 +253,9 @@ def _remove_strays(output: Path, operators: dict[str, Any]) -> None:
 
 def _write(folder: Path, manifest: dict[str, Any]) -> None:
     """Write atomically: another process may be reading."""
-    draft = folder / "manifest.draft"
-    draft.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-    draft.replace(folder / "manifest.json")
+    temporary = folder / "manifest.draft"
+    temporary.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    temporary.replace(folder / "manifest.json")
 
 
 def main() -> int:
@@ -277,8 +277,8 @@ def main() -> int:
     count = sum(len(operator["targets"]) for operator in manifest["operators"].values())
     size = sum(file.stat().st_size for file in CUBINS.glob("*.cubin"))
     seconds, processor = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    took = f"{seconds:.0f} s ({processor.ru_utime + processor.ru_stime:.0f} s of processor time)"
-    print(f"{count} cubins, {size / 2**20:.1f} MiB, by nvcc {manifest['compiler']} in {took}.")
+    duration = f"{seconds:.0f} s ({processor.ru_utime + processor.ru_stime:.0f} s of processor time)"
+    print(f"{count} cubins, {size / 2**20:.1f} MiB, by nvcc {manifest['compiler']} in {duration}.")
     return 0
 
 

@@ -28,7 +28,7 @@ TARGETS = {"90a": 90, "100f": 100}
 """Triton's names of the targets with wgmma or tcgen05; other targets use the CUDA C++ kernels."""
 
 _PARAMETER = re.compile(r"\.param \.(\w+)")
-_PRODUCT = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
+_MATRIX_INSTRUCTION = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
 _TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -50,14 +50,14 @@ class TritonKernel(NamedTuple):
 class Compiled(NamedTuple):
     """The PTX of a kernel and how it is launched.
 
-    `parameters` are the PTX types of its arguments, `products` its matrix instructions.
+    `parameters` are the PTX types of its arguments, `matrix_instructions` are those that multiply tiles.
     """
 
     ptx: str
     threads: int
     shared_bytes: int
     parameters: list[str]
-    products: list[str]
+    matrix_instructions: list[str]
 
 
 # The largest tiles without register spills for which two further stages of keys and values fit in shared memory.
@@ -118,15 +118,19 @@ def _compile_here(name: str, target: str) -> Compiled:
     source = ASTSource(function, signature, constants, aligned)
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)
-    facts: Any = compiled.metadata
-    if facts.global_scratch_size or facts.profile_scratch_size or facts.num_ctas != 1:
-        raise TritonError(f"{name} wants scratch memory or clusters for sm_{target}, which is not provided.")
+    metadata_of_kernel: Any = compiled.metadata
+    if (
+        metadata_of_kernel.global_scratch_size
+        or metadata_of_kernel.profile_scratch_size
+        or metadata_of_kernel.num_ctas != 1
+    ):
+        raise TritonError(f"{name} needs scratch memory or clusters for sm_{target}, which is not provided.")
     # Triton has architecture-specific targets (`a`) only, but uses no instructions beyond the family's (`f`).
     ptx = re.sub(r"^\.target sm_\w+", f".target sm_{target}", compiled.asm["ptx"], flags=re.MULTILINE)
     entry = ptx[ptx.index(f".entry {name}(") :]
     parameters = _PARAMETER.findall(entry[: entry.index(")\n")])
-    products = sorted({match[1] for match in _PRODUCT.finditer(ptx)})
-    return Compiled(ptx, 32 * facts.num_warps, facts.shared, parameters, products)
+    matrix_instructions = sorted({match[1] for match in _MATRIX_INSTRUCTION.finditer(ptx)})
+    return Compiled(ptx, 32 * metadata_of_kernel.num_warps, metadata_of_kernel.shared, parameters, matrix_instructions)
 
 
 def _load_source() -> ModuleType:

@@ -11,7 +11,7 @@
 #include <thread>
 #include <variant>
 
-#include "plan_runner.h"
+#include "native_plan.h"
 #include "wait_counter.h"
 
 namespace aether::cpu {

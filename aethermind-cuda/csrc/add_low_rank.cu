@@ -1,18 +1,19 @@
-// add_low_rank (LoRA): y + (x · downᵀ) · up, with the adapter of each row (as in Punica's SGMV).
+// add_low_rank (LoRA): out[R, N] = y + (x[R, K] · downᵀ) · up with the adapter of each row, as in Punica's SGMV (Chen
+// et al. 2023); float32, float16, bfloat16, accumulated in float32.
 //
 // A block computes some columns of one row. It processes the adapter's ranks in batches: its warps compute x · downᵀ,
 // then every thread accumulates the products with up for its own columns. Blocks of one row recompute the first
 // product, so that no block waits for another.
 
+#include "common/dependent_launch.cuh"
 #include "common/memory.cuh"
-#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
 namespace aether {
 
-constexpr int kRanksAtOnce = 32;
-constexpr int kColumnsOfThread = 4;
+constexpr int kRanksPerBatch = 32;
+constexpr int kColumnsPerThread = 4;
 
 // The dot product of two rows by a warp; every lane gets it.
 template <class T>
@@ -40,27 +41,27 @@ template <class T>
 __device__ __forceinline__ void add_low_rank(T* out, const T* y, const T* x, const T* down, const T* up,
                                              const int* cu_ranks, const int* adapters, int num_inputs, int num_outputs,
                                              int num_adapters) {
-  __shared__ float weights[kRanksAtOnce];
+  __shared__ float weights[kRanksPerBatch];
   const int64_t row = blockIdx.x;
   const int num_threads = static_cast<int>(blockDim.x);
-  const int first = static_cast<int>(blockIdx.y) * num_threads * kColumnsOfThread + static_cast<int>(threadIdx.x);
+  const int first = static_cast<int>(blockIdx.y) * num_threads * kColumnsPerThread + static_cast<int>(threadIdx.x);
   const int adapter = adapters[row];
   int begin = 0, end = 0;
   if (adapter >= 0) {
     begin = cu_ranks[checked_index(adapter, num_adapters)];
     end = cu_ranks[adapter + 1];
   }
-  float sums[kColumnsOfThread] = {};
+  float sums[kColumnsPerThread] = {};
   const T* y_row = y + row * num_outputs;
 #pragma unroll
-  for (int i = 0; i < kColumnsOfThread; ++i) {
+  for (int i = 0; i < kColumnsPerThread; ++i) {
     const int column = first + i * num_threads;
     if (column < num_outputs) {
       sums[i] = to_float(y_row[column]);
     }
   }
-  for (int rank = begin; rank < end; rank += kRanksAtOnce) {
-    const int count = min(kRanksAtOnce, end - rank);
+  for (int rank = begin; rank < end; rank += kRanksPerBatch) {
+    const int count = min(kRanksPerBatch, end - rank);
     for (int j = warp_index(); j < count; j += num_threads / kWarpSize) {
       const float product =
           warp_dot(x + row * num_inputs, down + static_cast<int64_t>(rank + j) * num_inputs, num_inputs);
@@ -72,7 +73,7 @@ __device__ __forceinline__ void add_low_rank(T* out, const T* y, const T* x, con
     for (int j = 0; j < count; ++j) {
       const T* up_row = up + static_cast<int64_t>(rank + j) * num_outputs;
 #pragma unroll
-      for (int i = 0; i < kColumnsOfThread; ++i) {
+      for (int i = 0; i < kColumnsPerThread; ++i) {
         const int column = first + i * num_threads;
         if (column < num_outputs) {
           sums[i] = fmaf(weights[j], to_float(up_row[column]), sums[i]);
@@ -82,7 +83,7 @@ __device__ __forceinline__ void add_low_rank(T* out, const T* y, const T* x, con
     __syncthreads();  // the next batch overwrites these products
   }
 #pragma unroll
-  for (int i = 0; i < kColumnsOfThread; ++i) {
+  for (int i = 0; i < kColumnsPerThread; ++i) {
     const int column = first + i * num_threads;
     if (column < num_outputs) {
       out[row * num_outputs + column] = from_float<T>(sums[i]);

@@ -1,7 +1,8 @@
-// add_rms_norm: total = x + residual, rounded; out = rms_norm(total, weight). A block takes one row.
+// add_rms_norm: total[R, W] = x + residual, rounded to the dtype; out = rms_norm(total, weight[W]), in float32. A block
+// processes one row.
 
+#include "common/dependent_launch.cuh"
 #include "common/norm.cuh"
-#include "common/overlap.cuh"
 
 namespace aether {
 
@@ -12,7 +13,7 @@ __device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, c
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
   float squares = 0.0f;
-  Vector<T, N> own{};
+  Vector<T, N> first_values{};
   for (int i = first; i < width; i += step) {
     const auto a = Vector<T, N>::load(x + i);
     const auto b = Vector<T, N>::load(residual + i);
@@ -23,9 +24,9 @@ __device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, c
       squares += value * value;
     }
     sums.store(total + i);
-    own = i == first ? sums : own;
+    first_values = i == first ? sums : first_values;
   }
-  write_normed_row<T, N>(out, total, weight, width, squares, eps, own);
+  write_normed_row<T, N>(out, total, weight, width, squares, eps, first_values);
 }
 
 template <class T>

@@ -1,7 +1,7 @@
-// alibi: scores + slopes[h] · (key position - query position). A block processes the keys of one query; out may alias
-// scores.
+// alibi (Press et al. 2022): scores[B, H, Q, K] + slopes[h] · (key position - query position). A block processes the
+// keys of one query; out may alias scores.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/types.cuh"
 
 namespace aether {

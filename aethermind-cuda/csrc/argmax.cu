@@ -1,6 +1,6 @@
-// argmax: the index of the largest element of every row, the lowest on ties. A block processes one row.
+// argmax: int32 index of the largest element of every row of x[R, W], the lowest on ties. A block processes one row.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/row_order.cuh"
 #include "common/types.cuh"
 

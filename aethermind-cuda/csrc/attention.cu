@@ -1,8 +1,8 @@
-// attention over contiguous keys and values, one query at a time (see common/attend_row.cuh). blockIdx.x is the query
-// (of all leading dims), blockIdx.y the head.
+// attention over contiguous keys and values: q[…, Q, H, C], k and v[…, K, H_kv, C], one query at a time without tensor
+// cores (see common/attend_row.cuh). blockIdx.x is the query (of all leading dims), blockIdx.y the head.
 
 #include "common/attend_row.cuh"
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 
 namespace aether {
 
@@ -12,14 +12,14 @@ __device__ __forceinline__ void attention(T* out, const T* q, const T* k, const 
   const int query = static_cast<int>(blockIdx.x) % num_queries, head = static_cast<int>(blockIdx.y);
   const int64_t leading = static_cast<int>(blockIdx.x) / num_queries;
   const int kv_head = head / (num_heads / num_kv_heads);
-  const int64_t own = (static_cast<int64_t>(blockIdx.x) * num_heads + head) * head_dim;
+  const int64_t row_begin = (static_cast<int64_t>(blockIdx.x) * num_heads + head) * head_dim;
   const int end = is_causal ? max(0, num_keys - num_queries + query + 1) : num_keys;
-  const auto one = [](int64_t) { return 1.0f; };
+  const auto unit_scale = [](int64_t) { return 1.0f; };
   attend_row(
-      out + own, q + own, head_dim, KeyRange{0, end}, scale,
+      out + row_begin, q + row_begin, head_dim, KeyRange{0, end}, scale,
       [=](int key) { return (leading * num_keys + key) * num_kv_heads + kv_head; },
       [=](int64_t row, int i) { return to_float(k[row * head_dim + i]); },
-      [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, one, one);
+      [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, unit_scale, unit_scale);
 }
 
 }  // namespace aether

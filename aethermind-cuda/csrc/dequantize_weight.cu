@@ -1,10 +1,11 @@
-// Dequantises rows of a weight to T, row-major, for matrix products of dense weights (cuBLASLt).
+// Dequantises rows of a packed weight [N, K] to a row-major matrix of float32, float16 or bfloat16, the operand of a
+// dense GEMM by cuBLASLt.
 //
-// A warp processes 16 outputs by 128 inputs: it loads codes as the projections do, 16 bytes per thread, and stores
-// 64-byte pieces of eight rows at a time. It is memory-bound: a block holds one group per warp, so that enough blocks
-// are resident to hide latency.
+// A warp processes 16 outputs by 128 inputs: it loads quantised weights as the projections do, 16 bytes per thread, and
+// stores 64-byte pieces of eight rows at a time. It is memory-bound: a block holds one group per warp, so that enough
+// blocks are resident to hide latency.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/quantized_weight.cuh"
 
 namespace aether {
@@ -31,7 +32,7 @@ __device__ __forceinline__ Frag8<T> scaled(const Frag8<T>& codes, float scale, f
 
 // Stores row[k … k + 7] up to the row's end.
 template <class T>
-__device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_aligned, const Frag8<T>& values) {
+__device__ __forceinline__ void store_frag8(T* row, int k, int size, bool is_aligned, const Frag8<T>& values) {
   if (is_aligned && k + kFrag8Values <= size) {
     constexpr int kVectors = sizeof(Frag8<T>) / kVectorBytes;
 #pragma unroll
@@ -50,29 +51,30 @@ __device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_ali
 
 // Writes the rows from first_tile · 16 on to out [num_rows, num_inputs]. Grid: warps for all groups, tiles.
 template <class T, int kBits>
-__device__ __forceinline__ void dequantize(T* out, int first_tile, int num_rows,
-                                           const typename QuantizedWeight<T, kBits, Shift::kAny>::Place& place) {
-  using Source = QuantizedWeight<T, kBits, Shift::kAny>;
+__device__ __forceinline__ void dequantize(
+    T* out, int first_tile, int num_rows,
+    const typename QuantizedWeight<T, kBits, AffineTerm::kRuntime>::Params& params) {
+  using WeightTile = QuantizedWeight<T, kBits, AffineTerm::kRuntime>;
   const int group = static_cast<int>(blockIdx.x * blockDim.x / kWarpSize) + warp_index();
-  if (group * Source::kGroupInputs >= place.num_inputs) {
+  if (group * WeightTile::kGroupInputs >= params.num_inputs) {
     return;
   }
-  const Source source(place, first_tile + static_cast<int>(blockIdx.y));
-  const typename Source::Group codes = source.load(group);
-  const bool is_aligned = is_vectorizable(out, place.num_inputs);
+  const WeightTile weight_tile(params, first_tile + static_cast<int>(blockIdx.y));
+  const typename WeightTile::Group codes = weight_tile.load(group);
+  const bool is_aligned = is_vectorizable(out, params.num_inputs);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = static_cast<int>(blockIdx.y) * kTileOutputs + half * 8 + lane_index() / 4;
     if (row >= num_rows) {
       continue;
     }
-    T* target = out + static_cast<int64_t>(row) * place.num_inputs;
+    T* target = out + static_cast<int64_t>(row) * params.num_inputs;
 #pragma unroll
-    for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
-      const Scaling scaling = source.scaling(codes, chunk);
-      const int k = group * Source::kGroupInputs + chunk * kChunk + lane_index() % 4 * kFrag8Values;
-      store_eight(target, k, place.num_inputs, is_aligned,
-                  scaled(source.weights(codes, half, chunk), scaling.scales[half], scaling.offsets[half]));
+    for (int chunk = 0; chunk < WeightTile::kChunks; ++chunk) {
+      const Scaling scaling = weight_tile.scaling(codes, chunk);
+      const int k = group * WeightTile::kGroupInputs + chunk * kChunk + lane_index() % 4 * kFrag8Values;
+      store_frag8(target, k, params.num_inputs, is_aligned,
+                  scaled(weight_tile.weights(codes, half, chunk), scaling.scales[half], scaling.offsets[half]));
     }
   }
 }
@@ -82,11 +84,11 @@ __device__ __forceinline__ void dequantize(T* out, int first_tile, int num_rows,
 #define AETHER_DEQUANTIZE(bits, dtype)                                                                          \
   extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                   \
       aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs, \
-      int num_blocks, int log2_chunks, int shift) {                                                             \
+      int num_blocks, int log2_chunks, int term) {                                                              \
     aether::begin_kernel();                                                                                     \
     aether::dequantize<aether::dtype, bits>(                                                                    \
         out, first_tile, num_rows,                                                                              \
-        {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(shift)});         \
+        {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(term)});     \
   }
 #define AETHER_DEQUANTIZE_BITS(bits) \
   AETHER_DEQUANTIZE(bits, float32)   \

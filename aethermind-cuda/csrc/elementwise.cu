@@ -2,7 +2,7 @@
 // silu_mul of the halves of rows. They compute in float32 and round once; the result may alias the first array.
 
 #include "common/activations.cuh"
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/types.cuh"
 
 namespace aether {

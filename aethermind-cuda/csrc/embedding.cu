@@ -1,7 +1,7 @@
-// embedding: row token_ids[t] of a table. A block processes one token.
+// embedding: out[T, W] = table[token_ids[t]]. A block copies one row.
 
+#include "common/dependent_launch.cuh"
 #include "common/memory.cuh"
-#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {

@@ -1,7 +1,7 @@
-// kv_cache_write: copies the keys and values of a step to their slots of the paged cache, in words of 16 bytes, or of 2
-// or 4 where a head's size requires it; a thread copies one word of a key and of its value.
+// kv_cache_write: copies k and v[T, K, C] of a step to their slots of the paged cache [N, K, P, C], in words of 16
+// bytes, or of 2 or 4 where a head's size requires it. A thread copies one word of a key and of its value.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 

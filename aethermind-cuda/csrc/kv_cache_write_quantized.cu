@@ -1,8 +1,8 @@
-// kv_cache_write_quantized: quantises the keys and values of a step into their slots of the paged cache. A warp
-// processes a head of a token; blockIdx.y is 0 for keys and 1 for values.
+// kv_cache_write_quantized: quantises k and v[T, K, C] of a step to int8 or float8_e4m3fn in their slots of the paged
+// cache, with a float32 scale per row. A warp processes a head of a token; blockIdx.y is 0 for keys and 1 for values.
 
+#include "common/dependent_launch.cuh"
 #include "common/head_row.cuh"
-#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 

@@ -1,6 +1,6 @@
-// layer_norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim. A block takes one row.
+// layer_norm: (x[R, W] - mean(x)) / sqrt(var(x) + eps) * weight[W] + bias[W], in float32. A block processes one row.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 

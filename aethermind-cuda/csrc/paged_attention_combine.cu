@@ -1,6 +1,7 @@
-// Merges the splits of paged_attention and paged_attention_quantized: see common/paged_attention_combine.cuh.
+// Combine kernels of paged_attention and paged_attention_quantized by output dtype and head_dim: see
+// common/paged_attention_combine.cuh.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/paged_attention_combine.cuh"
 
 #define AETHER_COMBINE(dtype, dim)                                          \

@@ -1,6 +1,7 @@
-// paged_attention_quantized of sequences with few queries: see common/paged_attention_decode.cuh.
+// Decode kernels of paged_attention_quantized (sequences with few queries, 8-bit cache) by dtype, head_dim and tile
+// rows: see common/paged_attention_decode.cuh.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/paged_attention_decode.cuh"
 
 // Two blocks per multiprocessor for tiles of 8 rows; the accumulators of 16 rows take twice the registers.

@@ -1,6 +1,7 @@
-// paged_attention of sequences with many queries over an unquantised cache: see common/paged_attention_prefill.cuh.
+// Prefill kernels of paged_attention (sequences with many queries, unquantised cache) by dtype and head_dim: see
+// common/paged_attention_prefill.cuh.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/paged_attention_prefill.cuh"
 
 #define AETHER_PREFILL(dtype, dim)                                          \

@@ -1,6 +1,7 @@
-// paged_attention_quantized of sequences with many queries: see common/paged_attention_prefill.cuh.
+// Prefill kernels of paged_attention_quantized (sequences with many queries, 8-bit cache) by dtype and head_dim: see
+// common/paged_attention_prefill.cuh.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/paged_attention_prefill.cuh"
 
 #define AETHER_PREFILL(dtype, dim)                                                    \

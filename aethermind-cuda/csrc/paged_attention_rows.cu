@@ -1,8 +1,8 @@
-// paged_attention and paged_attention_quantized one query at a time (see common/attend_row.cuh): for float32, for
-// head_dims that the tensor core kernels do not support, and for batch invariance. Block (token, head).
+// paged_attention and paged_attention_quantized one query at a time (see common/attend_row.cuh): for float32,
+// for head_dims that the tensor core kernels do not support, and for batch invariance. Block (token, head).
 
 #include "common/attend_row.cuh"
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 
 namespace aether {
 
@@ -14,10 +14,10 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
   }
   const Queries query = Queries::of_token(call, token);
   const PagedRows rows = call.rows(query.sequence, head / call.group_size());
-  const int64_t own = (static_cast<int64_t>(token) * call.num_heads + head) * call.head_dim;
+  const int64_t row_begin = (static_cast<int64_t>(token) * call.num_heads + head) * call.head_dim;
   const KeyRange keys = KeyRange::of_position(query.first_position, call.window);
-  T* out = static_cast<T*>(call.out) + own;
-  const T* q = static_cast<const T*>(call.q) + own;
+  T* out = static_cast<T*>(call.out) + row_begin;
+  const T* q = static_cast<const T*>(call.q) + row_begin;
   const int head_dim = call.head_dim;
   if constexpr (kIsQuantized) {
     const CodeType type = static_cast<CodeType>(call.code_type);
@@ -31,10 +31,10 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
   } else {
     const T* k = static_cast<const T*>(call.k_cache);
     const T* v = static_cast<const T*>(call.v_cache);
-    const auto one = [](int64_t) { return 1.0f; };
+    const auto unit_scale = [](int64_t) { return 1.0f; };
     attend_row(
         out, q, head_dim, keys, call.scale, rows, [=](int64_t row, int i) { return to_float(k[row * head_dim + i]); },
-        [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, one, one);
+        [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, unit_scale, unit_scale);
   }
 }
 

@@ -1,7 +1,7 @@
 // The epilogue of qkv_rope_cache_write and of its quantised form, after the projections: see common/projected_heads.cuh
 // and common/wide_heads.cuh.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/projected_heads.cuh"
 #include "common/wide_heads.cuh"
 

@@ -1,6 +1,6 @@
-// sum, mean, max and min over the last dim, in float32. A block processes one row.
+// sum, mean, max and min over the last dim of x[R, W], in float32. A block processes one row.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 

@@ -1,7 +1,7 @@
-// rms_norm: x / sqrt(mean(x²) + eps) * weight over the last dim. A block processes one row.
+// rms_norm: x[R, W] / sqrt(mean(x²) + eps) * weight[W], in float32. A block processes one row.
 
+#include "common/dependent_launch.cuh"
 #include "common/norm.cuh"
-#include "common/overlap.cuh"
 
 namespace aether {
 
@@ -10,16 +10,16 @@ __device__ __forceinline__ void rms_norm_row(T* out, const T* x, const T* weight
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
   float squares = 0.0f;
-  Vector<T, N> own{};
+  Vector<T, N> first_values{};
   for (int i = first; i < width; i += step) {
     const auto values = Vector<T, N>::load(x + i);
-    own = i == first ? values : own;
+    first_values = i == first ? values : first_values;
     for (int j = 0; j < N; ++j) {
       const float value = to_float(values.values[j]);
       squares += value * value;
     }
   }
-  write_normed_row<T, N>(out, x, weight, width, squares, eps, own);
+  write_normed_row<T, N>(out, x, weight, width, squares, eps, first_values);
 }
 
 // out may alias x.

@@ -1,7 +1,8 @@
-// rope: rotary position embedding; a warp processes one head of a token.
+// rope: rotary position embedding (Su et al. 2021) of x[T, H, C] with rope_table's cosines and sines [T, C]. A warp
+// processes one head of a token.
 
+#include "common/dependent_launch.cuh"
 #include "common/head_row.cuh"
-#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {

@@ -1,7 +1,8 @@
-// Row statistics for sample_tokens, computed by many blocks per row.
+// Row statistics for sample_tokens, computed by many blocks per row of float32 logits [rows, size]: segment maxima and
+// masses.
 
-#include "common/overlap.cuh"
-#include "common/row_cuts.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/sample_row.cuh"
 
 // The maximum of each segment.
 extern "C" __global__ void __launch_bounds__(256)
@@ -18,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ aether::Powers powers;
   const int64_t index = blockIdx.x;
   const float temperature = temperatures[index];
-  const aether::Cuts cuts = aether::cuts_of(top_k[index], top_p[index], min_p[index], size);
-  if (!(temperature > 0.0f) || !cuts.is_total_needed()) {
+  const aether::Truncation truncation = aether::truncation_of(top_k[index], top_p[index], min_p[index], size);
+  if (!(temperature > 0.0f) || !truncation.needs_row_total()) {
     return;
   }
   const float largest = aether::largest_of_maxima(maxima + index * num_segments, num_segments);
@@ -27,10 +28,10 @@ extern "C" __global__ void __launch_bounds__(256)
     return;
   }
   aether::fill_powers(powers);
-  const aether::Weighing weighing(powers, largest, temperature, size);
+  const aether::SoftmaxWeights softmax(powers, largest, temperature, size);
   const int part = static_cast<int>(blockIdx.y);
-  const uint64_t sum = aether::block_sum(aether::share_of_part(
-      logits + index * size, 0, size, part, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), weighing));
+  const uint64_t sum = aether::block_sum(aether::thread_mass_of_part(
+      logits + index * size, 0, size, part, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), softmax));
   if (threadIdx.x == 0) {
     totals[index * aether::kParts + part] = sum;
   }

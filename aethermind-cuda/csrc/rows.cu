@@ -1,8 +1,8 @@
 // Row copies without arithmetic: gather_rows and position_embedding select rows by index, scatter_rows replaces rows,
 // permute_heads and transpose reorder dims. Elements are copied as words of 2 or 4 bytes.
 
+#include "common/dependent_launch.cuh"
 #include "common/memory.cuh"
-#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -37,19 +37,19 @@ __device__ __forceinline__ void gather_rows(Word* out, const Word* table, const 
 template <class Word>
 __device__ __forceinline__ void scatter_rows(Word* out, const Word* x, const Word* values, const int* rows,
                                              int num_replaced, int width) {
-  const int own = static_cast<int>(blockIdx.x);
+  const int index = static_cast<int>(blockIdx.x);
   __shared__ int replaced_by;
   if (threadIdx.x == 0) {
     replaced_by = -1;
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < num_replaced; i += static_cast<int>(blockDim.x)) {
-    if (rows[i] == own) {
+    if (rows[i] == index) {
       replaced_by = i;
     }
   }
   __syncthreads();
-  const int64_t row = static_cast<int64_t>(own) * width;
+  const int64_t row = static_cast<int64_t>(index) * width;
   copy_row(out + row, replaced_by < 0 ? x + row : values + static_cast<int64_t>(replaced_by) * width, width);
 }
 

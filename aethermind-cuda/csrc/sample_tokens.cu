@@ -1,8 +1,8 @@
-// sample_tokens: samples one token per row by temperature, top_k, top_p, min_p and a random number. A block processes a
-// row, after row_summaries.cu has computed its segment maxima.
+// sample_tokens: samples one token per row of float32 logits [rows, size] by temperature, top_k, top_p, min_p and a
+// uniform random number. A block processes a row, after row_summaries.cu has computed its segment maxima.
 
-#include "common/overlap.cuh"
-#include "common/row_cuts.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/sample_row.cuh"
 
 // Two blocks per multiprocessor, where register use allows it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
@@ -23,26 +23,27 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
   const aether::Row row{logits + index * size, size};
   maxima += index * num_segments;
   totals = totals == nullptr ? nullptr : totals + index * aether::kParts;
-  const uint64_t first = aether::first_by_maxima(row.logits, size, maxima, segment, num_segments);
+  const uint64_t top = aether::top_rank_by_maxima(row.logits, size, maxima, segment, num_segments);
   const float temperature = temperatures[index];
-  int token = aether::index_of(first);
+  int token = aether::index_of(top);
   // A fully masked row, or one with NaN, has no distribution; it gets a deterministic token.
-  if (temperature > 0.0f && isfinite(aether::value_of(first))) {
+  if (temperature > 0.0f && isfinite(aether::value_of(top))) {
     aether::fill_powers(powers);
-    const aether::Weighing weighing(powers, aether::value_of(first), temperature, size);
-    aether::Cuts cuts = aether::cuts_of(top_k[index], top_p[index], min_p[index], size);
-    const double share = uniform[index];
+    const aether::SoftmaxWeights softmax(powers, aether::value_of(top), temperature, size);
+    aether::Truncation truncation = aether::truncation_of(top_k[index], top_p[index], min_p[index], size);
+    const double random = uniform[index];
     // top_k of the whole vocabulary keeps everything, but samples in descending order.
-    if (top_k[index] <= 0 && !cuts.is_any()) {
-      token = aether::sample_uncut(row, totals, weighing, share);
+    if (top_k[index] <= 0 && !truncation.is_any()) {
+      token = aether::sample_untruncated(row, totals, softmax, random);
     } else {
-      cuts.least = cuts.has_min() ? aether::least_value(weighing, cuts.min_p) : 0;
-      token = aether::sample_above_threshold(candidates, row, maxima, num_segments, totals, weighing, cuts, share);
+      truncation.min_p_bits = truncation.has_min() ? aether::min_p_bits(softmax, truncation.min_p) : 0;
+      token =
+          aether::sample_above_threshold(candidates, row, maxima, num_segments, totals, softmax, truncation, random);
       if (token == aether::kNoToken) {
-        token = aether::sample_by_bins(histogram, candidates, row, weighing, cuts, share);
+        token = aether::sample_by_bins(histogram, candidates, row, softmax, truncation, random);
       }
       if (token == aether::kNoToken) {
-        token = aether::sample_by_descents(histogram, row, weighing, cuts, share);
+        token = aether::sample_by_radix_select(histogram, row, softmax, truncation, random);
       }
     }
   }

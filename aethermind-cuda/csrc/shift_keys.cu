@@ -1,9 +1,9 @@
-// shift_keys (K-shift): rotates the keys in the first slots of the listed blocks by their block's angles, in place. A
-// warp processes a head of a slot; blockIdx.x indexes the listed blocks.
+// shift_keys (llama.cpp's K-shift): rotates the keys in the first slots of the listed cache blocks by their block's
+// angles, in place. A warp processes a head of a slot; blockIdx.x indexes the listed blocks.
 
+#include "common/dependent_launch.cuh"
 #include "common/head_row.cuh"
 #include "common/memory.cuh"
-#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 
@@ -14,8 +14,8 @@ __device__ __forceinline__ void shift_keys(T* k_cache, const int* blocks, const 
                                            int num_blocks, int num_kv_heads, int block_size, int head_dim,
                                            int is_interleaved) {
   const int entry = static_cast<int>(blockIdx.x);
-  const int unit = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
-  const int head = unit / block_size, offset = unit % block_size;
+  const int index = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
+  const int head = index / block_size, offset = index % block_size;
   if (head >= num_kv_heads || offset >= num_tokens[entry]) {
     return;
   }

@@ -1,8 +1,9 @@
-// shift_keys_quantized: K-shift of a quantised cache: dequantise, rotate, quantise again with a new scale per key.
+// shift_keys_quantized: K-shift (see shift_keys.cu) of an 8-bit cache: dequantises, rotates and quantises again with a
+// new scale per key.
 
+#include "common/dependent_launch.cuh"
 #include "common/head_row.cuh"
 #include "common/memory.cuh"
-#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 
@@ -13,8 +14,8 @@ extern "C" __global__ void shift_keys_quantized(uint8_t* k_cache, float* k_scale
   aether::begin_kernel();
   using namespace aether;
   const int entry = static_cast<int>(blockIdx.x);
-  const int unit = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
-  const int head = unit / block_size, offset = unit % block_size;
+  const int index = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
+  const int head = index / block_size, offset = index % block_size;
   if (head >= num_kv_heads || offset >= num_tokens[entry]) {
     return;
   }

@@ -1,6 +1,7 @@
-// softmax: exp(x - max(x)) divided by its sum over the last dim. A block processes one row; out may alias x.
+// softmax: exp(x[R, W] - max(x)) divided by its sum over the last dim, in float32. A block processes one row; out may
+// alias x.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 

@@ -1,6 +1,7 @@
-// token_logprobs: the log softmax of a token, its rank, and the k most likely tokens. A block processes a row.
+// token_logprobs: the log softmax of a token of float32 logits [rows, size], its rank, and the k most likely tokens
+// with theirs. A block processes a row.
 
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/row_candidates.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 2)
@@ -11,27 +12,27 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   __shared__ aether::Candidates candidates;
   const int64_t index = blockIdx.x;
   const aether::Row row{logits + index * size, size};
-  uint64_t first = 0;
+  uint64_t top = 0;
   aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, [&](float value, int i) {
     const uint64_t element = aether::rank_of(value, i);
-    first = element > first ? element : first;
+    top = element > top ? element : top;
   });
-  first = aether::block_largest(first);
-  const float largest = aether::value_of(first);
-  const int most_likely = aether::index_of(first);
+  top = aether::block_largest(top);
+  const float largest = aether::value_of(top);
+  const int most_likely = aether::index_of(top);
   const float chosen = row.logits[token_ids[index]];
   float sum_of_others = 0.0f;
   uint64_t num_larger = 0;
   aether::CoarseHistogram coarse(histogram, largest, 1.0f);
-  const auto take = [&](float value, int i) {
+  const auto accumulate = [&](float value, int i) {
     sum_of_others += expf(value - largest) - (i == most_likely ? 1.0f : 0.0f);
     num_larger += value > chosen;
     return uint64_t{0};
   };
   if (k > 0) {
-    coarse.fill(row, take);
+    coarse.fill(row, accumulate);
   } else {
-    aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, take);
+    aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, accumulate);
   }
   // The large terms are subtracted first: a logprob near zero is the difference of nearly equal numbers.
   const float log_sum = log1pf(aether::block_reduce<aether::Sum>(sum_of_others));
@@ -44,12 +45,12 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     return;
   }
   const int num_found = k < size ? k : size;
-  const aether::Found last = coarse.find<aether::ByCount>(num_found);
-  int count = aether::kMostCandidates + 1;
+  const aether::FoundBin last = coarse.find<aether::ByCount>(num_found);
+  int count = aether::kMaxCandidates + 1;
   if (last.bin >= 0) {
     count = static_cast<int>(last.before.count + histogram.mass(last.bin).count);
   }
-  const bool is_sorted = count <= aether::kMostCandidates;
+  const bool is_sorted = count <= aether::kMaxCandidates;
   if (is_sorted) {
     aether::gather(candidates, row, [&](float value) { return coarse.bin(value) <= last.bin; });
     aether::sort_descending(candidates, count);

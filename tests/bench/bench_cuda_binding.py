@@ -18,7 +18,7 @@ from tests.cuda.test_step_binding import GPU, WORKSPACE, map_memory, plan_large_
 from aethermind.hal import Buffer, DeviceId
 from aethermind_cuda.devices import Context
 from aethermind_cuda.executable import CudaExecutable
-from aethermind_cuda.graph_capture import CapturedSteps
+from aethermind_cuda.graph_capture import CudaGraphCache
 from aethermind_cuda.library import KernelLibrary
 
 NUM_SIZES = 30
@@ -44,7 +44,7 @@ def bench_new_and_known_sizes(dtype: str, tmp_path: Path, monkeypatch: pytest.Mo
     plan = plan_large_model(tmp_path, monkeypatch, None, dtype=dtype)
     driver: Any = IdleDriver(1, 1 << 40)
     library = KernelLibrary(driver, GPU, fake_cubins(tmp_path, [source.stem for source in CSRC.glob("*.cu")]))
-    captured = CapturedSteps(driver, Context(driver, 0))
+    captured = CudaGraphCache(driver, Context(driver, 0))
     workspace = Buffer(DeviceId("cuda", 0), WORKSPACE, 1 << 30, is_host_accessible=False, release=lambda: None)
     executable = CudaExecutable(
         plan, map_memory(plan, has_adjacent=True), 0, GPU, library, captured, lambda _: workspace

@@ -74,8 +74,8 @@ def test_drafts_with_a_long_context_occupy_every_multiprocessor() -> None:
     tiles, num_kv_heads, _ = prefill.grid
     assert num_kv_heads == 4
     assert arguments.decode_rows == 0  # the only sequence is its own
-    assert arguments.prefill_slots * num_kv_heads >= NUM_MULTIPROCESSORS
-    assert tiles >= arguments.prefill_slots
+    assert arguments.max_prefill_splits * num_kv_heads >= NUM_MULTIPROCESSORS
+    assert tiles >= arguments.max_prefill_splits
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_the_workspace_of_the_largest_sizes_holds_every_partial(
     for launch in KERNEL(call):
         (arguments,) = launch.arguments
         row_bytes = ((64 if head_dim == 64 else 96 if head_dim == 80 else 128) + 2) * 4
-        decode = launch.grid[0] * launch.grid[1] * arguments.num_splits * 16 * row_bytes
-        prefill = arguments.prefill_slots * heads[1] * 128 * row_bytes
-        if launch.source.endswith("decode") and arguments.num_splits > 1:
+        decode = launch.grid[0] * launch.grid[1] * arguments.max_decode_splits * 16 * row_bytes
+        prefill = arguments.max_prefill_splits * heads[1] * 128 * row_bytes
+        if launch.source.endswith("decode") and arguments.max_decode_splits > 1:
             assert arguments.decode_partials + decode <= arguments.prefill_partials
         assert arguments.prefill_partials + prefill <= call.workspace + nbytes

@@ -212,7 +212,7 @@ def test_kernels_are_compiled_where_they_are_old_and_a_compiler_is_there(
 ) -> None:
     monkeypatch.setattr(kernels, "reason_to_compile", lambda _: stale)
     monkeypatch.setattr(kernels, "_has_compiler", lambda: has_compiler)
-    monkeypatch.setattr(kernels.Cubins, "reason_against", lambda *_: None)
+    monkeypatch.setattr(kernels.Cubins, "unsupported_reason", lambda *_: None)
     assert kernels.reason_to_keep("90a", (9, 0)) == kept
 
 

@@ -330,7 +330,7 @@ def test_products_without_a_library_algorithm_use_the_cuda_kernel(
         dense_product(out, x, weight, bias, 0).bind(context)(1)
     assert library.streams == []
     assert library.num_heuristics == int("bias" not in refusal)
-    assert {launch.kernel for launch in context.bound} == {"linear_many_bfloat16"}
+    assert {launch.kernel for launch in context.bound} == {"linear_tiled_bfloat16"}
     assert len(caplog.records) == 1, "one warning for products of a kind"
     assert context.bound[0].arguments == (out, x, weight, bias, 40, num_outputs, 8, out_dtype is DType.FLOAT32)
 

@@ -83,9 +83,9 @@ def test_cached_memory_is_returned_before_an_out_of_memory_error(backend: CudaBa
     kept = [backend.allocator.alloc(30 << 20) for _ in range(33)]
     del kept
     gc.collect()
-    assert backend.allocator.pressure(0).kept_bytes == 33 * (30 << 20)
+    assert backend.allocator.pressure(0).cached_bytes == 33 * (30 << 20)
     backend.allocator.alloc(900 << 20)
-    assert backend.allocator.pressure(0).kept_bytes == 0
+    assert backend.allocator.pressure(0).cached_bytes == 0
 
 
 def test_memory_pressure_is_reported_by_the_driver(driver: HostDriver, backend: CudaBackend) -> None:

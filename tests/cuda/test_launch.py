@@ -81,7 +81,7 @@ def test_shared_memory_beyond_48_kib_is_asked_for_and_beyond_the_gpus_refused(tm
     assert driver.shared_limits == {}
     launched_by(driver, tmp_path, Launch("thing", "large", (1, 1, 1), (32, 1, 1), (), 100 << 10))
     assert list(driver.shared_limits.values()) == [100 << 10]
-    with pytest.raises(DeviceError, match="wants 204800 bytes of shared memory, and a block of this GPU can"):
+    with pytest.raises(DeviceError, match="needs 204800 bytes of shared memory, and a block of this GPU can"):
         launched_by(driver, tmp_path, Launch("thing", "huge", (1, 1, 1), (32, 1, 1), (), 200 << 10))
 
 

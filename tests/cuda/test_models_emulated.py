@@ -85,7 +85,7 @@ def test_quantised_weights_are_packed_and_multiplied_on_the_gpu(
     assert driver.launched[f"quantize_codes_{quantization}_float32"] > 0
     quantized = "_quantized" if kv_cache_dtype == "int8" else ""
     assert driver.launched[f"qkv_rope_cache_write{quantized}_float32"] > 0
-    assert driver.launched[f"linear_quantized_few8_{quantization}_float32"] > 0
+    assert driver.launched[f"linear_quantized_skinny8_{quantization}_float32"] > 0
 
 
 def test_sampling_with_a_seed(driver: EmulatedDriver, answer: Answer) -> None:

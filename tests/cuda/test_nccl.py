@@ -314,8 +314,8 @@ def test_errors_name_the_call_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DeviceError, match=r"ncclGetUniqueId failed with status 5 \(words for 5\)"):
         NcclCommunicator(library, 0, 2, free_address(), nothing, nothing)
     library.status = 0
-    monkeypatch.setattr("aethermind_cuda.nccl._MEETING_S", 0.2)
-    with pytest.raises(DeviceError, match="Not all ranks came to"):
+    monkeypatch.setattr("aethermind_cuda.nccl._CONNECT_TIMEOUT_S", 0.2)
+    with pytest.raises(DeviceError, match="Not all ranks connected to"):
         NcclCommunicator(library, 0, 2, free_address(), nothing, nothing)
-    with pytest.raises(DeviceError, match="Rank 0 was not to be found at"):
+    with pytest.raises(DeviceError, match="Rank 0 could not be reached at"):
         NcclCommunicator(library, 1, 2, free_address(), nothing, nothing)

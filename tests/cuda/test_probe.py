@@ -79,11 +79,11 @@ CASES = [
     (None, "no NVIDIA driver is installed (libcuda.so.1 was not found)."),
     (FakeDriver(init_status=100), "the NVIDIA driver is installed and sees no GPU."),
     (FakeDriver(count=0), "the NVIDIA driver is installed and sees no GPU."),
-    (FakeDriver(init_status=803), "the NVIDIA driver answered with error 803; `nvidia-smi` may tell more."),
-    (FakeDriver(count_status=3), "the NVIDIA driver answered with error 3; `nvidia-smi` may tell more."),
+    (FakeDriver(init_status=803), "the NVIDIA driver answered with error 803; see `nvidia-smi`."),
+    (FakeDriver(count_status=3), "the NVIDIA driver answered with error 3; see `nvidia-smi`."),
     (
         FakeDriver(count=2, version=12080),
-        "2 GPU(s) found, but their driver speaks CUDA 12.8 and 13.0 is needed: update the NVIDIA driver.",
+        "2 GPU(s) found, but their driver supports CUDA 12.8 and 13.0 is needed: update the NVIDIA driver.",
     ),
     (
         FakeDriver(count=1, capability=(7, 5)),

@@ -14,7 +14,7 @@ from aethermind.dispatch import Kernel
 from aethermind.hal import DType
 from aethermind.ops.weight_format import parse_format
 from aethermind_cuda.kernels import gate_up_silu, linear, quantized
-from aethermind_cuda.kernels._dequantize import LEAST_DEQUANTIZED_TOKENS
+from aethermind_cuda.kernels._dequantize import MIN_DEQUANTIZED_TOKENS
 
 HALVES = [np.float16, ml_dtypes.bfloat16]
 ROUNDOFF = {np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
@@ -129,11 +129,11 @@ def silu_mul(gated: Any, raised: Any) -> Any:
 @pytest.mark.parametrize("dtype", [np.float32, *HALVES])
 def test_many_tokens_multiply_values_rounded_once(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some rows of the weight at a time: a part ends in the middle of a tile here, and a group of inputs too."""
-    monkeypatch.setattr("aethermind_cuda.kernels._dequantize._MOST_BYTES", 128 * 77 * 4)
+    monkeypatch.setattr("aethermind_cuda.kernels._dequantize._MAX_DEQUANTIZED_BYTES", 128 * 77 * 4)
     format = parse_format(name)
     assert format is not None
     rng = np.random.default_rng(5)
-    x = rng.standard_normal((LEAST_DEQUANTIZED_TOKENS, 77)).astype(dtype)
+    x = rng.standard_normal((MIN_DEQUANTIZED_TOKENS, 77)).astype(dtype)
     gate, up = (format.quantize(rng.standard_normal((152, 77)).astype(np.float32)) for _ in range(2))
     values, raised = (format.dequantize(weight, dtype) for weight in (gate, up))
     bias = rng.standard_normal(152).astype(dtype)

@@ -29,7 +29,7 @@ from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.cublas import DenseProduct, bucket_of, prompt_buckets
 from aethermind_cuda.devices import Context
 from aethermind_cuda.executable import CudaExecutable
-from aethermind_cuda.graph_capture import CapturedSteps
+from aethermind_cuda.graph_capture import CudaGraphCache
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Enqueue, Int64, KernelFunction, Launch
 from aethermind_cuda.library import KernelLibrary
 from aethermind_cuda.parameters import Parameters
@@ -215,7 +215,7 @@ def test_prompts_do_not_wait_for_algorithm_selection(tmp_path: Path, monkeypatch
     cublas = RecordingCublasLt(bench.log)
     monkeypatch.setattr("aethermind_cuda.library.find_cublaslt", lambda: cublas)
     plan = plan_large_model(tmp_path, monkeypatch, cublas, dtype="bfloat16")
-    captured = CapturedSteps(bench.driver, Context(bench.driver, 0))
+    captured = CudaGraphCache(bench.driver, Context(bench.driver, 0))
     workspace = Buffer(DeviceId("cuda", 0), WORKSPACE, 1 << 30, is_host_accessible=False, release=lambda: None)
     executable = CudaExecutable(plan, map_memory(plan), 0, GPU, bench.library, captured, lambda _: workspace)
     chosen = cublas.num_heuristics

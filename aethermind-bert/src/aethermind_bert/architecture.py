@@ -26,19 +26,19 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _KNOWN_FIELDS: FieldTable = {
     **used("is the epsilon of norms", "layer_norm_eps"),
-    **ignored("matters while a model is trained", "attention_probs_dropout_prob", "hidden_dropout_prob"),
+    **ignored("matters in training only", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     **ignored("every token is of the first type", "type_vocab_size"),
-    **ignored("is about the pooler, of which vectors of texts make no use", "pooler_fc_size", "pooler_num_fc_layers"),
+    **ignored("configures the pooler, which embeddings of texts do not use", "pooler_fc_size", "pooler_num_fc_layers"),
     **ignored(
-        "is about the pooler, of which vectors of texts make no use", "pooler_num_attention_heads", "pooler_type"
+        "configures the pooler, which embeddings of texts do not use", "pooler_num_attention_heads", "pooler_type"
     ),
-    **ignored("is about the pooler, of which vectors of texts make no use", "pooler_size_per_head"),
-    **ignored("says in which language the model was trained", "directionality"),
+    **ignored("configures the pooler, which embeddings of texts do not use", "pooler_size_per_head"),
+    **ignored("is metadata of the training", "directionality"),
     **refused("relative positions are not computed; take another model", position_embedding_type="absolute"),
     **refused("BERT is computed as an encoder only; take another model", is_decoder=False),
 }
-_WORDS, _POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
-_TYPES = "embeddings.token_type_embeddings.weight"
+_WORD_EMBEDDINGS, _POSITION_EMBEDDINGS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
+_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,18 @@ class Bert:
     def encode(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the hidden states F[T, hidden_size] of one text."""
         size = self.config.hidden_size
-        words_VD = builder.parameter(_WORDS, (self.config.vocab_size, size))
-        positions_PD = builder.parameter(_POSITIONS, (self.config.max_position_embeddings, size))
+        words_VD = builder.parameter(_WORD_EMBEDDINGS, (self.config.vocab_size, size))
+        positions_PD = builder.parameter(_POSITION_EMBEDDINGS, (self.config.max_position_embeddings, size))
         word_TD = builder.op("embedding", inputs.token_ids, words_VD)
         x_TD = builder.op("add", word_TD, builder.op("position_embedding", inputs.positions, positions_PD))
         x_TD = self._norm(builder, x_TD, "embeddings.LayerNorm")
         for layer in range(self.config.num_hidden_layers):
             base = f"encoder.layer.{layer}"
             with builder.scope(base):
-                attended_TD = builder.op("add", x_TD, self._attention(builder, x_TD, f"{base}.attention"))
-                x_TD = self._norm(builder, attended_TD, f"{base}.attention.output.LayerNorm")
-                changed_TD = builder.op("add", x_TD, self._mlp(builder, x_TD, base))
-                x_TD = self._norm(builder, changed_TD, f"{base}.output.LayerNorm")
+                attention_TD = builder.op("add", x_TD, self._attention(builder, x_TD, f"{base}.attention"))
+                x_TD = self._norm(builder, attention_TD, f"{base}.attention.output.LayerNorm")
+                mlp_TD = builder.op("add", x_TD, self._mlp(builder, x_TD, base))
+                x_TD = self._norm(builder, mlp_TD, f"{base}.output.LayerNorm")
         return x_TD
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
@@ -74,16 +74,16 @@ class Bert:
         for stored_name in stored.names:
             name = stored_name.removeprefix("bert.")
             name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            types = stored_name.removesuffix(_POSITIONS) + _TYPES
-            parts[name] = TensorSlice(stored_name, added=types if name == _POSITIONS else None)
-        parts.pop(_TYPES, None)
+            types = stored_name.removesuffix(_POSITION_EMBEDDINGS) + _TYPE_EMBEDDINGS
+            parts[name] = TensorSlice(stored_name, added=types if name == _POSITION_EMBEDDINGS else None)
+        parts.pop(_TYPE_EMBEDDINGS, None)
         return AdaptedTensors(stored, parts)
 
     def _attention(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
         heads, size = self.config.num_attention_heads, self.config.hidden_size
         q_THC, k_THC, v_THC = (
-            builder.op("split_heads", linear(builder, x_TD, f"{name}.self.{one}", size, size), num_heads=heads)
-            for one in ("query", "key", "value")
+            builder.op("split_heads", linear(builder, x_TD, f"{name}.self.{projection}", size, size), num_heads=heads)
+            for projection in ("query", "key", "value")
         )
         mixed_THC = builder.op("attention", q_THC, k_THC, v_THC, scale=self.config.head_dim**-0.5, causal=False)
         return linear(builder, builder.op("merge_heads", mixed_THC), f"{name}.output.dense", size, size)

@@ -26,7 +26,9 @@ class HcclCommunicator:
         self._rank = rank
         self._size = size
         if address is not None and dist.is_initialized():
-            raise DeviceError("This process has ranks already, and torch.distributed supports one group. Close them.")
+            raise DeviceError(
+                "This process has ranks already, and torch.distributed supports one group. Close them first."
+            )
         if not dist.is_initialized():
             method = "env://" if address is None else f"tcp://{address}"
             dist.init_process_group("hccl", init_method=method, rank=rank, world_size=size)
@@ -47,17 +49,17 @@ class HcclCommunicator:
 
     def all_reduce(self, tensor: Tensor, stream: Stream) -> None:
         """Sum `tensor` over all ranks, in place."""
-        with _on(stream):
+        with _stream_context(stream):
             dist.all_reduce(_values(tensor), group=self._group)
 
     def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
         """Concatenate every rank's `part` along the first axis into `output`."""
-        with _on(stream):
+        with _stream_context(stream):
             dist.all_gather(list(_values(output).chunk(self._size)), _values(part), group=self._group)
 
     def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
         """Copy `tensor` of rank `root` to every rank."""
-        with _on(stream):
+        with _stream_context(stream):
             dist.broadcast(_values(tensor), root, group=self._group)
 
     def barrier(self) -> None:
@@ -65,7 +67,7 @@ class HcclCommunicator:
         dist.barrier(group=self._group)
 
 
-def _on(stream: Stream) -> torch.npu.StreamContext:
+def _stream_context(stream: Stream) -> torch.npu.StreamContext:
     assert isinstance(stream, CannStream), "the stream is of another backend"
     return torch.npu.stream(stream.handle)
 

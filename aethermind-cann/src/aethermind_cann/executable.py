@@ -15,14 +15,14 @@ from aethermind.graph.plan import Operand, Place, Plan, is_decode_size
 from aethermind.graph.tensor_parallel.collectives import COLLECTIVES
 from aethermind.hal.stream import Stream
 from aethermind_cann.dtypes import torch_dtype
-from aethermind_cann.graph_capture import CapturedSteps, can_capture
+from aethermind_cann.graph_capture import NpuGraphCache, can_capture
 from aethermind_cann.memory import CannAllocator
-from aethermind_cann.run_memo import HostQueries, remembering
+from aethermind_cann.run_memo import HostQueries, memoised_run
 from aethermind_cann.streams import CannStream
 
 __all__ = ["CannExecutable"]
 
-_MAX_BOUND = 64
+_MAX_CACHED_SIZES = 64
 """LRU capacity of bound tensors by sizes; a decoding batch uses the same sizes for many steps."""
 
 
@@ -61,9 +61,9 @@ class CannExecutable:
         used = {(operand.place, operand.name) for operand in plan.operands()}
         self._storages = {key: allocator.storage_at(memory[key]) for key in used}
         self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
-        self._most = plan.symbols
-        meets_others = any(step.kernel.operator in COLLECTIVES for step in plan.steps)
-        self._captured = CapturedSteps(device) if can_capture() and not meets_others else None
+        self._max_symbols = plan.symbols
+        has_collectives = any(step.kernel.operator in COLLECTIVES for step in plan.steps)
+        self._captured = NpuGraphCache(device) if can_capture() and not has_collectives else None
 
     @property
     def num_native_breaks(self) -> int:
@@ -72,7 +72,7 @@ class CannExecutable:
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps, as one graph for the padded sizes of decode steps."""
-        if self._captured is None or not is_decode_size(self._sizes(symbols), self._most):
+        if self._captured is None or not is_decode_size(self._sizes(symbols), self._max_symbols):
             self.run_steps(symbols, 0, len(self._steps), stream)
             return
         assert isinstance(stream, CannStream), "the stream is of another backend"
@@ -83,14 +83,14 @@ class CannExecutable:
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
         """Enqueue `steps[begin:end]`; a DeviceError names the step that fails."""
         assert isinstance(stream, CannStream), "the stream is of another backend"
-        with torch.npu.stream(stream.handle), torch.no_grad(), remembering():
+        with torch.npu.stream(stream.handle), torch.no_grad(), memoised_run():
             _call_all(self._bind_once(symbols).calls[begin:end], stream.index)
 
     def _bind_once(self, symbols: tuple[int, ...]) -> _Bound:
         bound = self._bound.get(symbols)
         if bound is None:
             bound = self._bound[symbols] = _Bound(self._bind(self._sizes(symbols)), HostQueries())
-            if len(self._bound) > _MAX_BOUND:
+            if len(self._bound) > _MAX_CACHED_SIZES:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(symbols)
         return bound
@@ -110,8 +110,10 @@ class CannExecutable:
         for step, (inputs, outputs) in zip(self._steps, self._values, strict=True):
             function = step.kernel.function
             assert function is not None, "an NPU runs functions over tensors"
-            given = [None if value is None else tensor(value) for value in inputs]
-            calls.append(_Call(step.kernel, function, given, list(map(tensor, outputs)), step.attributes, step.source))
+            bound_inputs = [None if value is None else tensor(value) for value in inputs]
+            calls.append(
+                _Call(step.kernel, function, bound_inputs, list(map(tensor, outputs)), step.attributes, step.source)
+            )
         return calls
 
     def _tensor(self, operand: Operand, sizes: Mapping[str, int]) -> torch.Tensor:
@@ -129,8 +131,8 @@ def _call_all(calls: list[_Call], index: int) -> None:
         except AetherMindError:
             raise
         except RuntimeError as error:
-            where = f"Step {call.source}, kernel {call.kernel.title},"
-            raise DeviceError(f"{where} failed on NPU {index}: {str(error).rstrip('.')}.") from error
+            title = f"Step {call.source}, kernel {call.kernel.title},"
+            raise DeviceError(f"{title} failed on NPU {index}: {str(error).rstrip('.')}.") from error
         except Exception as error:
             raise call.kernel.failure(error) from error
 
@@ -139,13 +141,13 @@ def _values_of(plan: Plan) -> list[tuple[list[_Value | None], list[_Value]]]:
     """The inputs and outputs of each step as values (static single assignment of memory reused within a run)."""
     versions: dict[tuple[Place, str, int], int] = {}
 
-    def place(operand: Operand) -> tuple[Place, str, int]:
+    def memory_key(operand: Operand) -> tuple[Place, str, int]:
         return operand.place, operand.name, operand.offset_bytes
 
     values = []
     for step in plan.steps:
-        inputs = [None if one is None else _Value(one, versions.get(place(one), 0)) for one in step.inputs]
+        inputs = [None if value is None else _Value(value, versions.get(memory_key(value), 0)) for value in step.inputs]
         for output in step.outputs:
-            versions[place(output)] = versions.get(place(output), 0) + 1
-        values.append((inputs, [_Value(one, versions[place(one)]) for one in step.outputs]))
+            versions[memory_key(output)] = versions.get(memory_key(output), 0) + 1
+        values.append((inputs, [_Value(value, versions[memory_key(value)]) for value in step.outputs]))
     return values

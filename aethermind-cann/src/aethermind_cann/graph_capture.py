@@ -10,11 +10,11 @@ import torch
 
 from aethermind.errors import DeviceError
 from aethermind.log import get_logger
-from aethermind_cann.run_memo import Hosted, HostQueries, remembering
+from aethermind_cann.run_memo import HostQueries, HostValues, memoised_run
 
-__all__ = ["CapturedSteps", "can_capture"]
+__all__ = ["NpuGraphCache", "can_capture"]
 
-_MOST_GRAPHS = 32
+_MAX_GRAPHS = 32
 """Capacity: each graph takes device streams, of which there are about two thousand."""
 _log = get_logger(__name__)
 
@@ -26,7 +26,7 @@ def can_capture() -> bool:
     return hasattr(torch.npu, "NPUGraph") and os.environ.get("AETHERMIND_CANN_GRAPHS") != "0"
 
 
-class CapturedSteps:
+class NpuGraphCache:
     """An LRU cache of 32 graphs, by run sizes and by the decisions that their steps make from values on the host.
 
     The first run of a size records the host queries of its steps. Later runs evaluate them first: the first run with
@@ -39,54 +39,54 @@ class CapturedSteps:
         self._graphs: OrderedDict[Key, torch.npu.NPUGraph] = OrderedDict()
         self._seen: set[Key] = set()
         self._pool = torch.npu.graph_pool_handle()
-        self._is_refused = False
+        self._is_disabled = False
 
     def run(self, symbols: tuple[int, ...], queries: HostQueries, enqueue: Callable[[], None]) -> None:
         """Enqueue the run on the current stream, by `enqueue()` or as a graph; `queries` are the host queries recorded
         for these sizes.
         """
-        if queries.is_open or self._is_refused:
-            with remembering():
+        if queries.blocks_replay or self._is_disabled:
+            with memoised_run():
                 enqueue()
             return
-        hosted = queries.read()
-        key = symbols, queries.answers(hosted)
-        if key not in self._graphs and (key not in self._seen or not self._capture(key, queries, hosted, enqueue)):
-            self._run_once(key, queries, hosted, enqueue)
+        host_values = queries.read()
+        key = symbols, queries.decisions(host_values)
+        if key not in self._graphs and (key not in self._seen or not self._capture(key, queries, host_values, enqueue)):
+            self._run_once(key, queries, host_values, enqueue)
             return
         self._graphs.move_to_end(key)
         graph = self._graphs[key]
-        if queries.has_renewal:
-            graph.update([queries.numbers(hosted)])
+        if queries.has_updates:
+            graph.update([queries.updates(host_values)])
         graph.replay()
 
-    def _run_once(self, key: Key, queries: HostQueries, hosted: Hosted, enqueue: Callable[[], None]) -> None:
+    def _run_once(self, key: Key, queries: HostQueries, host_values: HostValues, enqueue: Callable[[], None]) -> None:
         num_known = queries.count
-        with remembering(queries, hosted):
+        with memoised_run(queries, host_values):
             enqueue()
         if queries.count == num_known:
             self._seen.add(key)
-        queries.is_open |= queries.has_renewal and not hasattr(torch.npu.NPUGraph, "update")
+        queries.blocks_replay |= queries.has_updates and not hasattr(torch.npu.NPUGraph, "update")
 
-    def _capture(self, key: Key, queries: HostQueries, hosted: Hosted, enqueue: Callable[[], None]) -> bool:
+    def _capture(self, key: Key, queries: HostQueries, host_values: HostValues, enqueue: Callable[[], None]) -> bool:
         """Capture a run; returns whether that succeeded. After a failure, which is logged, nothing is captured any
         more.
         """
         graph = torch.npu.NPUGraph()
-        options = {"auto_dispatch_capture": True} if queries.has_renewal else {}
+        options = {"auto_dispatch_capture": True} if queries.has_updates else {}
         try:
             with (
                 torch.npu.stream(torch.npu.current_stream()),  # restores the stream if the capture fails to begin
                 torch.npu.graph(graph, self._pool, self._stream, capture_error_mode="thread_local", **options),
-                remembering(hosted=hosted),
+                memoised_run(host_values=host_values),
             ):
                 enqueue()
         except (RuntimeError, DeviceError) as error:
-            self._is_refused = True
+            self._is_disabled = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
             _log.warning("Decode steps run without graphs from here on, because one could not be captured: %s", reason)
             return False
         self._graphs[key] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
+        if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)[1].reset()
         return True

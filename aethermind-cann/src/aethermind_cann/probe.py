@@ -32,8 +32,8 @@ def probe() -> Probe:
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if visible is None:
         return Probe(count, f"{count} NPU(s) found.")
-    chosen = min(count, len([index for index in visible.split(",") if index.strip()]))
-    return Probe(chosen, f"{chosen} of {count} NPU(s) left visible by ASCEND_RT_VISIBLE_DEVICES.")
+    num_visible = min(count, len([index for index in visible.split(",") if index.strip()]))
+    return Probe(num_visible, f"{num_visible} of {count} NPU(s) left visible by ASCEND_RT_VISIBLE_DEVICES.")
 
 
 def open_backend() -> CannBackend:

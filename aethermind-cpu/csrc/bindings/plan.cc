@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "plan_runner.h"
+#include "native_plan.h"
 
 namespace py = pybind11;
 

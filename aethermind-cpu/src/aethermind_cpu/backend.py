@@ -88,10 +88,10 @@ def _new_team(num_threads: int) -> _native.Team:
 
 
 def _check_num_threads(num_threads: int | None) -> None:
-    most = _THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
-    if num_threads is not None and not 1 <= num_threads <= most:
+    max_threads = _THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
+    if num_threads is not None and not 1 <= num_threads <= max_threads:
         raise InvalidArgumentError(
-            f"The number of threads is {num_threads}; it must be from 1 to {most} on this machine, "
+            f"The number of threads is {num_threads}; it must be from 1 to {max_threads} on this machine, "
             f"where {num_physical_cores()} use all cores."
         )
 

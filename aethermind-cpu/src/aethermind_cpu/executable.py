@@ -85,8 +85,8 @@ class CpuExecutable:
             if first >= last:
                 continue
             if isinstance(segment, _NativeSegment):
-                shift = segment.offset - segment.begin
-                _native_of(stream).run(self._native, symbols, first + shift, last + shift)
+                to_native = segment.offset - segment.begin
+                _native_of(stream).run(self._native, symbols, first + to_native, last + to_native)
             else:
                 stream.synchronize()
                 self._call(segment.step, dict(zip(self._names, symbols, strict=True)))

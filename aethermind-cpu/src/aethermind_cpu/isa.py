@@ -67,15 +67,15 @@ def how_to_build_all() -> str:
 def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | None = None) -> Isa:
     """Return the highest built level that a CPU with these features supports (default: this CPU and build).
 
-    A level of which only some units were built, because a higher level needs them, counts: no better kernels exist.
+    A level that was built in part, because a higher level needs some of its kernels, counts: no better kernels exist.
     `AETHERMIND_CPU_ISA` limits the level; InvalidArgumentError where it names no level of the architecture, or one that
     was not built.
     """
     levels = isa_levels(features)
-    whole = built_levels() if built is None else built
+    complete = built_levels() if built is None else built
     name = os.environ.get("AETHERMIND_CPU_ISA")
-    if name and (forced := _parse(name, levels)) not in whole:
-        known = ", ".join(isa.label for isa in levels if isa in whole)
+    if name and (forced := _parse(name, levels)) not in complete:
+        known = ", ".join(isa.label for isa in levels if isa in complete)
         raise InvalidArgumentError(
             f"AETHERMIND_CPU_ISA is {name!r}, which this build of aethermind-cpu does not have. It has {known}; "
             f"this installs all: {how_to_build_all()}"

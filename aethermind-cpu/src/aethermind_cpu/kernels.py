@@ -84,15 +84,15 @@ def _input(operator: Operator, index: int) -> str:
 def _with_shared_packs(kernel: Kernel, operator: Operator) -> Kernel:
     """Let a kernel that gathers rows use a packed weight only if another operator packs it.
 
-    Packing for its sake alone would copy a mapped file.
+    Packing for that kernel alone would copy a mapped file.
     """
-    wanted = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
-    if not wanted:
+    required_layouts = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
+    if not required_layouts:
         return kernel
     name, priority = f"{kernel.name} out of packed rows", kernel.priority + 1
-    return replace(kernel, name=name, priority=priority, supports=partial(_unsupported_reason, wanted))
+    return replace(kernel, name=name, priority=priority, supports=partial(_unsupported_reason, required_layouts))
 
 
-def _unsupported_reason(wanted: Mapping[str, str], signature: Signature) -> str | None:
-    missing = [name for name, layout in wanted.items() if signature.packed.get(name) != layout]
+def _unsupported_reason(required_layouts: Mapping[str, str], signature: Signature) -> str | None:
+    missing = [name for name, layout in required_layouts.items() if signature.packed.get(name) != layout]
     return f"no other operator has {missing[0]} in its layout" if missing else None

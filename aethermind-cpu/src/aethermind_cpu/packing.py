@@ -1,4 +1,4 @@
-"""Packing of weights into the layouts of the native kernels: dense and quantised, in parallel parts."""
+"""Packing of weights into the layouts of the native kernels: dense and quantised, in parallel chunks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aethermind_cpu.devices import num_physical_cores
 
 __all__ = ["dense_pack", "quantized_pack"]
 
-_ROWS_PER_PART = 64
-"""A multiple of the panel height of every packed layout, so that parts can be packed in parallel."""
-_BYTES_PER_PART = 1 << 20
+_ROWS_PER_CHUNK = 64
+"""A multiple of the panel height of every packed layout, so that chunks can be packed in parallel."""
+_BYTES_PER_CHUNK = 1 << 20
 _BYTES_PER_PIECE = 8 << 20
 """Source bytes that are packed before their pages are dropped: the resident part of a mapped file."""
 
@@ -41,11 +41,11 @@ def _pack_dense(entry: _native.PackEntry, source: Any, destination: int) -> None
     _, columns = _rows_and_columns(source.shape)
     row_bytes = columns * source.itemsize
 
-    def pack_part(first: int, count: int) -> None:
+    def pack_rows(first: int, count: int) -> None:
         address = source.ctypes.data + first * row_bytes
         entry.pack(address, count, columns, destination + entry.packed_bytes(first, columns))
 
-    _pack_in_parts(source, pack_part)
+    _pack_in_chunks(source, pack_rows)
 
 
 def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -80,11 +80,11 @@ def _pack_values(format: WeightFormat, layout: _native.QuantizedLayout, source: 
     address, dtype = source.ctypes.data, DType.of_numpy(source.dtype).code
     rejected: list[tuple[int, int]] = []
 
-    def pack_part(first: int, count: int) -> None:
+    def pack_rows(first: int, count: int) -> None:
         if not layout.pack_values(address, dtype, first, count, columns, destination):
             rejected.append((first, count))
 
-    _pack_in_parts(source, pack_part)
+    _pack_in_chunks(source, pack_rows)
     for first, count in rejected:
         format.quantize(source[first : first + count])
         raise AssertionError("the format accepts values that its packing rejects")
@@ -101,12 +101,12 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
     ]
     zeros, offsets, super_scales = (0 if array is None else array.ctypes.data for array in parameters)
 
-    def pack_part(first: int, count: int) -> None:
+    def pack_rows(first: int, count: int) -> None:
         layout.pack_codes(
             codes.ctypes.data, scales.ctypes.data, zeros, offsets, super_scales, first, count, columns, destination
         )
 
-    _pack_in_parts(codes, pack_part)
+    _pack_in_chunks(codes, pack_rows)
 
 
 @cache
@@ -116,26 +116,28 @@ def _build_of_packing() -> str:
     return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 
-def _pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:
-    """Call `pack_part(first row, number of rows)` for all rows of an array; for large arrays in parallel.
+def _pack_in_chunks(source: Any, pack_rows: Callable[[int, int], None]) -> None:
+    """Call `pack_rows(first row, number of rows)` for all rows of an array; for large arrays in parallel.
 
     Packed pages of a mapped file are dropped from memory.
     """
     rows = len(source)
-    num_parts = max(1, min(source.nbytes // _BYTES_PER_PART, rows // _ROWS_PER_PART))
-    if num_parts > 1:
-        num_parts = min(num_parts, _num_cores())
-    rows_per_part = _round_up(math.ceil(rows / num_parts))
-    rows_per_piece = min(rows_per_part, _round_up(math.ceil(rows * _BYTES_PER_PIECE / max(source.nbytes, 1))))
+    num_chunks = max(1, min(source.nbytes // _BYTES_PER_CHUNK, rows // _ROWS_PER_CHUNK))
+    if num_chunks > 1:
+        num_chunks = min(num_chunks, _num_cores())
+    rows_per_chunk = _round_up(math.ceil(rows / num_chunks))
+    rows_per_piece = min(rows_per_chunk, _round_up(math.ceil(rows * _BYTES_PER_PIECE / max(source.nbytes, 1))))
 
     def pack_from(begin: int) -> None:
-        end = min(begin + rows_per_part, rows)
+        end = min(begin + rows_per_chunk, rows)
         for first in range(begin, end, rows_per_piece):
             count = min(rows_per_piece, end - first)
-            pack_part(first, count)
+            pack_rows(first, count)
             drop_mapped_pages(source[first : first + count])
 
-    threads = [threading.Thread(target=pack_from, args=(first,)) for first in range(rows_per_part, rows, rows_per_part)]
+    threads = [
+        threading.Thread(target=pack_from, args=(first,)) for first in range(rows_per_chunk, rows, rows_per_chunk)
+    ]
     for thread in threads:
         thread.start()
     pack_from(0)
@@ -150,4 +152,4 @@ def _num_cores() -> int:
 
 
 def _round_up(num_rows: int) -> int:
-    return max(1, math.ceil(num_rows / _ROWS_PER_PART)) * _ROWS_PER_PART
+    return max(1, math.ceil(num_rows / _ROWS_PER_CHUNK)) * _ROWS_PER_CHUNK

@@ -1,4 +1,4 @@
-// Activations in float32.
+// Activation functions in float32: SiLU, GELU and its tanh approximation.
 #pragma once
 
 #include "common/fast_math.cuh"

@@ -1,4 +1,4 @@
-// Copies from global to shared memory that run while the threads go on (cp.async, sm_80 and newer).
+// Asynchronous 16-byte copies from global to shared memory (cp.async, sm_80 and newer), in commit groups.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,4 +1,5 @@
-// One step of FlashAttention-2 (Dao 2023) in the registers of a warp: 16 rows of queries against some keys.
+// The inner loop of FlashAttention-2 (Dao 2023) in the registers of a warp: scores = Q · Kᵀ, online softmax, out += P ·
+// V, for tiles of 16 query rows with mma.m16n8k16 (float16 or bfloat16, accumulated in float32).
 //
 // Rows of queries, keys and values in shared memory are padded to an odd number of 16-byte pieces. So the eight rows
 // that a phase of ldmatrix reads lie in different banks, for every head_dim, without a swizzle.
@@ -21,11 +22,11 @@ template <class T, int kHeadDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void add_scores(float (&scores)[kRowTiles][kKeyTiles][4], const uint32_t (&q)[kRowTiles][4],
                                            const T* keys, int dim) {
   const int lane = lane_index();
-  const T* mine = keys + (lane % 8 + lane / 16 * 8) * kRowStride<kHeadDim> + dim + lane / 8 % 2 * 8;
+  const T* lane_source = keys + (lane % 8 + lane / 16 * 8) * kRowStride<kHeadDim> + dim + lane / 8 % 2 * 8;
 #pragma unroll
   for (int n = 0; n < kKeyTiles; n += 2) {
     uint32_t b[4];
-    load_matrices(b, mine + n * 8 * kRowStride<kHeadDim>);
+    load_matrices(b, lane_source + n * 8 * kRowStride<kHeadDim>);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       multiply_add<T>(scores[m][n], q[m], b[0], b[1]);
@@ -61,29 +62,29 @@ struct SoftmaxRows {
   // Turns scores into weights 2^(scale (score - base)). The base is raised to the maximum, and sums are rescaled, only
   // where a weight would exceed 2^8; below that, results are as exact, and rescaling is rare after the first keys.
   template <int kTiles>
-  __device__ __forceinline__ void weigh(float (&scores)[kTiles][4], float scale) {
-    constexpr float kMostPower = 8.0f;
-    float most[2];
-    bool is_exceeded = false;
+  __device__ __forceinline__ void update(float (&scores)[kTiles][4], float scale) {
+    constexpr float kRescaleThreshold = 8.0f;
+    float row_max[2];
+    bool needs_rescale = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = base[r];
+      row_max[r] = base[r];
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) most[r] = fmaxf(most[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(kFullWarp, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(kFullWarp, most[r], 2));
-      is_exceeded |= (most[r] - base[r]) * scale > kMostPower;  // false before the first visible key
+      for (int n = 0; n < kTiles; ++n) row_max[r] = fmaxf(row_max[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+      row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(kFullWarp, row_max[r], 1));
+      row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(kFullWarp, row_max[r], 2));
+      needs_rescale |= (row_max[r] - base[r]) * scale > kRescaleThreshold;  // false before the first visible key
     }
-    if (__any_sync(kFullWarp, is_exceeded)) {
+    if (__any_sync(kFullWarp, needs_rescale)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float shrink = most[r] == kMinusInfinity ? 0.0f : fast_exp2((base[r] - most[r]) * scale);
-        base[r] = most[r];
-        sum[r] *= shrink;
+        const float rescale = row_max[r] == kMinusInfinity ? 0.0f : fast_exp2((base[r] - row_max[r]) * scale);
+        base[r] = row_max[r];
+        sum[r] *= rescale;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
-          out[n][2 * r] *= shrink;
-          out[n][2 * r + 1] *= shrink;
+          out[n][2 * r] *= rescale;
+          out[n][2 * r + 1] *= rescale;
         }
       }
     }
@@ -114,7 +115,7 @@ template <class T, int kHeadDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void add_values(SoftmaxRows<kHeadDim> (&rows)[kRowTiles],
                                            const float (&weights)[kRowTiles][kKeyTiles][4], const T* values) {
   const int lane = lane_index();
-  const T* mine = values + lane % 16 * kRowStride<kHeadDim> + lane / 16 * 8;
+  const T* lane_source = values + lane % 16 * kRowStride<kHeadDim> + lane / 16 * 8;
 #pragma unroll
   for (int k = 0; k < kKeyTiles; k += 2) {
     uint32_t a[kRowTiles][4];
@@ -129,7 +130,7 @@ __device__ __forceinline__ void add_values(SoftmaxRows<kHeadDim> (&rows)[kRowTil
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; n += 2) {
       uint32_t b[4];
-      load_matrices_transposed(b, mine + k * 8 * kRowStride<kHeadDim> + n * 8);
+      load_matrices_transposed(b, lane_source + k * 8 * kRowStride<kHeadDim> + n * 8);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         multiply_add<T>(rows[m].out[n], a[m], b[0], b[1]);

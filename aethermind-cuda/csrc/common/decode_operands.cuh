@@ -12,7 +12,7 @@
 namespace aether {
 
 constexpr int kDecodeKeys = 16;  // per warp and step
-constexpr int kRowsOfTile = 8;   // the columns of B
+constexpr int kTileRows = 8;     // the columns of B
 
 // Transposes an 8 x 8 matrix held in pairs: lane 4 g + i holds elements 2i, 2i + 1 of row g.
 __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
@@ -42,9 +42,9 @@ struct FloatOperands {
 
   // A fragments of the same elements of all keys.
   __device__ __forceinline__ static void load_keys(uint32_t (&a)[2][4], const T* keys, int d) {
-    const T* mine = keys + lane_index() % 16 * kStride + 32 * d + lane_index() / 16 * 8;
-    load_matrices(a[0], mine);
-    load_matrices(a[1], mine + 16);
+    const T* lane_source = keys + lane_index() % 16 * kStride + 32 * d + lane_index() / 16 * 8;
+    load_matrices(a[0], lane_source);
+    load_matrices(a[1], lane_source + 16);
   }
 
   // Index of the value element in the `n`-th accumulators of thread 4 g + i: row g in c[0], c[1], row g + 8 in c[2],
@@ -53,10 +53,12 @@ struct FloatOperands {
 
   // The A fragment of 16 elements of values.
   struct Values {
-    const T* mine;
+    const T* lane_source;
     __device__ __forceinline__ explicit Values(const T* values)
-        : mine(values + (lane_index() % 8 + lane_index() / 16 * 8) * kStride + lane_index() / 8 % 2 * 8) {}
-    __device__ __forceinline__ void load(uint32_t (&a)[4], int n) const { load_matrices_transposed(a, mine + 16 * n); }
+        : lane_source(values + (lane_index() % 8 + lane_index() / 16 * 8) * kStride + lane_index() / 8 % 2 * 8) {}
+    __device__ __forceinline__ void load(uint32_t (&a)[4], int n) const {
+      load_matrices_transposed(a, lane_source + 16 * n);
+    }
   };
 };
 
@@ -67,20 +69,22 @@ struct CodeOperands {
   using Element = unsigned char;
   static constexpr int kStride = kHeadDim + 16;  // no bank conflicts among the lanes of a quarter warp
   static constexpr int kStages = 2;              // codes have half the bytes, so more stages keep enough in flight
-  static constexpr int kOfKey = kHeadDim / 4, kOfValue = kHeadDim / 8;
-  static_assert(kOfValue == 8 || kOfValue == 16);
+  static constexpr int kKeyElementsPerLane = kHeadDim / 4, kValueElementsPerLane = kHeadDim / 8;
+  static_assert(kValueElementsPerLane == 8 || kValueElementsPerLane == 16);
 
   __device__ __forceinline__ static void load_queries(uint32_t (&b)[4], const T* queries, int d) {
-    const T* mine = queries + lane_index() / 4 * kRowStride<kHeadDim> + lane_index() % 4 * kOfKey + 8 * d;
-    const uint4 read = *reinterpret_cast<const uint4*>(mine);
+    const T* lane_source =
+        queries + lane_index() / 4 * kRowStride<kHeadDim> + lane_index() % 4 * kKeyElementsPerLane + 8 * d;
+    const uint4 read = *reinterpret_cast<const uint4*>(lane_source);
     b[0] = read.x, b[1] = read.y, b[2] = read.z, b[3] = read.w;
   }
 
   __device__ __forceinline__ static void load_keys(uint32_t (&a)[2][4], const unsigned char* keys, int d) {
-    const unsigned char* mine = keys + lane_index() / 4 * kStride + lane_index() % 4 * kOfKey + 8 * d;
+    const unsigned char* lane_source =
+        keys + lane_index() / 4 * kStride + lane_index() % 4 * kKeyElementsPerLane + 8 * d;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const uint2 read = *reinterpret_cast<const uint2*>(mine + 8 * row * kStride);
+      const uint2 read = *reinterpret_cast<const uint2*>(lane_source + 8 * row * kStride);
       a[0][row] = dequantized_pair<T, kType>(neighbours<0>(read.x));
       a[0][2 + row] = dequantized_pair<T, kType>(neighbours<1>(read.x));
       a[1][row] = dequantized_pair<T, kType>(neighbours<0>(read.y));
@@ -88,20 +92,22 @@ struct CodeOperands {
     }
   }
 
-  __device__ __forceinline__ static int dim(int n, int half) { return lane_index() / 4 * kOfValue + 2 * n + half; }
+  __device__ __forceinline__ static int dim(int n, int half) {
+    return lane_index() / 4 * kValueElementsPerLane + 2 * n + half;
+  }
 
   struct Values {
-    uint32_t words[4][kOfValue / 4];  // of keys 2i, 2i + 1, 2i + 8, 2i + 9
+    uint32_t words[4][kValueElementsPerLane / 4];  // of keys 2i, 2i + 1, 2i + 8, 2i + 9
     __device__ __forceinline__ explicit Values(const unsigned char* values) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int key = lane_index() % 4 * 2 + k % 2 + k / 2 * 8;
-        const unsigned char* mine = values + key * kStride + lane_index() / 4 * kOfValue;
-        if constexpr (kOfValue == 16) {
-          const uint4 read = *reinterpret_cast<const uint4*>(mine);
+        const unsigned char* lane_source = values + key * kStride + lane_index() / 4 * kValueElementsPerLane;
+        if constexpr (kValueElementsPerLane == 16) {
+          const uint4 read = *reinterpret_cast<const uint4*>(lane_source);
           words[k][0] = read.x, words[k][1] = read.y, words[k][2] = read.z, words[k][3] = read.w;
         } else {
-          const uint2 read = *reinterpret_cast<const uint2*>(mine);
+          const uint2 read = *reinterpret_cast<const uint2*>(lane_source);
           words[k][0] = read.x, words[k][1] = read.y;
         }
       }

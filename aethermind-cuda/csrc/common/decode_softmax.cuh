@@ -20,10 +20,10 @@ struct DecodeSoftmax {
   }
 
   // Turns scores into weights 2^(scale (score - base)).
-  __device__ __forceinline__ void weigh(float (&scores)[kTiles][4], float scale) {
-    constexpr float kMostPower = 8.0f;
-    float most[kTiles][2];
-    bool is_exceeded = false;
+  __device__ __forceinline__ void update(float (&scores)[kTiles][4], float scale) {
+    constexpr float kRescaleThreshold = 8.0f;
+    float row_max[kTiles][2];
+    bool needs_rescale = false;
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
       const int tile = i / 2, r = i % 2;
@@ -32,21 +32,21 @@ struct DecodeSoftmax {
       for (int distance = 4; distance < kWarpSize; distance *= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, distance));
       }
-      most[tile][r] = largest;
-      is_exceeded |= (largest - base[tile][r]) * scale > kMostPower;  // false before the first visible key
+      row_max[tile][r] = largest;
+      needs_rescale |= (largest - base[tile][r]) * scale > kRescaleThreshold;  // false before the first visible key
     }
-    if (__any_sync(kFullWarp, is_exceeded)) {
+    if (__any_sync(kFullWarp, needs_rescale)) {
 #pragma unroll
       for (int i = 0; i < 2 * kTiles; ++i) {
         const int tile = i / 2, r = i % 2;
-        const float largest = most[tile][r];
-        const float shrink = largest == kMinusInfinity ? 0.0f : fast_exp2((base[tile][r] - largest) * scale);
+        const float largest = row_max[tile][r];
+        const float rescale = largest == kMinusInfinity ? 0.0f : fast_exp2((base[tile][r] - largest) * scale);
         base[tile][r] = largest;
-        sum[tile][r] *= shrink;
+        sum[tile][r] *= rescale;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 16; ++n) {
-          out[tile][n][r] *= shrink;
-          out[tile][n][r + 2] *= shrink;
+          out[tile][n][r] *= rescale;
+          out[tile][n][r + 2] *= rescale;
         }
       }
     }

@@ -18,7 +18,7 @@ struct DenseWeight {
   };
 
   // A weight as a kernel argument.
-  struct Place {
+  struct Params {
     const T* address;
     int num_outputs;
     int num_inputs;
@@ -29,12 +29,12 @@ struct DenseWeight {
   bool is_aligned;
 
   // Outputs beyond the last read the last one; stores skip them.
-  __device__ __forceinline__ DenseWeight(const Place& place, int tile)
-      : num_inputs(place.num_inputs), is_aligned(is_frag8_aligned(place.address, place.num_inputs)) {
+  __device__ __forceinline__ DenseWeight(const Params& params, int tile)
+      : num_inputs(params.num_inputs), is_aligned(is_frag8_aligned(params.address, params.num_inputs)) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int output = min(tile * kTileOutputs + half * 8 + lane_index() / 4, place.num_outputs - 1);
-      rows[half] = place.address + static_cast<int64_t>(output) * num_inputs;
+      const int output = min(tile * kTileOutputs + half * 8 + lane_index() / 4, params.num_outputs - 1);
+      rows[half] = params.address + static_cast<int64_t>(output) * num_inputs;
     }
   }
 

@@ -1,5 +1,5 @@
-// Dequantises two KV cache codes at a time by bit operations and one packed operation (half2). Converting codes one by
-// one would dominate attention over a quantised cache.
+// Dequantises two 8-bit KV cache elements (int8 or float8_e4m3fn) at a time to float16 or bfloat16, by bit operations
+// and one packed operation (half2). Converting them one by one would dominate attention over a quantised cache.
 #pragma once
 
 #include <type_traits>

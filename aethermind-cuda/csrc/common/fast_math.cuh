@@ -1,4 +1,4 @@
-// Hardware approximations whose error is below that of their callers' results.
+// Hardware approximations (ex2.approx, __fdividef) whose error is below the rounding error of their callers' results.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,4 +1,4 @@
-// A fragment of eight consecutive values of a row: one thread's share of a 32-value chunk, in register pairs for mma.
+// Frag8: eight consecutive values of a row, one thread's share of a 32-value chunk of K, in register pairs for mma.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,4 +1,5 @@
-// One head of one token in the registers of a warp: head norm, rotary embedding and quantisation.
+// One head of one token (up to 256 elements) in the registers of a warp: QK norm, rotary embedding (RoPE) and
+// quantisation to 8 bits.
 #pragma once
 
 #include "common/kv_quantization.cuh"

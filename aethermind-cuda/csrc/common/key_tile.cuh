@@ -1,4 +1,5 @@
-// Asynchronous copies of key and value tiles from the paged cache to shared memory.
+// Key and value tiles in shared memory, filled from the paged cache by cp.async; tiles of a quantised cache are
+// dequantised to float16 or bfloat16 before the mma.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -10,21 +11,21 @@ namespace aether {
 // A tile of kKeys cache rows of kHeadDim elements, kStride elements apart, copied by kThreads adjacent threads in
 // 16-byte pieces.
 template <class Element, int kHeadDim, int kStride, int kKeys, int kThreads>
-struct FetchedTile {
+struct AsyncTile {
   static constexpr int kBytes = kKeys * kStride * static_cast<int>(sizeof(Element));
   static constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Element));
   static constexpr int kPieces = kHeadDim / kPerPiece;
   static_assert(kKeys * kPieces % kThreads == 0);
 
   // A block has few registers left beside its accumulators, so its copies are unrolled less.
-  static constexpr int kUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 2;
+  static constexpr int kUnroll = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 2;
 
   // Issues the copies of rows [first, first + kKeys) of one or both caches to adjacent tiles. Rows from `end` on are
   // zero-filled, because a weight of 0 times uninitialised memory may be NaN.
   template <int kCaches>
   __device__ __forceinline__ static void fetch(unsigned char* tile, const void* const (&caches)[kCaches],
                                                const PagedRows& rows, int head_dim, int first, int end, int thread) {
-#pragma unroll kUnrolled
+#pragma unroll kUnroll
     for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
       const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
       const bool is_present = first + key < end && piece * kPerPiece < head_dim;
@@ -32,8 +33,8 @@ struct FetchedTile {
       const int target = key * kStride + piece * kPerPiece;
 #pragma unroll
       for (int c = 0; c < kCaches; ++c) {
-        Element* to = reinterpret_cast<Element*>(tile + c * kBytes) + target;
-        copy_async_16(to, static_cast<const Element*>(caches[c]) + source, is_present);
+        Element* destination = reinterpret_cast<Element*>(tile + c * kBytes) + target;
+        copy_async_16(destination, static_cast<const Element*>(caches[c]) + source, is_present);
       }
     }
   }
@@ -41,19 +42,19 @@ struct FetchedTile {
 
 // Rows of T, padded for ldmatrix without bank conflicts.
 template <class T, int kHeadDim, int kKeys, int kThreads>
-struct FloatTile : FetchedTile<T, kHeadDim, kRowStride<kHeadDim>, kKeys, kThreads> {
+struct FloatTile : AsyncTile<T, kHeadDim, kRowStride<kHeadDim>, kKeys, kThreads> {
   static constexpr int kStride = kRowStride<kHeadDim>;
 };
 
 // Rows of codes, dequantised to T before the mma. T represents the codes of both types exactly.
 template <class T, int kHeadDim, int kKeys, int kThreads>
-struct CodeTile : FetchedTile<unsigned char, kHeadDim, kHeadDim, kKeys, kThreads> {
+struct CodeTile : AsyncTile<unsigned char, kHeadDim, kHeadDim, kKeys, kThreads> {
   static constexpr int kPieces = kHeadDim / 16;
 
-  static constexpr int kWidenUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 1;
+  static constexpr int kDequantizeUnroll = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 1;
 
-  __device__ __forceinline__ static void widen(T* to, const unsigned char* tile, CodeType type, int thread) {
-#pragma unroll kWidenUnrolled
+  __device__ __forceinline__ static void dequantize(T* to, const unsigned char* tile, CodeType type, int thread) {
+#pragma unroll kDequantizeUnroll
     for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
       const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
       const uint4 codes = *reinterpret_cast<const uint4*>(tile + key * kHeadDim + piece * 16);

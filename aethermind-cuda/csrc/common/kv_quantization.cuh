@@ -1,4 +1,4 @@
-// Quantised KV cache: 8-bit codes, int8 or float8_e4m3fn, with a float32 scale per row (one head of one slot).
+// Quantised KV cache: 8-bit elements (int8 or float8_e4m3fn) with a float32 scale per row, that is, per head of a slot.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,6 +1,8 @@
-// Tensor core fragments: ldmatrix and mma.m16n8k16 (PTX ISA 9.7.14), a warp at a time.
+// Tensor core instructions of one warp: ldmatrix and mma.m16n8k16 (PTX ISA 9.7.14), float16 or bfloat16 with float32
+// accumulators.
 //
 // Thread t = 4 g + i of a warp holds
+//
 //   A [16, 16]: a[0] rows g, a[1] rows g + 8, columns 2i, 2i + 1; a[2], a[3] the same rows, columns + 8;
 //   B [16, 8]:  b[0] rows 2i, 2i + 1 of column g; b[1] rows + 8;
 //   C [16, 8]:  c[0], c[1] row g, columns 2i, 2i + 1; c[2], c[3] row g + 8.

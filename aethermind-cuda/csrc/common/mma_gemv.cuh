@@ -125,12 +125,12 @@ template <class T, int kTiles>
 struct WarpAccumulator {
   float sums[kTiles][4] = {};
 
-  template <class Source>
-  __device__ __forceinline__ void add(const Source& source, const typename Source::Group& group, int chunk,
+  template <class WeightTile>
+  __device__ __forceinline__ void add(const WeightTile& weight_tile, const typename WeightTile::Group& group, int chunk,
                                       const Frag8<T> (&inputs)[kTiles]) {
-    const Frag8<T> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
-    if constexpr (Source::kIsScaled) {
-      const Scaling scaling = source.scaling(group, chunk);
+    const Frag8<T> weights[2] = {weight_tile.weights(group, 0, chunk), weight_tile.weights(group, 1, chunk)};
+    if constexpr (WeightTile::kIsScaled) {
+      const Scaling scaling = weight_tile.scaling(group, chunk);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         multiply_scaled(sums[tile], weights, inputs[tile], scaling);
@@ -180,10 +180,10 @@ struct WarpAccumulator<float32, kTiles> {
   static constexpr int kTokens = kTiles * kTileTokens;
   float sums[kTokens][2] = {};
 
-  template <class Source>
-  __device__ __forceinline__ void add(const Source& source, const typename Source::Group& group, int chunk,
+  template <class WeightTile>
+  __device__ __forceinline__ void add(const WeightTile& weight_tile, const typename WeightTile::Group& group, int chunk,
                                       const Frag8<float32> (&inputs)[kTokens]) {
-    const Frag8<float32> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
+    const Frag8<float32> weights[2] = {weight_tile.weights(group, 0, chunk), weight_tile.weights(group, 1, chunk)};
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
       float part[2] = {}, total = 0.0f;
@@ -194,8 +194,8 @@ struct WarpAccumulator<float32, kTiles> {
         part[1] += weights[1].values[i] * input;
         total += input;
       }
-      if constexpr (Source::kIsScaled) {
-        const Scaling scaling = source.scaling(group, chunk);
+      if constexpr (WeightTile::kIsScaled) {
+        const Scaling scaling = weight_tile.scaling(group, chunk);
         for (int half = 0; half < 2; ++half) {
           part[half] = scaling.scales[half] * part[half] + (scaling.has_offset ? scaling.offsets[half] * total : 0.0f);
         }

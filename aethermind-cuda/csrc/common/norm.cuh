@@ -1,4 +1,4 @@
-// The final pass of RMS norms.
+// The scaling pass of RMS norms, shared by rms_norm and add_rms_norm.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -7,14 +7,14 @@
 namespace aether {
 
 // out = x * weight / sqrt(mean of squares + eps) over a row; `squares` is this thread's partial sum. out may be x.
-// A thread reads only the elements of x that it summed; `own` are the first of them.
+// A thread reads only the elements of x that it summed; `first_values` are the first of them.
 template <class T, int N>
 __device__ __forceinline__ void write_normed_row(T* out, const T* x, const T* weight, int width, float squares,
-                                                 float eps, const Vector<T, N>& own) {
+                                                 float eps, const Vector<T, N>& first_values) {
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
   // The load of the weight overlaps the block reduction.
-  Vector<T, N> values = own, weights{};
+  Vector<T, N> values = first_values, weights{};
   if (first < width) {
     weights = Vector<T, N>::load(weight + first);
   }

@@ -1,5 +1,6 @@
-// Merges the partial results of queries whose keys were split among blocks. The first blocks merge rows of the decode
-// kernel, a block per row since there are many partials; the others merge rows of the prefill kernel, a warp per row.
+// The combine kernel of split-KV attention (Flash-Decoding): merges the partial results of queries whose keys were
+// split among blocks. The first blocks merge rows of the decode kernel, a block per row since there are many partials;
+// the others merge rows of the prefill kernel, a warp per row.
 #pragma once
 
 #include "common/decode_tile.cuh"
@@ -21,7 +22,7 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
     const int row = block % call.decode_tile_rows;
     const DecodeTile tile(call, block / call.decode_tile_rows, kv_head);
     if (!tile.has_rows || row >= tile.num_rows()) return;
-    const Splits splits = tile.splits(call);
+    const KvSplits splits = tile.splits(call);
     if (splits.count <= 1) return;
     combine_row<T, kDecodeRows, kHeadDim, kCombineRows>(output_of_row<T>(call, tile, row), call.head_dim,
                                                         call.decode_partials, tile.first_partial(call), splits.count,
@@ -33,12 +34,12 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
   const PrefillBatch batch(call);
   const int num_blocks = static_cast<int>(gridDim.x) - call.combine_decode_blocks;
   for (int item = block - call.combine_decode_blocks;; item += num_blocks) {
-    const PrefillBatch::Place place = batch.find<true>(item / kBlocks);
-    if (place.sequence < 0) return;
-    const PrefillTile tile = PrefillTile::of(batch, place, place.index, kv_head);
+    const PrefillBatch::ItemLocation location = batch.find<true>(item / kBlocks);
+    if (location.sequence < 0) return;
+    const PrefillTile tile = PrefillTile::of(batch, location, location.index, kv_head);
     const int row = item % kBlocks * kCombineRows + warp_index();
     if (row >= tile.num_rows()) continue;
-    const Splits splits = batch.splits(tile.keys(call.window));
+    const KvSplits splits = batch.splits(tile.keys(call.window));
     if (splits.count <= 1) continue;
     combine_row<T, kPrefillRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.prefill_partials,
                                            tile.partial, splits.count, row);

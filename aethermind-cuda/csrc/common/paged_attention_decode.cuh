@@ -99,69 +99,69 @@ template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&scores)[kTiles][4], const DecodeTile& tile, int window, int first) {
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) {
-    const int row = i / 4 * kRowsOfTile + lane_index() % 4 * 2 + i % 2, key = first + i % 4 / 2 * 8 + lane_index() / 4;
-    const KeyRange seen = KeyRange::of_position(tile.position_of_row(row), window);
-    if (!seen.has(key)) scores[i / 4][i % 4] = kMinusInfinity;
+    const int row = i / 4 * kTileRows + lane_index() % 4 * 2 + i % 2, key = first + i % 4 / 2 * 8 + lane_index() / 4;
+    const KeyRange visible = KeyRange::of_position(tile.position_of_row(row), window);
+    if (!visible.has(key)) scores[i / 4][i % 4] = kMinusInfinity;
   }
 }
 
 // Merges the softmax states of all warps and writes the output, or a partial to the workspace where keys are split.
 template <class T, class Operands, int kHeadDim, int kTiles>
 __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeSoftmax<kHeadDim, kTiles>& softmax,
-                                            const AttentionCall& call, const DecodeTile& tile, const Splits& splits) {
-  constexpr int kRows = kTiles * kRowsOfTile;
+                                            const AttentionCall& call, const DecodeTile& tile, const KvSplits& splits) {
+  constexpr int kRows = kTiles * kTileRows;
   using Shared = DecodeShared<T, Operands, kHeadDim, kRows>;
   const auto sums_of = [&](int warp) {
     return reinterpret_cast<float*>(shared + Shared::kQueryBytes + warp * Shared::kWarpBytes);
   };
-  float* powers = reinterpret_cast<float*>(shared);  // [warps, rows], followed by the sums of weights
-  float* weights = powers + kDecodeWarps * kRows;
+  float* maxima = reinterpret_cast<float*>(shared);  // [warps, rows], followed by the sums of weights
+  float* weights = maxima + kDecodeWarps * kRows;
   __syncthreads();  // queries and keys have been read
-  float* own = sums_of(warp_index());
+  float* warp_sums = sums_of(warp_index());
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    const int row = t * kRowsOfTile + lane_index() % 4 * 2;
+    const int row = t * kTileRows + lane_index() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 16; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        own[(row + i % 2) * Shared::kSumsStride + Operands::dim(n, i / 2)] = softmax.out[t][n][i];
+        warp_sums[(row + i % 2) * Shared::kSumsStride + Operands::dim(n, i / 2)] = softmax.out[t][n][i];
       }
     }
     if (lane_index() < 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        powers[warp_index() * kRows + row + r] = softmax.base[t][r];
+        maxima[warp_index() * kRows + row + r] = softmax.base[t][r];
         weights[warp_index() * kRows + row + r] = softmax.sum[t][r];
       }
     }
   }
   __syncthreads();
-  const Partial<kDecodeRows, kHeadDim> partial(call.decode_partials,
-                                               tile.first_partial(call) + static_cast<int>(blockIdx.z));
-  constexpr int kFours = kHeadDim / 4;
-  const int count = tile.num_rows() * kFours;
+  const SplitPartial<kDecodeRows, kHeadDim> partial(call.decode_partials,
+                                                    tile.first_partial(call) + static_cast<int>(blockIdx.z));
+  constexpr int kVectorsPerRow = kHeadDim / 4;
+  const int count = tile.num_rows() * kVectorsPerRow;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-    const int r = i / kFours, dim = i % kFours * 4;
-    float most = kMinusInfinity, sum = 0.0f, out[4] = {};
+    const int r = i / kVectorsPerRow, dim = i % kVectorsPerRow * 4;
+    float row_max = kMinusInfinity, sum = 0.0f, out[4] = {};
 #pragma unroll
-    for (int warp = 0; warp < kDecodeWarps; ++warp) most = fmaxf(most, powers[warp * kRows + r]);
+    for (int warp = 0; warp < kDecodeWarps; ++warp) row_max = fmaxf(row_max, maxima[warp * kRows + r]);
 #pragma unroll
     for (int warp = 0; warp < kDecodeWarps; ++warp) {
-      const float of_warp = powers[warp * kRows + r];
-      const float share =
-          of_warp == kMinusInfinity ? 0.0f : fast_exp2(of_warp - most);  // the warp had no visible key of this row
+      const float warp_max = maxima[warp * kRows + r];
+      const float rescale =
+          warp_max == kMinusInfinity ? 0.0f : fast_exp2(warp_max - row_max);  // the warp had no visible key of this row
       const float4 sums = *reinterpret_cast<const float4*>(sums_of(warp) + r * Shared::kSumsStride + dim);
-      sum += share * weights[warp * kRows + r];
-      out[0] += share * sums.x;
-      out[1] += share * sums.y;
-      out[2] += share * sums.z;
-      out[3] += share * sums.w;
+      sum += rescale * weights[warp * kRows + r];
+      out[0] += rescale * sums.x;
+      out[1] += rescale * sums.y;
+      out[2] += rescale * sums.z;
+      out[3] += rescale * sums.w;
     }
     if (splits.count > 1) {
       *reinterpret_cast<float4*>(partial.out(r) + dim) = {out[0], out[1], out[2], out[3]};
       if (dim == 0) {
-        partial.power(r) = most;
+        partial.max_exponent(r) = row_max;
         partial.sum(r) = sum;
       }
     } else if (dim < call.head_dim) {
@@ -175,27 +175,27 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeS
 
 template <class T, class Operands, int kHeadDim, int kRows, bool kIsQuantized>
 __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
-  constexpr int kTiles = kRows / kRowsOfTile, kStages = Operands::kStages;
+  constexpr int kTiles = kRows / kTileRows, kStages = Operands::kStages;
   using Shared = DecodeShared<T, Operands, kHeadDim, kRows>;
   using Element = typename Operands::Element;
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
   const DecodeTile tile(call, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   if (!tile.has_rows) return;
-  const Splits splits = tile.splits(call);
+  const KvSplits splits = tile.splits(call);
   if (static_cast<int>(blockIdx.z) >= splits.count) return;
-  const KeyRange part = splits.part(static_cast<int>(blockIdx.z));
+  const KeyRange split = splits.split(static_cast<int>(blockIdx.z));
   const PagedRows rows = call.rows(tile.queries.sequence, tile.kv_head);
 
-  unsigned char* own_keys = shared + Shared::kQueryBytes + warp_index() * Shared::kWarpBytes;
-  unsigned char* own_values = own_keys + kStages * Shared::kTileBytes;
+  unsigned char* warp_keys = shared + Shared::kQueryBytes + warp_index() * Shared::kWarpBytes;
+  unsigned char* warp_values = warp_keys + kStages * Shared::kTileBytes;
   constexpr int kStep = kDecodeWarps * kDecodeKeys;
-  int first = part.begin + warp_index() * kDecodeKeys;
-  const int last_whole = call.head_dim == kHeadDim ? part.end - kDecodeKeys : -1;
+  int first = split.begin + warp_index() * kDecodeKeys;
+  const int last_whole = call.head_dim == kHeadDim ? split.end - kDecodeKeys : -1;
   const auto prefetch = [&](unsigned char* to, const void* cache, int stage, int key, uint32_t row) {
     unsigned char* const tile_of_stage = to + stage * Shared::kTileBytes;
     if (key <= last_whole) {
       stage_rows<Operands, kHeadDim, true>(tile_of_stage, cache, row, kHeadDim);
-    } else if (key < part.end) {
+    } else if (key < split.end) {
       stage_rows<Operands, kHeadDim, false>(tile_of_stage, cache, row, call.head_dim);
     }
     commit_copies();
@@ -203,11 +203,11 @@ __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
   // Block table entries are loaded one step before they are used.
   uint32_t next_rows[kStages + 1];  // of this step and the next ones
 #pragma unroll
-  for (int s = 0; s <= kStages; ++s) next_rows[s] = row_of_lane(rows, first + s * kStep, part.end);
+  for (int s = 0; s <= kStages; ++s) next_rows[s] = row_of_lane(rows, first + s * kStep, split.end);
 #pragma unroll
   for (int s = 0; s < kStages; ++s) {
-    prefetch(own_keys, call.k_cache, s, first + s * kStep, next_rows[s]);
-    prefetch(own_values, call.v_cache, s, first + s * kStep, next_rows[s]);
+    prefetch(warp_keys, call.k_cache, s, first + s * kStep, next_rows[s]);
+    prefetch(warp_values, call.v_cache, s, first + s * kStep, next_rows[s]);
   }
   float next_scales = 0.0f;
   if constexpr (kIsQuantized) next_scales = scale_of_lane(call, next_rows[0]);
@@ -222,21 +222,21 @@ __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
     for (int d = 0; d < kHeadDim / 32; ++d) Operands::load_queries(q[d], queries, d);
   }
 
-  const KeyRange seen_by_all = {KeyRange::of_position(tile.position_of_row(kRows - 1), call.window).begin,
-                                KeyRange::of_position(tile.position_of_row(0), call.window).end};
+  const KeyRange visible_to_all_rows = {KeyRange::of_position(tile.position_of_row(kRows - 1), call.window).begin,
+                                        KeyRange::of_position(tile.position_of_row(0), call.window).end};
   DecodeSoftmax<kHeadDim, kTiles> softmax;
   const float scale = positive_scale(call.scale);
-  for (int stage = 0; first < part.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
+  for (int stage = 0; first < split.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
     const uint32_t prefetch_row = next_rows[kStages];  // rows of the step that this stage prefetches next
     const float scales = next_scales;
     if constexpr (kIsQuantized) next_scales = scale_of_lane(call, next_rows[1]);
 #pragma unroll
     for (int s = 0; s < kStages; ++s) next_rows[s] = next_rows[s + 1];
-    next_rows[kStages] = row_of_lane(rows, first + (kStages + 1) * kStep, part.end);
+    next_rows[kStages] = row_of_lane(rows, first + (kStages + 1) * kStep, split.end);
 
     wait_for_copies<2 * kStages - 1>();
     __syncwarp();
-    const Element* keys = reinterpret_cast<const Element*>(own_keys + stage * Shared::kTileBytes);
+    const Element* keys = reinterpret_cast<const Element*>(warp_keys + stage * Shared::kTileBytes);
     float scores[kTiles][4] = {};
 #pragma unroll
     for (int d = 0; d < kHeadDim / 32; ++d) {
@@ -244,26 +244,26 @@ __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
       Operands::load_keys(a, keys, d);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if constexpr (kTiles > 1) Operands::load_queries(q[d], queries + t * kRowsOfTile * kRowStride<kHeadDim>, d);
+        if constexpr (kTiles > 1) Operands::load_queries(q[d], queries + t * kTileRows * kRowStride<kHeadDim>, d);
         multiply_add<T>(scores[t], a[0], q[d][0], q[d][1]);
         multiply_add<T>(scores[t], a[1], q[d][2], q[d][3]);
       }
     }
     __syncwarp();
-    prefetch(own_keys, call.k_cache, stage, first + kStages * kStep, prefetch_row);
+    prefetch(warp_keys, call.k_cache, stage, first + kStages * kStep, prefetch_row);
 
     if constexpr (kIsQuantized) scale_scores(scores, scales, 0);
-    if (!(seen_by_all.has(first) && seen_by_all.has(first + kDecodeKeys - 1))) {
+    if (!(visible_to_all_rows.has(first) && visible_to_all_rows.has(first + kDecodeKeys - 1))) {
       mask_scores(scores, tile, call.window, first);
     }
-    softmax.weigh(scores, scale);
+    softmax.update(scores, scale);
     if constexpr (kIsQuantized) scale_scores(scores, scales, kDecodeKeys);
     wait_for_copies<2 * kStages - 1>();
     __syncwarp();
-    const Element* values = reinterpret_cast<const Element*>(own_values + stage * Shared::kTileBytes);
+    const Element* values = reinterpret_cast<const Element*>(warp_values + stage * Shared::kTileBytes);
     softmax.template add_values<T, Operands>(scores, values);
     __syncwarp();
-    prefetch(own_values, call.v_cache, stage, first + kStages * kStep, prefetch_row);
+    prefetch(warp_values, call.v_cache, stage, first + kStages * kStep, prefetch_row);
   }
   wait_for_copies<0>();
   softmax.finish(scale);

@@ -26,14 +26,15 @@ struct PrefillShared {
   // With head_dim 128 the accumulators leave no registers for queries.
   static constexpr bool kAreQueriesInRegisters = kHeadDim <= 96;
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
-  static constexpr int kStageBytes = 2 * Tile::kBytes;                            // keys, then values
-  static constexpr int kWideBytes = kIsQuantized ? kPrefillKeys * kRowBytes : 0;  // dequantised keys or values
+  static constexpr int kStageBytes = 2 * Tile::kBytes;                                   // keys, then values
+  static constexpr int kDequantizedBytes = kIsQuantized ? kPrefillKeys * kRowBytes : 0;  // dequantised keys or values
   static constexpr int kQueryBytes = kPrefillRows * kRowBytes;
   static constexpr int kQueries = kStageBytes;  // after the first stage
   // Once queries are in registers, their shared memory is reused by the second stage.
   static constexpr int kSecondStage = kQueries + (kAreQueriesInRegisters ? 0 : kQueryBytes);
-  static constexpr int kWide = kSecondStage + kStageBytes;
-  static constexpr int kScales = kWide + 2 * kWideBytes;  // scales of each stage's keys, then of its values
+  static constexpr int kDequantized = kSecondStage + kStageBytes;
+  static constexpr int kScales =
+      kDequantized + 2 * kDequantizedBytes;  // scales of each stage's keys, then of its values
   static constexpr int kEnd = kScales + (kIsQuantized ? 4 * kPrefillKeys * static_cast<int>(sizeof(float)) : 0);
   static constexpr int kBytes = kEnd > kQueries + kQueryBytes ? kEnd : kQueries + kQueryBytes;
 };
@@ -72,17 +73,17 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefill
 
 // Masks the scores of keys that a row must not attend to.
 __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const PrefillTile& tile,
-                                            int own_row, int first, int window) {
+                                            int warp_row, int first, int window) {
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int position = tile.position_of_row(own_row + 8 * i + lane_index() / 4);
-    const KeyRange seen = KeyRange::of_position(position, window);
+    const int position = tile.position_of_row(warp_row + 8 * i + lane_index() / 4);
+    const KeyRange visible = KeyRange::of_position(position, window);
 #pragma unroll
     for (int n = 0; n < kPrefillKeys / 8; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& score = scores[i / 2][n][i % 2 * 2 + c];
-        score = seen.has(first + 8 * n + lane_index() % 4 * 2 + c) ? score : kMinusInfinity;
+        score = visible.has(first + 8 * n + lane_index() % 4 * 2 + c) ? score : kMinusInfinity;
       }
     }
   }
@@ -90,23 +91,23 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillK
 
 // Writes this thread's elements of a row (its `r`-th of a tile of 16) to a partial for the combine kernel.
 template <int kHeadDim>
-__device__ __forceinline__ void leave_row(const AttentionCall& call, int64_t index, int row,
-                                          const SoftmaxRows<kHeadDim>& softmax, int r) {
-  const Partial<kPrefillRows, kHeadDim> partial(call.prefill_partials, index);
+__device__ __forceinline__ void store_partial_row(const AttentionCall& call, int64_t index, int row,
+                                                  const SoftmaxRows<kHeadDim>& softmax, int r) {
+  const SplitPartial<kPrefillRows, kHeadDim> partial(call.prefill_partials, index);
 #pragma unroll
   for (int n = 0; n < kHeadDim / 8; ++n) {
     const float2 pair{softmax.out[n][2 * r], softmax.out[n][2 * r + 1]};
     *reinterpret_cast<float2*>(partial.out(row) + 8 * n + lane_index() % 4 * 2) = pair;
   }
   if (lane_index() % 4 == 0) {
-    partial.power(row) = softmax.base[r];
+    partial.max_exponent(row) = softmax.base[r];
     partial.sum(row) = softmax.sum[r];
   }
 }
 
 // Writes the same elements to the output.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void write_row(const AttentionCall& call, const PrefillTile& tile, int row,
+__device__ __forceinline__ void store_row(const AttentionCall& call, const PrefillTile& tile, int row,
                                           const SoftmaxRows<kHeadDim>& softmax, int r) {
   const float inverse = 1.0f / softmax.sum[r];
   T* out = static_cast<T*>(call.out) + tile.head_of_row(row, call.num_heads) * call.head_dim;
@@ -125,7 +126,8 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   using Shared = PrefillShared<T, kIsQuantized, kHeadDim>;
   using Tile = typename Shared::Tile;
   constexpr int kKeys = kPrefillKeys;
-  static_assert(kSplitUnit % kKeys == 0, "some keys at a time never span the end of a part that is not the last");
+  static_assert(kSplitGranularity % kKeys == 0,
+                "some keys at a time never cross the end of a split that is not the last");
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
   __shared__ PrefillWork work;  // in shared memory to save registers
   if (warp_index() == 0) {
@@ -133,13 +135,14 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     if (lane_index() == 0) work = found;
   }
   __syncthreads();
-  if (work.num_parts == 0) return;
+  if (work.num_splits == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
   const PrefillTile& tile = work.tile;
   const KeyRange keys = work.keys;
   const PagedRows rows = call.rows(tile.queries.sequence, tile.kv_head);
-  const KeyRange seen_by_all = {KeyRange::of_position(tile.position_of_row(tile.num_rows() - 1), call.window).begin,
-                                KeyRange::of_position(tile.position_of_row(0), call.window).end};
+  const KeyRange visible_to_all_rows = {
+      KeyRange::of_position(tile.position_of_row(tile.num_rows() - 1), call.window).begin,
+      KeyRange::of_position(tile.position_of_row(0), call.window).end};
 
   const auto stage_at = [&](int stage) { return shared + (stage == 0 ? 0 : Shared::kSecondStage); };
   const auto scales_at = [&](int stage) {
@@ -160,15 +163,15 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   T* queries = reinterpret_cast<T*>(shared + Shared::kQueries);
   stage_queries<T, kHeadDim>(queries, call, tile);
   fetch(0, keys.begin);
-  const int own_row = warp_index() * kRowTiles * 16;
+  const int warp_row = warp_index() * kRowTiles * 16;
   // A warp without rows only copies keys and values. (The branch costs registers, which head_dim 96 does not have.)
-  const bool has_rows = kHeadDim == 96 || own_row < tile.num_rows();
-  const T* own_queries = queries + own_row * kRowStride<kHeadDim>;
+  const bool has_rows = kHeadDim == 96 || warp_row < tile.num_rows();
+  const T* warp_queries = queries + warp_row * kRowStride<kHeadDim>;
   uint32_t q[Shared::kAreQueriesInRegisters ? kHeadDim / 16 : 1][kRowTiles][4];
-  const auto load_own_queries = [&](uint32_t (&fragments)[kRowTiles][4], int dim) {
+  const auto load_warp_queries = [&](uint32_t (&fragments)[kRowTiles][4], int dim) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      load_queries<T, kHeadDim>(fragments[m], own_queries + 16 * m * kRowStride<kHeadDim>, dim);
+      load_queries<T, kHeadDim>(fragments[m], warp_queries + 16 * m * kRowStride<kHeadDim>, dim);
     }
   };
   if (Shared::kAreQueriesInRegisters || call.scale < 0.0f) {
@@ -180,7 +183,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     }
     if constexpr (Shared::kAreQueriesInRegisters) {
 #pragma unroll
-      for (int d = 0; d < kHeadDim / 16; ++d) load_own_queries(q[d], 16 * d);
+      for (int d = 0; d < kHeadDim / 16; ++d) load_warp_queries(q[d], 16 * d);
       if constexpr (kIsQuantized) __syncthreads();  // scales reuse the memory of queries
     }
   }
@@ -198,14 +201,14 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     const T* tile_keys = reinterpret_cast<const T*>(stage_at(stage));
     const T* values = reinterpret_cast<const T*>(stage_at(stage) + Tile::kBytes);
     if constexpr (kIsQuantized) {
-      T* wide = reinterpret_cast<T*>(shared + Shared::kWide);
-      T* wide_values = reinterpret_cast<T*>(shared + Shared::kWide + Shared::kWideBytes);
+      T* dequantized_keys = reinterpret_cast<T*>(shared + Shared::kDequantized);
+      T* dequantized_values = reinterpret_cast<T*>(shared + Shared::kDequantized + Shared::kDequantizedBytes);
       const CodeType type = static_cast<CodeType>(call.code_type);
-      Tile::widen(wide, stage_at(stage), type, thread);
-      Tile::widen(wide_values, stage_at(stage) + Tile::kBytes, type, thread);
+      Tile::dequantize(dequantized_keys, stage_at(stage), type, thread);
+      Tile::dequantize(dequantized_values, stage_at(stage) + Tile::kBytes, type, thread);
       __syncthreads();
-      tile_keys = wide;
-      values = wide_values;
+      tile_keys = dequantized_keys;
+      values = dequantized_values;
     }
     if (!has_rows) continue;
     const float* scales = scales_at(stage);
@@ -213,15 +216,15 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
 #pragma unroll
     for (int d = 0; d < kHeadDim / 16; ++d) {
       constexpr bool kIsLoaded = Shared::kAreQueriesInRegisters;
-      if constexpr (!kIsLoaded) load_own_queries(q[0], 16 * d);
+      if constexpr (!kIsLoaded) load_warp_queries(q[0], 16 * d);
       add_scores<T, kHeadDim>(scores, q[kIsLoaded ? d : 0], tile_keys, 16 * d);
     }
     if constexpr (kIsQuantized) scale_scores(scores, scales);
-    if (!(seen_by_all.has(first) && seen_by_all.has(first + kKeys - 1))) {
-      mask_scores(scores, tile, own_row, first, call.window);
+    if (!(visible_to_all_rows.has(first) && visible_to_all_rows.has(first + kKeys - 1))) {
+      mask_scores(scores, tile, warp_row, first, call.window);
     }
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) softmax[m].weigh(scores[m], scale);
+    for (int m = 0; m < kRowTiles; ++m) softmax[m].update(scores[m], scale);
     if constexpr (kIsQuantized) scale_scores(scores, scales + kKeys);
     add_values<T, kHeadDim>(softmax, scores, values);
   }
@@ -232,12 +235,12 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     softmax[m].finish(scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = own_row + 16 * m + 8 * r + lane_index() / 4;
+      const int row = warp_row + 16 * m + 8 * r + lane_index() / 4;
       if (row >= tile.num_rows()) continue;
-      if (work.num_parts > 1) {
-        leave_row<kHeadDim>(call, work.partial, row, softmax[m], r);
+      if (work.num_splits > 1) {
+        store_partial_row<kHeadDim>(call, work.partial, row, softmax[m], r);
       } else {
-        write_row<T, kHeadDim>(call, tile, row, softmax[m], r);
+        store_row<T, kHeadDim>(call, tile, row, softmax[m], r);
       }
     }
   }

@@ -1,4 +1,4 @@
-// Addressing of a paged cache [num_blocks, num_kv_heads, block_size, head_dim].
+// Addressing of a paged KV cache [num_blocks, num_kv_heads, block_size, head_dim] by slot and by block table.
 #pragma once
 
 #include "common/types.cuh"

@@ -8,7 +8,7 @@
 
 #include "common/async_copy.cuh"
 #include "common/dense_weight.cuh"
-#include "common/overlap.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/projection.cuh"
 
 namespace aether {
@@ -18,12 +18,12 @@ constexpr int kRingBytes = 8192;  // per warp: three blocks of eight warps fit i
 // The weight ring of a warp: kStages groups of 16 outputs, 128 bytes each.
 template <class T, int kWeights>
 struct WeightRing {
-  using Place = typename DenseWeight<T>::Place;
+  using Params = typename DenseWeight<T>::Params;
   static constexpr int kChunks = DenseWeight<T>::kChunks;
   static constexpr int kGroupInputs = DenseWeight<T>::kGroupInputs;
   static constexpr int kRowPieces = kGroupInputs / kFrag8Values;  // eight pieces of 16 bytes
-  static constexpr int kRowsAtOnce = kWarpSize / kRowPieces;
-  static constexpr int kCopies = kTileOutputs / kRowsAtOnce;
+  static constexpr int kRowsPerCopy = kWarpSize / kRowPieces;
+  static constexpr int kCopies = kTileOutputs / kRowsPerCopy;
   static constexpr int kStagePieces = kTileOutputs * kRowPieces;
   static constexpr int kStages = kRingBytes / (kWeights * kStagePieces * kVectorBytes);
   static_assert(kRowPieces == 8 && sizeof(Frag8<T>) == kVectorBytes);
@@ -33,17 +33,17 @@ struct WeightRing {
   int num_inputs;
   int rows[kCopies];  // offsets of the rows that this thread copies
 
-  __device__ __forceinline__ WeightRing(Frag8<T>* pieces, const Place (&places)[kWeights], int tile)
-      : pieces(pieces), num_inputs(places[0].num_inputs) {
+  __device__ __forceinline__ WeightRing(Frag8<T>* pieces, const Params (&params)[kWeights], int tile)
+      : pieces(pieces), num_inputs(params[0].num_inputs) {
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
-      weights[weight] = places[weight].address + static_cast<int64_t>(tile) * kTileOutputs * num_inputs;
+      weights[weight] = params[weight].address + static_cast<int64_t>(tile) * kTileOutputs * num_inputs;
     }
     // Outputs beyond the last read the last one; stores skip them.
-    const int last = places[0].num_outputs - 1 - tile * kTileOutputs;
+    const int last = params[0].num_outputs - 1 - tile * kTileOutputs;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      rows[i] = min(i * kRowsAtOnce + lane_index() / kRowPieces, last) * num_inputs;
+      rows[i] = min(i * kRowsPerCopy + lane_index() / kRowPieces, last) * num_inputs;
     }
   }
 
@@ -67,7 +67,7 @@ struct WeightRing {
       for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-          Frag8<T>& target = piece(stage, weight, i * kRowsAtOnce + lane_index() / kRowPieces, index);
+          Frag8<T>& target = piece(stage, weight, i * kRowsPerCopy + lane_index() / kRowPieces, index);
           copy_async_16(&target, weights[weight] + rows[i] + (is_present ? k : 0), is_present);
         }
       }
@@ -80,52 +80,52 @@ struct WeightRing {
 // outputs.
 template <class T, int kWeights>
 __device__ __forceinline__ void project_gemv(const Results<T>& results, const Inputs<T>& x,
-                                             const typename DenseWeight<T>::Place (&places)[kWeights],
+                                             const typename DenseWeight<T>::Params (&params)[kWeights],
                                              int tile = static_cast<int>(blockIdx.y)) {
-  using Source = DenseWeight<T>;
+  using WeightTile = DenseWeight<T>;
   using Ring = WeightRing<T, kWeights>;
   AETHER_DYNAMIC_SHARED(Frag8<T>, memory);
 
-  let_next_kernel_launch();
+  launch_dependents();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
-  const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
+  const int num_groups = (x.size + WeightTile::kGroupInputs - 1) / WeightTile::kGroupInputs;
   constexpr int kPiecesOfWarp = kRingBytes / kVectorBytes;
-  const Ring ring(memory + warp_index() * kPiecesOfWarp, places, tile);
+  const Ring ring(memory + warp_index() * kPiecesOfWarp, params, tile);
   int group = warp_index();
 #pragma unroll
   for (int stage = 0; stage < Ring::kStages; ++stage) {
     ring.begin_copy(stage, group + stage * num_warps, num_groups);
   }
-  wait_for_kernel_before();
+  wait_for_predecessor();
 
   const int token = static_cast<int>(blockIdx.x) * kTileTokens;
-  WarpAccumulator<T, 1> products[kWeights];
-  Frag8<T> next_inputs[1][Source::kChunks];
-  WarpAccumulator<T, 1>::load_group(next_inputs, x, token, group * Source::kGroupInputs);
+  WarpAccumulator<T, 1> accumulators[kWeights];
+  Frag8<T> next_inputs[1][WeightTile::kChunks];
+  WarpAccumulator<T, 1>::load_group(next_inputs, x, token, group * WeightTile::kGroupInputs);
   for (int stage = 0; group < num_groups; group += num_warps, stage = (stage + 1) % Ring::kStages) {
-    Frag8<T> inputs[Source::kChunks];
+    Frag8<T> inputs[WeightTile::kChunks];
 #pragma unroll
-    for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+    for (int chunk = 0; chunk < WeightTile::kChunks; ++chunk) {
       inputs[chunk] = next_inputs[0][chunk];
     }
     if (group + num_warps < num_groups) {
-      WarpAccumulator<T, 1>::load_group(next_inputs, x, token, (group + num_warps) * Source::kGroupInputs);
+      WarpAccumulator<T, 1>::load_group(next_inputs, x, token, (group + num_warps) * WeightTile::kGroupInputs);
     }
     wait_for_copies<Ring::kStages - 1>();
     __syncwarp();  // the copies of the warp's other threads have arrived, too
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
-      for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+      for (int chunk = 0; chunk < WeightTile::kChunks; ++chunk) {
         const Frag8<T> weights[2] = {ring.get(stage, weight, 0, chunk), ring.get(stage, weight, 1, chunk)};
-        multiply_chunk(products[weight].sums[0], weights, inputs[chunk]);
+        multiply_chunk(accumulators[weight].sums[0], weights, inputs[chunk]);
       }
     }
     __syncwarp();  // all lanes have read this stage
     ring.begin_copy(stage, group + Ring::kStages * num_warps, num_groups);
   }
   using Sums = float[kWeights][kTileTokens * kSumsStride];
-  store_sums(results, products, reinterpret_cast<Sums*>(memory + num_warps * kPiecesOfWarp), token, tile);
+  store_sums(results, accumulators, reinterpret_cast<Sums*>(memory + num_warps * kPiecesOfWarp), token, tile);
 }
 
 }  // namespace aether

@@ -1,5 +1,6 @@
-// The epilogue of the QKV projection: head norm, rotary embedding and KV cache write. A warp processes one head of the
-// token blockIdx.x; common/wide_heads.cuh is for heads of whole vectors.
+// The epilogue of the QKV projection: QK norm, rotary embedding and KV cache write of q[T, H, C], k and v[T, K, C].
+// Here a warp processes one head of the token blockIdx.x; in common/wide_heads.cuh a few lanes do, for heads of whole
+// 16-byte vectors.
 #pragma once
 
 #include "common/head_row.cuh"
@@ -60,20 +61,20 @@ __device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* n
 template <class T, bool kIsQuantized>
 __device__ __forceinline__ void qkv_epilogue_per_warp(const ProjectedHeads& call) {
   const int64_t token = blockIdx.x;
-  const int counted = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
-  if (counted < call.num_heads) {
-    HeadRow row = read_head<T>(call.projected_q, token * call.q_stride + counted * call.head_dim, call.head_dim);
+  const int head_index = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
+  if (head_index < call.num_heads) {
+    HeadRow row = read_head<T>(call.projected_q, token * call.q_stride + head_index * call.head_dim, call.head_dim);
     normalize_and_rotate<T>(row, call.q_norm, call);
-    write_head<T>(row, call.q, token * call.num_heads + counted);
+    write_head<T>(row, call.q, token * call.num_heads + head_index);
     return;
   }
-  const bool is_key = counted < call.num_heads + call.num_kv_heads;
-  const int head = counted - call.num_heads - (is_key ? 0 : call.num_kv_heads);
+  const bool is_key = head_index < call.num_heads + call.num_kv_heads;
+  const int head = head_index - call.num_heads - (is_key ? 0 : call.num_kv_heads);
   const int64_t slot = call.slot_mapping[token];
   if (head >= call.num_kv_heads || slot < 0) {
     return;
   }
-  const int64_t place = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
+  const int64_t row_index = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
   const int64_t first = token * call.kv_stride + head * call.head_dim;
   HeadRow row = read_head<T>(is_key ? call.k : call.v, first, call.head_dim);
   if (is_key) {
@@ -81,13 +82,13 @@ __device__ __forceinline__ void qkv_epilogue_per_warp(const ProjectedHeads& call
   }
   void* cache = is_key ? call.k_cache : call.v_cache;
   if constexpr (kIsQuantized) {
-    uint8_t* codes = static_cast<uint8_t*>(cache) + place * call.head_dim;
+    uint8_t* codes = static_cast<uint8_t*>(cache) + row_index * call.head_dim;
     const float scale = row.write_codes(codes, static_cast<CodeType>(call.code_type));
     if (lane_index() == 0) {
-      (is_key ? call.k_scale : call.v_scale)[place] = scale;
+      (is_key ? call.k_scale : call.v_scale)[row_index] = scale;
     }
   } else {
-    write_head<T>(row, cache, place);
+    write_head<T>(row, cache, row_index);
   }
 }
 

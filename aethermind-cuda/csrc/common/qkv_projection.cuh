@@ -21,35 +21,35 @@ struct QkvProjection {
 
 // Calls `project(results, inputs, weight, num_outputs, tile)` for the matrix that the block has a tile of.
 template <class T, class Project>
-__device__ __forceinline__ void project_one_of(const QkvProjection& call, const Project& project) {
+__device__ __forceinline__ void dispatch_qkv(const QkvProjection& call, const Project& project) {
   const int query_tiles = (call.num_outputs + kTileOutputs - 1) / kTileOutputs;
   const int key_tiles = (call.num_kv_outputs + kTileOutputs - 1) / kTileOutputs;
   const int block = static_cast<int>(blockIdx.y);
   const bool is_query = block < query_tiles, is_key = block < query_tiles + key_tiles;
   // Selected by conditions: a dynamic index would copy the arguments to local memory.
-  const auto chosen = [&](auto* const(&of)[3]) { return is_query ? of[0] : is_key ? of[1] : of[2]; };
+  const auto select = [&](auto* const(&of)[3]) { return is_query ? of[0] : is_key ? of[1] : of[2]; };
   const int tile = block - (is_query ? 0 : is_key ? query_tiles : query_tiles + key_tiles);
   const int num_outputs = is_query ? call.num_outputs : call.num_kv_outputs;
-  const Results<T> results{chosen(call.outputs), static_cast<const T*>(chosen(call.biases)), call.num_tokens,
+  const Results<T> results{select(call.outputs), static_cast<const T*>(select(call.biases)), call.num_tokens,
                            num_outputs, false};
   const Inputs<T> x(static_cast<const T*>(call.x), call.num_tokens, call.num_inputs);
-  project(results, x, chosen(call.weights), num_outputs, tile);
+  project(results, x, select(call.weights), num_outputs, tile);
 }
 
-// `place(weight, num_outputs)` is the Source's kernel argument.
-template <class Source, int kTiles, class Place>
-__device__ __forceinline__ void project_qkv(const QkvProjection& call, const Place& place) {
-  using T = typename Source::Element;
-  project_one_of<T>(call,
-                    [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
-                      project_skinny<Source, kTiles, 1>(results, x, {place(weight, num_outputs)}, nullptr, tile);
-                    });
+// `make_params(weight, num_outputs)` returns the WeightTile's kernel argument.
+template <class WeightTile, int kTiles, class MakeParams>
+__device__ __forceinline__ void project_qkv(const QkvProjection& call, const MakeParams& make_params) {
+  using T = typename WeightTile::Element;
+  dispatch_qkv<T>(
+      call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
+        project_skinny<WeightTile, kTiles, 1>(results, x, {make_params(weight, num_outputs)}, nullptr, tile);
+      });
 }
 
 // As above by `project_gemv`, for up to eight tokens and weights with 16-byte aligned rows.
 template <class T>
 __device__ __forceinline__ void project_qkv_gemv(const QkvProjection& call) {
-  project_one_of<T>(
+  dispatch_qkv<T>(
       call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
         project_gemv<T, 1>(results, x, {{static_cast<const T*>(weight), num_outputs, call.num_inputs}}, tile);
       });

@@ -2,13 +2,13 @@
 //
 // `quantized_weights.py` packs a weight as a sequence of tiles of 16 outputs:
 //   codes    [tiles][groups][16 outputs][4 threads][bits] words of 32 bits
-//   scales   [tiles][units][8 outputs][blocks of a unit][2] float16: the scales of outputs g and g + 8
+//   scales   [tiles][scale vectors][8 outputs][blocks of a vector][2] float16: the scales of outputs g and g + 8
 //   zeros    zero points in the same order, uint8; or offsets, float16
-// A group is 128 inputs: four chunks of 32, of which thread t holds inputs 8t … 8t + 7. A unit is the four scale blocks
-// of a group where a block is 32 inputs, so that a thread loads all scales of a group at once; otherwise one block.
-// Pair i of chunk c is stored in the two halves of a word: with p = bits · (4c + i), at bit p % 16 of word p / 16 and
-// 16 bits higher. One mask extracts a pair. Tensor cores multiply codes minus zero points, integers that T represents
-// exactly; scales are applied to the float32 accumulators of a chunk.
+// A group is 128 inputs: four chunks of 32, of which thread t holds inputs 8t … 8t + 7. A scale vector is the four
+// scale blocks of a group where a block is 32 inputs, so that a thread loads all scales of a group at once; otherwise
+// one block. Pair i of chunk c is stored in the two halves of a word: with p = bits · (4c + i), at bit p % 16 of word p
+// / 16 and 16 bits higher. One mask extracts a pair. Tensor cores multiply codes minus zero points, integers that T
+// represents exactly; scales are applied to the float32 accumulators of a chunk.
 #pragma once
 
 #include "common/frag8.cuh"
@@ -66,12 +66,12 @@ __device__ __forceinline__ uint32_t centered_pair(uint32_t pair, uint32_t zero) 
   }
 }
 
-// The affine term of a format: none (symmetric), zero points or offsets. kAny reads it from the kernel's arguments.
-enum class Shift : int { kNone, kZeros, kOffsets, kAny };
+// The affine term of a format: none (symmetric), zero points or offsets. kRuntime reads it from the kernel's arguments.
+enum class AffineTerm : int { kNone, kZeroPoints, kOffsets, kRuntime };
 
-// Scale blocks of a row, padded to whole units.
-__device__ __forceinline__ int64_t padded_blocks(int num_blocks, bool is_block_a_chunk) {
-  return is_block_a_chunk ? (num_blocks + 3) / 4 * 4 : num_blocks;
+// Scale blocks of a row, padded to whole scale vectors.
+__device__ __forceinline__ int64_t padded_blocks(int num_blocks, bool is_chunk_block) {
+  return is_chunk_block ? (num_blocks + 3) / 4 * 4 : num_blocks;
 }
 
 // The low (0) or high (1) float16 of a word.
@@ -79,7 +79,7 @@ __device__ __forceinline__ float half_of(uint32_t pair, int half) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>(pair >> (16 * half))));
 }
 
-template <class T, int kBits, Shift kShift>
+template <class T, int kBits, AffineTerm kTerm>
 struct QuantizedWeight {
   using Element = T;
   static constexpr bool kIsScaled = true;
@@ -97,17 +97,17 @@ struct QuantizedWeight {
   struct Group {
     Words codes[2];
     uint32_t scales[kChunks];
-    uint32_t shifts[kShift == Shift::kNone ? 1 : kChunks];
+    uint32_t terms[kTerm == AffineTerm::kNone ? 1 : kChunks];
   };
 
   // A packed weight as a kernel argument. A scale block is 2^log2_chunks chunks; a row has num_blocks of them.
-  struct Place {
+  struct Params {
     const uint8_t* address;
     int num_outputs;
     int num_inputs;
     int num_blocks;
     int log2_chunks;
-    Shift shift;
+    AffineTerm term;
   };
 
   const uint32_t* codes;
@@ -116,25 +116,27 @@ struct QuantizedWeight {
   const uint32_t* offsets;
   int last_block;
   int log2_chunks;
-  Shift shift;
+  AffineTerm term;
 
-  __device__ __forceinline__ QuantizedWeight(const Place& place, int tile)
-      : last_block(place.num_blocks - 1), log2_chunks(place.log2_chunks), shift(place.shift) {
-    const int num_tiles = (place.num_outputs + kTileOutputs - 1) / kTileOutputs;
-    const int64_t num_groups = (place.num_inputs + kGroupInputs - 1) / kGroupInputs;
+  __device__ __forceinline__ QuantizedWeight(const Params& params, int tile)
+      : last_block(params.num_blocks - 1), log2_chunks(params.log2_chunks), term(params.term) {
+    const int num_tiles = (params.num_outputs + kTileOutputs - 1) / kTileOutputs;
+    const int64_t num_groups = (params.num_inputs + kGroupInputs - 1) / kGroupInputs;
     // Scales of a tile, counted in pairs (32-bit words).
-    const int64_t of_tile = padded_blocks(place.num_blocks, place.log2_chunks == 0) * (kTileOutputs / 2);
+    const int64_t tile_scales = padded_blocks(params.num_blocks, params.log2_chunks == 0) * (kTileOutputs / 2);
     tile = min(tile, num_tiles - 1);
-    const auto* all_codes = reinterpret_cast<const uint32_t*>(place.address);
+    const auto* all_codes = reinterpret_cast<const uint32_t*>(params.address);
     codes = all_codes + tile * num_groups * kTileWords + lane_index() * kLaneWords;
     const uint32_t* first_scale = all_codes + num_tiles * num_groups * kTileWords;
-    const uint32_t* first_shift = first_scale + num_tiles * of_tile;
-    scales = first_scale + tile * of_tile;
-    offsets = first_shift + tile * of_tile;
-    zeros = reinterpret_cast<const uint16_t*>(first_shift) + tile * of_tile;
+    const uint32_t* first_term = first_scale + num_tiles * tile_scales;
+    scales = first_scale + tile * tile_scales;
+    offsets = first_term + tile * tile_scales;
+    zeros = reinterpret_cast<const uint16_t*>(first_term) + tile * tile_scales;
   }
 
-  __device__ __forceinline__ bool has(Shift which) const { return (kShift == Shift::kAny ? shift : kShift) == which; }
+  __device__ __forceinline__ bool has(AffineTerm which) const {
+    return (kTerm == AffineTerm::kRuntime ? term : kTerm) == which;
+  }
 
   __device__ __forceinline__ Group load(int group) const {
     Group result;
@@ -167,13 +169,13 @@ struct QuantizedWeight {
   // Loads the scales of a group and its zero points or offsets.
   __device__ __forceinline__ void load_scales(Group& result, int group) const {
     load_pairs(result.scales, scales, group);
-    if constexpr (kShift != Shift::kNone) {
-      if (has(Shift::kOffsets)) {
-        load_pairs(result.shifts, offsets, group);
+    if constexpr (kTerm != AffineTerm::kNone) {
+      if (has(AffineTerm::kOffsets)) {
+        load_pairs(result.terms, offsets, group);
       } else {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
-          result.shifts[chunk] = has(Shift::kZeros) ? zeros[pair_of(group, chunk)] : 0;
+          result.terms[chunk] = has(AffineTerm::kZeroPoints) ? zeros[pair_of(group, chunk)] : 0;
         }
       }
     }
@@ -203,17 +205,17 @@ struct QuantizedWeight {
 
   __device__ __forceinline__ Frag8<T> weights(const Group& group, int half, int chunk) const {
     constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x10001u;
-    uint32_t zero = has(Shift::kNone) ? kSymmetricZero : 0;
-    if constexpr (kShift != Shift::kNone) {
-      if (has(Shift::kZeros)) {
-        zero = group.shifts[chunk] >> (8 * half) & 0xff;
+    uint32_t zero = has(AffineTerm::kNone) ? kSymmetricZero : 0;
+    if constexpr (kTerm != AffineTerm::kNone) {
+      if (has(AffineTerm::kZeroPoints)) {
+        zero = group.terms[chunk] >> (8 * half) & 0xff;
       }
     }
     Frag8<T> result;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int place = kBits * (4 * chunk + i);
-      const uint32_t word = group.codes[half].words[place / 16] >> (place % 16);
+      const int bit = kBits * (4 * chunk + i);
+      const uint32_t word = group.codes[half].words[bit / 16] >> (bit % 16);
       if constexpr (sizeof(T) == 2 && kBits > 1 && kMagic<T, kBits> != 0) {
         constexpr uint32_t kPairs = kMagic<T, kBits> * 0x10001u;
         result.pairs[i] = pair_difference<T>(masked_or(word, kMask, kPairs), zero * 0x10001u | kPairs);
@@ -235,13 +237,13 @@ struct QuantizedWeight {
 
   __device__ __forceinline__ Scaling scaling(const Group& group, int chunk) const {
     Scaling result;
-    result.has_offset = has(Shift::kOffsets);
+    result.has_offset = has(AffineTerm::kOffsets);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       result.scales[half] = half_of(group.scales[chunk], half);
       result.offsets[half] = 0.0f;
-      if constexpr (kShift != Shift::kNone) {
-        result.offsets[half] = has(Shift::kOffsets) ? half_of(group.shifts[chunk], half) : 0.0f;
+      if constexpr (kTerm != AffineTerm::kNone) {
+        result.offsets[half] = has(AffineTerm::kOffsets) ? half_of(group.terms[chunk], half) : 0.0f;
       }
     }
     return result;

@@ -1,4 +1,4 @@
-// Warp and block reductions.
+// Warp and block reductions of float32 values.
 #pragma once
 
 #include "common/types.cuh"

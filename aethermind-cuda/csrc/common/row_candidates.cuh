@@ -1,13 +1,14 @@
-// Candidates of a top-k or top-p cut, few enough to be sorted in shared memory.
+// The candidates of top-k or top-p: elements compacted from a row, few enough to be sorted in shared memory (bitonic
+// sort), and their running sums.
 #pragma once
 
-#include "common/row_bins.cuh"
+#include "common/coarse_histogram.cuh"
 
 namespace aether {
 
-constexpr int kMostCandidates = 2048;
+constexpr int kMaxCandidates = 2048;
 constexpr int kSortingThreads = 512;
-using Candidates = unsigned long long[kMostCandidates];
+using Candidates = unsigned long long[kMaxCandidates];
 
 // Compacts the ranks of elements with is_chosen(value) into `candidates`; returns their number, which may exceed its
 // capacity.
@@ -20,9 +21,9 @@ __device__ __forceinline__ int gather(Candidates& candidates, const Row& row, co
   __syncthreads();
   for_each_logit<kAhead>(row.logits, row.size, [&](float value, int index) {
     if (is_chosen(value)) {
-      const int place = atomicAdd(&count, 1);
-      if (place < kMostCandidates) {
-        candidates[place] = rank_of(value, index);
+      const int slot = atomicAdd(&count, 1);
+      if (slot < kMaxCandidates) {
+        candidates[slot] = rank_of(value, index);
       }
     }
   });
@@ -64,32 +65,33 @@ __device__ __forceinline__ void sort_descending(Candidates& numbers, int count) 
 }
 
 // An element and the inclusive running mass; `rank` is 0 if there is none.
-struct Reached {
+struct CutPoint {
   unsigned long long rank;
   Mass through;
 };
 
 // Sorted candidates with their running masses, four per thread of 512.
 struct RunningSums {
-  static constexpr int kOwn = kMostCandidates / kSortingThreads;
+  static constexpr int kPerThread = kMaxCandidates / kSortingThreads;
 
-  uint64_t ranks[kOwn];
-  uint64_t weights[kOwn];
+  uint64_t ranks[kPerThread];
+  uint64_t weights[kPerThread];
   Mass before;  // of this thread's first candidate
   uint64_t total;
 
   // `above` is the mass of elements before all candidates.
-  __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const Weighing& weighing, Mass above) {
+  __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const SoftmaxWeights& softmax,
+                                         Mass above) {
     __shared__ unsigned long long partial[kWarpSize];
-    const int first = static_cast<int>(threadIdx.x) * kOwn;
-    uint64_t own = 0;
+    const int first = static_cast<int>(threadIdx.x) * kPerThread;
+    uint64_t thread_weight = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kPerThread; ++i) {
       ranks[i] = first + i < count ? sorted[first + i] : 0;
-      weights[i] = first + i < count ? weighing.weight(value_of(ranks[i])) : 0;
-      own += weights[i];
+      weights[i] = first + i < count ? softmax.weight(value_of(ranks[i])) : 0;
+      thread_weight += weights[i];
     }
-    uint64_t sum = own;
+    uint64_t sum = thread_weight;
     for (int distance = 1; distance < kWarpSize; distance *= 2) {
       const uint64_t other = __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum), distance);
       sum += lane_index() >= distance ? other : 0;
@@ -99,7 +101,7 @@ struct RunningSums {
       partial[warp_index()] = sum;
     }
     __syncthreads();
-    before = {above.count + static_cast<uint64_t>(first), above.weight + sum - own};
+    before = {above.count + static_cast<uint64_t>(first), above.weight + sum - thread_weight};
     total = 0;
     for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarpSize; ++warp) {
       before.weight += warp < warp_index() ? partial[warp] : 0;
@@ -109,33 +111,33 @@ struct RunningSums {
 
   // Finds the first element at which the running mass reaches a target; every thread gets it.
   template <class Measure>
-  __device__ __forceinline__ Reached reach(uint64_t target) const {
-    __shared__ Reached reached;
+  __device__ __forceinline__ CutPoint find_cut(uint64_t target) const {
+    __shared__ CutPoint found;
     if (threadIdx.x == 0) {
-      reached = {0, {0, 0}};
+      found = {0, {0, 0}};
     }
     __syncthreads();
     Mass sum = before;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kPerThread; ++i) {
       const Mass through = sum + Mass{1, weights[i]};
       if (ranks[i] != 0 && Measure::of(sum) < target && Measure::of(through) >= target) {
-        reached = {ranks[i], through};
+        found = {ranks[i], through};
       }
       sum = through;
     }
     __syncthreads();
-    const Reached result = reached;
-    __syncthreads();  // `reached` may be overwritten
+    const CutPoint result = found;
+    __syncthreads();  // `found` may be overwritten
     return result;
   }
 
-  // The mass of candidates whose ordered bits are at least `least`.
-  __device__ __forceinline__ uint64_t weight_from(uint32_t least) const {
+  // The mass of candidates whose ordered bits are at least `threshold`.
+  __device__ __forceinline__ uint64_t weight_from(uint32_t threshold) const {
     uint64_t sum = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      sum += static_cast<uint32_t>(ranks[i] >> 32) >= least ? weights[i] : 0;
+    for (int i = 0; i < kPerThread; ++i) {
+      sum += static_cast<uint32_t>(ranks[i] >> 32) >= threshold ? weights[i] : 0;
     }
     return block_sum(sum);
   }

@@ -59,8 +59,8 @@ template <int kAhead, class Body>
 __device__ __forceinline__ void for_each_logit(const float* row, int begin, int end, int thread, int num_threads,
                                                const Body& body) {
   constexpr int kWide = Vector<float>::size;
-  const int beyond = static_cast<int>(reinterpret_cast<uintptr_t>(row + begin) / sizeof(float) % kWide);
-  const int head = min(end - begin, (kWide - beyond) % kWide);
+  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(row + begin) / sizeof(float) % kWide);
+  const int head = min(end - begin, (kWide - misaligned) % kWide);
   const int num_vectors = (end - begin - head) / kWide, tail = (end - begin - head) % kWide;
   const float* vectors = row + begin + head;
   for (int first = thread; first < num_vectors; first += kAhead * num_threads) {
@@ -95,18 +95,18 @@ __device__ __forceinline__ void for_each_logit(const float* row, int size, const
 
 // The rank of the first element of a row; every thread of the block gets it.
 template <class T>
-__device__ __forceinline__ uint64_t row_first(const T* row, int width) {
-  uint64_t first = 0;
+__device__ __forceinline__ uint64_t top_rank(const T* row, int width) {
+  uint64_t top = 0;
   for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
     const uint64_t rank = rank_of(to_float(row[i]), i);
-    first = rank > first ? rank : first;
+    top = rank > top ? rank : top;
   }
-  return block_largest(first);
+  return block_largest(top);
 }
 
 template <class T>
 __device__ __forceinline__ int row_argmax(const T* row, int width) {
-  return index_of(row_first(row, width));
+  return index_of(top_rank(row, width));
 }
 
 }  // namespace aether

@@ -1,4 +1,5 @@
-// A row in 32 contiguous parts, and the mass of each.
+// Inverse transform sampling of an untruncated row: the row is divided into 32 contiguous parts, and the part that
+// contains the sampled position is subdivided.
 #pragma once
 
 #include "common/radix_top_p.cuh"
@@ -10,13 +11,13 @@ constexpr int kParts = kWarpSize;
 __device__ __forceinline__ int part_length(int begin, int end) { return (end - begin + kParts - 1) / kParts; }
 
 // This thread's share of the mass of part `part` of row[begin … end - 1], computed by `num_threads` threads.
-__device__ __forceinline__ uint64_t share_of_part(const float* row, int begin, int end, int part, int thread,
-                                                  int num_threads, const Weighing& weighing) {
+__device__ __forceinline__ uint64_t thread_mass_of_part(const float* row, int begin, int end, int part, int thread,
+                                                        int num_threads, const SoftmaxWeights& softmax) {
   const int length = part_length(begin, end);
   const int first = min(end, begin + part * length), last = min(end, first + length);
   uint64_t sum = 0;
   for_each_logit<kFewVectorsAhead>(row, first, last, thread, num_threads,
-                                   [&](float value, int) { sum += weighing.weight(value); });
+                                   [&](float value, int) { sum += softmax.weight(value); });
   return sum;
 }
 
@@ -28,10 +29,10 @@ __device__ __forceinline__ uint64_t sum_of_parts(const unsigned long long* parts
   return total;
 }
 
-// The first index at which the running mass by ascending index exceeds `share` of the total; the part that contains it
-// is subdivided. `totals` are the masses of the row's parts, or null.
-__device__ __forceinline__ int sample_uncut(const Row& row, const unsigned long long* totals, const Weighing& weighing,
-                                            double share) {
+// The first index at which the running mass by ascending index exceeds `random` times the total; the part that contains
+// it is subdivided. `totals` are the masses of the row's parts, or null.
+__device__ __forceinline__ int sample_untruncated(const Row& row, const unsigned long long* totals,
+                                                  const SoftmaxWeights& softmax, double random) {
   __shared__ unsigned long long parts[kParts];
   int begin = 0, end = row.size;
   uint64_t before = 0, target = 0;
@@ -41,14 +42,14 @@ __device__ __forceinline__ int sample_uncut(const Row& row, const unsigned long 
       const uint64_t sum =
           target == 0 && totals != nullptr
               ? totals[part]
-              : warp_sum(share_of_part(row.logits, begin, end, part, lane_index(), kWarpSize, weighing));
+              : warp_sum(thread_mass_of_part(row.logits, begin, end, part, lane_index(), kWarpSize, softmax));
       if (lane_index() == 0) {
         parts[part] = sum;
       }
     }
     __syncthreads();
     if (target == 0) {
-      target = target_beyond(share, sum_of_parts(parts));
+      target = target_beyond(random, sum_of_parts(parts));
     }
     int chosen = 0;
     while (chosen < kParts - 1 && before + parts[chosen] < target) {

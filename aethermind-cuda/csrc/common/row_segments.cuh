@@ -1,5 +1,5 @@
 // The maxima of a row's segments, computed by many blocks: they give the row's maximum and a threshold for the
-// candidates of a cut.
+// candidates of top-k and top-p.
 #pragma once
 
 #include "common/row_order.cuh"
@@ -46,37 +46,37 @@ __device__ __forceinline__ void write_segment_maxima(uint32_t* maxima, const flo
 #pragma unroll
   for (int i = 0; i < kSegmentsPerWarp; ++i) {
     const uint32_t result = __reduce_max_sync(kFullWarp, largest[i]);
-    const int own = warp * kSegmentsPerWarp + i;
-    if (lane_index() == 0 && own < num_segments) {
-      maxima[static_cast<int64_t>(blockIdx.x) * num_segments + own] = result;
+    const int index = warp * kSegmentsPerWarp + i;
+    if (lane_index() == 0 && index < num_segments) {
+      maxima[static_cast<int64_t>(blockIdx.x) * num_segments + index] = result;
     }
   }
 }
 
 // The rank of the first segment with the largest maximum; every thread of a block gets it.
-__device__ __forceinline__ uint64_t first_segment(const uint32_t* maxima, int num_segments) {
-  uint64_t first = 0;
+__device__ __forceinline__ uint64_t top_segment(const uint32_t* maxima, int num_segments) {
+  uint64_t top = 0;
   for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
     const uint64_t rank = static_cast<uint64_t>(maxima[i]) << 32 | ~static_cast<uint32_t>(i);
-    first = rank > first ? rank : first;
+    top = rank > top ? rank : top;
   }
-  return block_largest(first);
+  return block_largest(top);
 }
 
 __device__ __forceinline__ float largest_of_maxima(const uint32_t* maxima, int num_segments) {
-  return value_of(first_segment(maxima, num_segments));
+  return value_of(top_segment(maxima, num_segments));
 }
 
 // The rank of the first element of a row; every thread of a block gets it.
-__device__ __forceinline__ uint64_t first_by_maxima(const float* row, int size, const uint32_t* maxima, int segment,
-                                                    int num_segments) {
-  const int begin = index_of(first_segment(maxima, num_segments)) * segment, end = min(size, begin + segment);
-  uint64_t first = 0;
+__device__ __forceinline__ uint64_t top_rank_by_maxima(const float* row, int size, const uint32_t* maxima, int segment,
+                                                       int num_segments) {
+  const int begin = index_of(top_segment(maxima, num_segments)) * segment, end = min(size, begin + segment);
+  uint64_t top = 0;
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
     const uint64_t rank = rank_of(row[i], i);
-    first = rank > first ? rank : first;
+    top = rank > top ? rank : top;
   }
-  return block_largest(first);
+  return block_largest(top);
 }
 
 }  // namespace aether

@@ -1,4 +1,4 @@
-// Element types named like the project's dtypes, conversions, and vector loads.
+// Element types named like the project's dtypes, their conversions to and from float32, and vector loads.
 //
 // Host compilers compile these sources too (with AETHER_EMULATED defined), so kernels are plain CUDA C++ and PTX is
 // wrapped in functions of this folder.

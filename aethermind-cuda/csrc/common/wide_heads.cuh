@@ -1,5 +1,5 @@
-// The epilogue of the QKV projection for heads of whole vectors: a few lanes process a head, so that a warp has several
-// heads in flight and every access is 16 bytes wide.
+// The epilogue of the QKV projection (see common/projected_heads.cuh) for heads of whole 16-byte vectors: a few lanes
+// process a head, so that a warp has several heads in flight and every access is 16 bytes wide.
 #pragma once
 
 #include "common/paged_cache.cuh"
@@ -105,18 +105,18 @@ __device__ __forceinline__ void qkv_epilogue_wide(const ProjectedHeads& call) {
   const uint32_t heads = static_cast<uint32_t>(call.num_heads + 2 * call.num_kv_heads);
   const uint32_t index = thread >> call.log2_lanes;
   const int64_t token = index / heads;
-  const int counted = static_cast<int>(index % heads);
-  const bool is_query = counted < call.num_heads;
-  const bool is_key = !is_query && counted < call.num_heads + call.num_kv_heads;
-  const int head = is_query ? counted : counted - call.num_heads - (is_key ? 0 : call.num_kv_heads);
+  const int head_index = static_cast<int>(index % heads);
+  const bool is_query = head_index < call.num_heads;
+  const bool is_key = !is_query && head_index < call.num_heads + call.num_kv_heads;
+  const int head = is_query ? head_index : head_index - call.num_heads - (is_key ? 0 : call.num_kv_heads);
   const int lane = static_cast<int>(thread) & (lanes - 1);
   const int half = call.head_dim / 2, begin = lane * Vector<T>::size;
 
   // Lanes without a head must still take part in the warp shuffles.
-  const bool is_there = token < call.num_tokens;
+  const bool is_valid = token < call.num_tokens;
   WideHead<T> row{};
   int64_t slot = 0;
-  if (is_there) {
+  if (is_valid) {
     const void* source = is_query ? call.projected_q : is_key ? call.k : call.v;
     const int64_t stride = is_query ? call.q_stride : call.kv_stride;
     row.read(static_cast<const T*>(source) + token * stride + head * call.head_dim + begin, half);
@@ -130,30 +130,30 @@ __device__ __forceinline__ void qkv_epilogue_wide(const ProjectedHeads& call) {
       row.scale(inverse, static_cast<const T*>(norm) + begin, half);
     }
   }
-  if (is_there && (is_query || is_key)) {
+  if (is_valid && (is_query || is_key)) {
     row.rotate(call.rope_table + token * call.head_dim + begin, half);
   }
   CodeScale scale{};
   if constexpr (kIsQuantized) {
     scale = code_scale(reduce_lanes<Max>(row.largest(), lanes), static_cast<CodeType>(call.code_type));
   }
-  if (!is_there || slot < 0) {
+  if (!is_valid || slot < 0) {
     return;
   }
   if (is_query) {
     row.write(static_cast<T*>(call.q) + (token * call.num_heads + head) * call.head_dim + begin, half);
     return;
   }
-  const int64_t place = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
+  const int64_t row_index = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
   void* cache = is_key ? call.k_cache : call.v_cache;
   if constexpr (kIsQuantized) {
-    uint8_t* codes = static_cast<uint8_t*>(cache) + place * call.head_dim + begin;
+    uint8_t* codes = static_cast<uint8_t*>(cache) + row_index * call.head_dim + begin;
     row.write_codes(codes, half, scale, static_cast<CodeType>(call.code_type));
     if (lane == 0) {
-      (is_key ? call.k_scale : call.v_scale)[place] = scale.scale;
+      (is_key ? call.k_scale : call.v_scale)[row_index] = scale.scale;
     }
   } else {
-    row.write(static_cast<T*>(cache) + place * call.head_dim + begin, half);
+    row.write(static_cast<T*>(cache) + row_index * call.head_dim + begin, half);
   }
 }
 

@@ -16,7 +16,7 @@ from aethermind.hal.tensor import Tensor
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
-from aethermind_cuda.graph_capture import CapturedSteps
+from aethermind_cuda.graph_capture import CudaGraphCache
 from aethermind_cuda.launch import Work
 from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.limits import measure_limits
@@ -51,16 +51,18 @@ class CudaBackend(Backend):
             packs_inputs=True,
             is_asynchronous=True,
         )
-        self._end = weakref.finalize(self, _end, self._libraries, self.streams, self.allocator, self.devices)
-        self._end.atexit = False
+        self._finalizer = weakref.finalize(
+            self, _release_all, self._libraries, self.streams, self.allocator, self.devices
+        )
+        self._finalizer.atexit = False
 
     def close(self) -> None:
-        self._end()
+        self._finalizer()
 
     def free_memory(self) -> int:
         """Free bytes: the driver's, and those that the allocator caches."""
         pressure = self.allocator.pressure(self.devices.current())
-        return pressure.free_bytes + pressure.kept_bytes
+        return pressure.free_bytes + pressure.cached_bytes
 
     def workspace_bytes(self, plan: Any) -> int:
         """The largest workspace of any step of the plan."""
@@ -70,7 +72,7 @@ class CudaBackend(Backend):
         """Compile a plan to an executable for the current device."""
         index = self.devices.current()
         facts = self.devices.facts(index)
-        captured = CapturedSteps(self._driver, self.devices.context(index))
+        captured = CudaGraphCache(self._driver, self.devices.context(index))
         return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
 
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
@@ -80,7 +82,7 @@ class CudaBackend(Backend):
             return None
         index = self.devices.current()
         library = self._library(index)
-        library.leave()
+        library.abort_communicator()
         scratch = Tensor.of(self.allocator.alloc(4), DType.FLOAT32, (1,))
         self.transfer.fill(scratch, 0)
         stream = self.streams.default(index)
@@ -96,12 +98,12 @@ class CudaBackend(Backend):
         finally:
             stream.destroy()
 
-    def enqueue(self, works: Iterable[Work], stream: Stream) -> None:
+    def enqueue(self, work: Iterable[Work], stream: Stream) -> None:
         """Enqueue work outside of a plan on a stream."""
         assert isinstance(stream, CudaStream), "the stream is of another backend"
         library = self._library(stream.device)
-        for work in works:
-            work.bind(library)(stream.handle)
+        for item in work:
+            item.bind(library)(stream.handle)
 
     def _library(self, index: int) -> KernelLibrary:
         self.devices.enter(index)
@@ -110,16 +112,16 @@ class CudaBackend(Backend):
         return self._libraries[index]
 
 
-def _end(
+def _release_all(
     libraries: dict[int, KernelLibrary], streams: CudaStreams, allocator: CudaAllocator, devices: CudaDevices
 ) -> None:
     """Release everything when a backend is closed or collected. After a device loss every call fails, which is
     ignored.
     """
-    with ExitStack() as parts:
+    with ExitStack() as stack:
         for close in (devices.close, allocator.close, streams.close, libraries.clear):
-            parts.callback(close)
+            stack.callback(close)
         for index, library in libraries.items():
-            parts.callback(library.close)
-            parts.callback(devices.synchronize, index)
-            parts.callback(library.leave)  # first: a collective whose peers are gone would never complete
+            stack.callback(library.close)
+            stack.callback(devices.synchronize, index)
+            stack.callback(library.abort_communicator)  # first: a collective whose peers are gone would never complete

@@ -116,8 +116,8 @@ class CudaDriver:
     # Streams and events
 
     def stream_priority_range(self) -> tuple[int, int]:
-        least, greatest = self._call("cuCtxGetStreamPriorityRange")
-        return int(least), int(greatest)
+        lowest, highest = self._call("cuCtxGetStreamPriorityRange")
+        return int(lowest), int(highest)
 
     def stream_create(self, priority: int) -> int:
         return int(self._call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, priority))

@@ -34,14 +34,14 @@ _COMPUTE_32F, _REAL_32F = 68, 0
 _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8, 26
 _TRANSPOSED, _EPILOGUE_BIAS = 1, 4
 _PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
-_IN_FLOAT32 = 2
+_REDUCE_IN_COMPUTE_TYPE = 2
 """Mask of split-K reduction schemes that accumulate in the compute type, not in the output's."""
 _PREFERENCE_ALIGNMENTS = 5, 6, 7, 8
 """Minimum alignments of A, B, C and D."""
-_MOST_ALIGNED = 256
+_MAX_ALIGNMENT = 256
 _ROW_ALIGNMENT = 16
-_HALVES = (DType.FLOAT16, DType.BFLOAT16)
-_MOST_ALGORITHMS = 1024
+_HALF_DTYPES = (DType.FLOAT16, DType.BFLOAT16)
+_MAX_ALGORITHMS = 1024
 """Capacity of the LRU cache of algorithms."""
 
 _DECODE_SIZES = frozenset(BATCH_SIZES)
@@ -103,13 +103,13 @@ class DenseProduct(NamedTuple):
     def bind(self, context: Context) -> Enqueue:
         """See `launch.Work`."""
         enqueue = context.cublas.bind(self)
-        return self._by_own_kernel().bind(context) if enqueue is None else enqueue
+        return self._fallback_launch().bind(context) if enqueue is None else enqueue
 
     def bind_relocatable(self, context: Context) -> Relocate | None:
         """See `launch.Work`."""
         bind_at = context.cublas.choose(self)
         if bind_at is None:
-            return self._by_own_kernel().bind_relocatable(context)
+            return self._fallback_launch().bind_relocatable(context)
         symbolic = self.addresses
 
         def relocate(bases: Sequence[int]) -> Enqueue:
@@ -123,7 +123,7 @@ class DenseProduct(NamedTuple):
         bias = 0 if self.bias is None else self.bias.address
         return self.out.address, self.x.address, self.weight.address, bias, self.workspace
 
-    def _by_own_kernel(self) -> Launch:
+    def _fallback_launch(self) -> Launch:
         if self.fallback is None:
             raise DeviceError("cuBLASLt has no algorithm for a product of this shape and type on this GPU.")
         return self.fallback(self.out, self.x, self.weight, self.bias)
@@ -143,7 +143,7 @@ class CublasLt:
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._lock = Lock()
         self._algorithms: OrderedDict[tuple[int, ...], _Algorithm | None] = OrderedDict()
-        self._operations: WeakValueDictionary[tuple[int, int], _Owned] = WeakValueDictionary()
+        self._operations: WeakValueDictionary[tuple[int, int], _Handle] = WeakValueDictionary()
 
     def close(self) -> None:
         """Release the library's handle."""
@@ -160,13 +160,13 @@ class CublasLt:
         alignment. None where the library has no algorithm.
         """
         if not all(product.out.shape):
-            return lambda *_: _nothing
+            return lambda *_: _enqueue_nothing
         with self._lock:
             algorithm = self._algorithm(product)
         if algorithm is None:
             return None
         weight_layout, x_layout, out_layout, heuristic = algorithm
-        handle, one, zero = self._handle, ctypes.byref(self._one), ctypes.byref(self._zero)
+        library_handle, one, zero = self._handle, ctypes.byref(self._one), ctypes.byref(self._zero)
         chosen, workspace_bytes = ctypes.byref(heuristic.algorithm), ctypes.c_size_t(WORKSPACE_BYTES)
         matmul, pointer = self._library.cublasLtMatmul, ctypes.c_void_p
         bias_dtype = product.out.dtype if product.bias is None else product.bias.dtype
@@ -178,7 +178,7 @@ class CublasLt:
             # The arguments keep the handles alive. They are C types already: with `argtypes` ctypes would convert each
             # of them at every call.
             arguments = (
-                *(handle, operation, one, pointer(weight), weight_layout, pointer(x), x_layout, zero),
+                *(library_handle, operation, one, pointer(weight), weight_layout, pointer(x), x_layout, zero),
                 *(out_at, out_layout, out_at, out_layout, chosen, pointer(workspace), workspace_bytes),
             )
 
@@ -198,27 +198,27 @@ class CublasLt:
             self._algorithms.move_to_end(kind)
             return self._algorithms[kind]
         found = self._choose(product)
-        self._keep(kind, found)
+        self._store(kind, found)
         if found is None:
             x, weight = product.x, product.weight
             logger.warning(
-                "cuBLASLt has no algorithm for %s%s times the transpose of %s as %s; our own kernel computes it.",
+                "cuBLASLt has no algorithm for %s%s times the transpose of %s as %s; the fallback kernel computes it.",
                 *(x.dtype, list(x.shape), list(weight.shape), product.out.dtype),
             )
         return found
 
     def _choose(self, product: DenseProduct) -> _Algorithm | None:
         """The bucket's algorithm if it is valid for this number of tokens, else the heuristics' choice."""
-        if _is_rounded_otherwise(product):
+        if _rounds_before_bias(product):
             return None
         num_tokens = product.x.shape[0]
         bucket = bucket_of(num_tokens)
         if bucket != num_tokens:
-            shared = self._bucket_algorithm(_with_tokens(product, bucket))
-            found = None if shared is None else self._adapt(shared, product)
+            bucket_algorithm = self._bucket_algorithm(_with_tokens(product, bucket))
+            found = None if bucket_algorithm is None else self._adapt(bucket_algorithm, product)
             if found is not None:
                 return found
-        return self._ask(product)
+        return self._query_heuristics(product)
 
     def _bucket_algorithm(self, product: DenseProduct) -> _Algorithm | None:
         """The algorithm of the product with the bucket's number of tokens."""
@@ -226,28 +226,28 @@ class CublasLt:
         if kind in self._algorithms:
             self._algorithms.move_to_end(kind)
         else:
-            self._keep(kind, self._ask(product))
+            self._store(kind, self._query_heuristics(product))
         return self._algorithms[kind]
 
-    def _keep(self, kind: tuple[int, ...], found: _Algorithm | None) -> None:
+    def _store(self, kind: tuple[int, ...], found: _Algorithm | None) -> None:
         self._algorithms[kind] = found
-        if len(self._algorithms) > _MOST_ALGORITHMS:
+        if len(self._algorithms) > _MAX_ALGORITHMS:
             self._algorithms.popitem(last=False)
 
-    def _adapt(self, shared: _Algorithm, product: DenseProduct) -> _Algorithm | None:
+    def _adapt(self, bucket_algorithm: _Algorithm, product: DenseProduct) -> _Algorithm | None:
         """Reuse the algorithm of another number of tokens with this product's layouts; None if the library rejects
         it.
         """
         x, out = self._layout(product.x), self._layout(product.out, product.out_stride)
-        needs = _Heuristic()
+        requirements = _Heuristic()
         status = self._library.cublasLtMatmulAlgoCheck(
-            *(self._handle, self._operation_of(product), shared.weight, x, out, out),
-            *(ctypes.byref(shared.heuristic.algorithm), ctypes.byref(needs)),
+            *(self._handle, self._operation_of(product), bucket_algorithm.weight, x, out, out),
+            *(ctypes.byref(bucket_algorithm.heuristic.algorithm), ctypes.byref(requirements)),
         )
-        is_fit = not status and not needs.state and needs.workspace_bytes <= WORKSPACE_BYTES
-        return shared._replace(x=x, out=out) if is_fit else None
+        is_supported = not status and not requirements.state and requirements.workspace_bytes <= WORKSPACE_BYTES
+        return bucket_algorithm._replace(x=x, out=out) if is_supported else None
 
-    def _ask(self, product: DenseProduct) -> _Algorithm | None:
+    def _query_heuristics(self, product: DenseProduct) -> _Algorithm | None:
         """Query the library's heuristics, which takes about a millisecond."""
         weight, x = self._layout(product.weight), self._layout(product.x)
         out = self._layout(product.out, product.out_stride)
@@ -258,13 +258,13 @@ class CublasLt:
         )
         return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
 
-    def _layout(self, array: DeviceArray, stride: int | None = None) -> _Owned:
+    def _layout(self, array: DeviceArray, stride: int | None = None) -> _Handle:
         """Describe a row-major matrix as the transpose that the column-major library sees."""
         columns, rows = array.shape
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
         return self._create("MatrixLayout", _DATA_TYPES[array.dtype], *sizes)
 
-    def _operation(self, bias: int, dtype: DType) -> _Owned:
+    def _operation(self, bias: int, dtype: DType) -> _Handle:
         """A matmul descriptor with a bias, whose address is part of it; 0 for a product without bias."""
         key = (bias, dtype.code if bias else 0)
         operation = self._operations.get(key)
@@ -277,29 +277,31 @@ class CublasLt:
                 self._set("MatmulDesc", operation, _DESC_BIAS_DATA_TYPE, ctypes.c_int32(_DATA_TYPES[dtype]))
         return operation
 
-    def _operation_of(self, product: DenseProduct) -> _Owned:
+    def _operation_of(self, product: DenseProduct) -> _Handle:
         bias = product.bias
         return self._operation(0, product.out.dtype) if bias is None else self._operation(bias.address, bias.dtype)
 
-    def _preference(self, product: DenseProduct) -> _Owned:
+    def _preference(self, product: DenseProduct) -> _Handle:
         """The heuristics assume 256-byte aligned operands unless the preference states other alignments."""
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _PREFERENCE_MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
-        self._set("MatmulPreference", preference, _PREFERENCE_REDUCTION_SCHEMES, ctypes.c_uint32(_IN_FLOAT32))
+        self._set(
+            "MatmulPreference", preference, _PREFERENCE_REDUCTION_SCHEMES, ctypes.c_uint32(_REDUCE_IN_COMPUTE_TYPE)
+        )
         arrays = product.weight, product.x, product.out, product.out
         for attribute, array in zip(_PREFERENCE_ALIGNMENTS, arrays, strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(_alignment(array.address)))
         return preference
 
-    def _create(self, kind: str, *arguments: Any) -> _Owned:
-        owned = _Owned()
-        self._call(f"cublasLt{kind}Create", ctypes.byref(owned), *arguments)
-        owned.destroy = getattr(self._library, f"cublasLt{kind}Destroy")
-        return owned
+    def _create(self, kind: str, *arguments: Any) -> _Handle:
+        handle = _Handle()
+        self._call(f"cublasLt{kind}Create", ctypes.byref(handle), *arguments)
+        handle.destroy = getattr(self._library, f"cublasLt{kind}Destroy")
+        return handle
 
-    def _set(self, kind: str, owned: _Owned, attribute: int, value: Any) -> None:
+    def _set(self, kind: str, handle: _Handle, attribute: int, value: Any) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
-        self._call(f"cublasLt{kind}SetAttribute", owned, attribute, ctypes.byref(value), size)
+        self._call(f"cublasLt{kind}SetAttribute", handle, attribute, ctypes.byref(value), size)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
@@ -307,7 +309,7 @@ class CublasLt:
             raise _error(name, status)
 
 
-class _Owned(ctypes.c_void_p):
+class _Handle(ctypes.c_void_p):
     """A handle that is destroyed with its last reference."""
 
     destroy: Callable[[ctypes.c_void_p], int] | None = None
@@ -320,9 +322,9 @@ class _Owned(ctypes.c_void_p):
 class _Algorithm(NamedTuple):
     """The matrix layouts and the algorithm that products of one kind share."""
 
-    weight: _Owned
-    x: _Owned
-    out: _Owned
+    weight: _Handle
+    x: _Handle
+    out: _Handle
     heuristic: _Heuristic
 
 
@@ -330,10 +332,10 @@ def _kind(product: DenseProduct) -> tuple[int, ...]:
     """The cache key of an algorithm; -1 and 0 for a missing bias."""
     out, x, weight, bias, *_ = product
     stride = product.out_stride or out.shape[1]
-    of_bias = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
+    bias_key = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
     dtypes = out.dtype.code, x.dtype.code, weight.dtype.code
     alignments = _alignment(out.address), _alignment(x.address), _alignment(weight.address)
-    return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *of_bias)
+    return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *bias_key)
 
 
 def bucket_of(num_tokens: int) -> int:
@@ -345,26 +347,26 @@ def bucket_of(num_tokens: int) -> int:
     return num_tokens if num_tokens in _DECODE_SIZES else _rounded_up(num_tokens)
 
 
-def prompt_buckets(least: int, most: int) -> Iterator[int]:
-    """The buckets of prompts with `least` to `most` tokens."""
-    while least <= most:
-        bucket = _rounded_up(least)
+def prompt_buckets(first: int, last: int) -> Iterator[int]:
+    """The buckets of prompts with `first` to `last` tokens."""
+    while first <= last:
+        bucket = _rounded_up(first)
         yield bucket
-        least = bucket + 1
+        first = bucket + 1
 
 
 def _rounded_up(num_tokens: int) -> int:
-    step = next((step for most, step in _BUCKET_STEPS if num_tokens <= most), _LARGEST_STEP)
+    step = next((step for limit, step in _BUCKET_STEPS if num_tokens <= limit), _LARGEST_STEP)
     return align_up(num_tokens, step)
 
 
-def _is_rounded_otherwise(product: DenseProduct) -> bool:
+def _rounds_before_bias(product: DenseProduct) -> bool:
     """Whether the library would add the bias to rounded sums, or not support it."""
     if product.bias is None:
         return False
     # For rows that are not 16-byte aligned a second kernel adds the bias (observed on sm_90), which rounds twice.
     out = product.out.dtype
-    is_split = bool(product.weight.shape[0] * out.itemsize % _ROW_ALIGNMENT) and out in _HALVES
+    is_split = bool(product.weight.shape[0] * out.itemsize % _ROW_ALIGNMENT) and out in _HALF_DTYPES
     return product.bias.dtype is not out or is_split
 
 
@@ -376,10 +378,10 @@ def _with_tokens(product: DenseProduct, num_tokens: int) -> DenseProduct:
 
 def _alignment(address: int) -> int:
     """The alignment of an address: its largest power-of-two divisor, at most 256."""
-    return min(_MOST_ALIGNED, address & -address) or _MOST_ALIGNED
+    return min(_MAX_ALIGNMENT, address & -address) or _MAX_ALIGNMENT
 
 
-def _nothing(_: int) -> None:
+def _enqueue_nothing(_: int) -> None:
     """Enqueue nothing: a product without tokens or outputs."""
 
 

@@ -1,6 +1,6 @@
 """Quantisation of weights on the GPU: rows are uploaded unquantised and packed there.
 
-Rows pass through two page-locked staging buffers and one device buffer of the same size, so that beside the packed
+Rows pass through two page-locked staging buffers and one device buffer of the same size, so that besides the packed
 weight at most half a matrix (or 16 rows, if that is more) is in memory.
 """
 
@@ -20,17 +20,17 @@ from aethermind_cuda.launch import Launch
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
 
-__all__ = ["blocks_per_unit", "format_family", "quantize_on_device"]
+__all__ = ["blocks_per_scale_vector", "format_family", "quantize_on_device"]
 
 _TILE_OUTPUTS = 16
 _CHUNK_INPUTS = 32
 _GROUP_INPUTS = 128
-_THREADS_OF_A_GROUP = 4
-_BLOCK = 256
-_BYTES_AT_ONCE = 32 << 20
+_THREADS_PER_GROUP = 4
+_BLOCK_THREADS = 256
+_STAGING_BYTES = 32 << 20
 
 
-def blocks_per_unit(format: WeightFormat) -> int:
+def blocks_per_scale_vector(format: WeightFormat) -> int:
     """Scale blocks that are stored contiguously per output: those of a group of 128 inputs for the shortest blocks."""
     return _GROUP_INPUTS // _CHUNK_INPUTS if format.block == _CHUNK_INPUTS else 1
 
@@ -48,7 +48,7 @@ class _PackedWeight(ctypes.Structure):
         ("num_inputs", ctypes.c_int32),
         ("num_blocks", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
-        ("blocks_per_unit", ctypes.c_int32),
+        ("blocks_per_scale_vector", ctypes.c_int32),
     )
 
 
@@ -73,17 +73,17 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
         return
     dtype, row_bytes = DType.of_numpy(source.dtype), num_inputs * source.itemsize
     half = align_up(-(-num_outputs // 2), _TILE_OUTPUTS)
-    rows_at_once = max(_TILE_OUTPUTS, min(half, _BYTES_AT_ONCE // row_bytes // _TILE_OUTPUTS * _TILE_OUTPUTS))
+    rows_per_pass = max(_TILE_OUTPUTS, min(half, _STAGING_BYTES // row_bytes // _TILE_OUTPUTS * _TILE_OUTPUTS))
     alloc, events, copy_async = backend.allocator.alloc, backend.events, backend.transfer.copy_async
     stream = backend.streams.create(destination.buffer.device.index)
-    staged = [_Staged(alloc(rows_at_once * row_bytes, MemoryKind.PINNED), events.create()) for _ in range(2)]
-    values = alloc(rows_at_once * row_bytes)
+    staged = [_Staged(alloc(rows_per_pass * row_bytes, MemoryKind.PINNED), events.create()) for _ in range(2)]
+    values = alloc(rows_per_pass * row_bytes)
     largest = Tensor.of(alloc(4), DType.FLOAT32, (1,))
     backend.transfer.fill(largest, 0, stream)
     found = Tensor.of(alloc(4, MemoryKind.PINNED), DType.FLOAT32, (1,))
     try:
-        for first_row in range(0, num_outputs, rows_at_once):
-            rows = source[first_row : first_row + rows_at_once]
+        for first_row in range(0, num_outputs, rows_per_pass):
+            rows = source[first_row : first_row + rows_per_pass]
             staged.reverse()
             buffer, copied = staged[0]
             copied.synchronize()
@@ -94,7 +94,7 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
             copied.record(stream)
             sizes = (first_row, len(rows), num_outputs, num_inputs, format.num_blocks(num_inputs))
             addresses = destination.address, values.address, largest.address
-            weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs, blocks_per_unit(format))
+            weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs, blocks_per_scale_vector(format))
             backend.enqueue(_launches(weight, format_family(format), dtype), stream)
         copy_async(found, largest, stream)
     finally:
@@ -106,14 +106,14 @@ def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
     """The launches of csrc/quantize_weight.cu: scales, then codes."""
     rows = align_up(weight.num_rows, _TILE_OUTPUTS)
     num_groups = -(-weight.num_inputs // _GROUP_INPUTS)
-    blocks_of_row = align_up(weight.num_blocks, weight.blocks_per_unit)
-    counts = {"scales": rows * blocks_of_row, "codes": rows * num_groups * _THREADS_OF_A_GROUP}
+    blocks_per_row = align_up(weight.num_blocks, weight.blocks_per_scale_vector)
+    counts = {"scales": rows * blocks_per_row, "codes": rows * num_groups * _THREADS_PER_GROUP}
     return [
         Launch(
             "quantize_weight",
             f"quantize_{what}_{family}_{dtype}",
-            (-(-count // _BLOCK), 1, 1),
-            (_BLOCK, 1, 1),
+            (-(-count // _BLOCK_THREADS), 1, 1),
+            (_BLOCK_THREADS, 1, 1),
             (weight,),
         )
         for what, count in counts.items()
@@ -121,6 +121,6 @@ def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
 
 
 def format_family(format: WeightFormat) -> str:
-    """The kernels' name of a format; formats that differ in the block size only share it."""
-    shift = "_offset" if format.has_offset else "_zp" if format.has_zero_point and format.bits != 2 else ""
-    return f"int{format.bits}{shift}"
+    """The format in kernel names, such as int4_zp. Formats that differ in the block size only share it."""
+    affine_suffix = "_offset" if format.has_offset else "_zp" if format.has_zero_point and format.bits != 2 else ""
+    return f"int{format.bits}{affine_suffix}"

@@ -18,7 +18,7 @@ _L2_CACHE_BYTES = 38
 _MAJOR, _MINOR = 75, 76
 _SHARED_BYTES_OPTIN = 97
 
-_THE_BACKEND = "backend", 0
+_BACKEND_HANDLE = "backend", 0
 _thread = local()
 """`context` is the context that the thread entered last."""
 
@@ -27,50 +27,50 @@ class Context:
     """The primary context of a device, shared with torch and others, as retained by one backend.
 
     Memory, streams, events and graphs may be collected after their backend was closed, and the driver can free them
-    only while their context exists. So each is registered here as a `thing`; the context is released once the backend
-    has closed it and the last thing is gone.
+    only while their context exists. So each is registered here; the context is released once the backend has closed
+    it and the last handle is released.
     """
 
     def __init__(self, driver: Driver, index: int) -> None:
         self.handle = driver.retain_context(index)
         self._driver = driver
         self._index = index
-        self._things: set[tuple[Hashable, int]] = {_THE_BACKEND}
-        self._lock = RLock()  # reentrant: a garbage collection inside may release another thing
+        self._live_handles: set[tuple[Hashable, int]] = {_BACKEND_HANDLE}
+        self._lock = RLock()  # reentrant: a garbage collection inside may release another handle
 
     def enter(self) -> None:
         """Make this context current in the calling thread."""
         self._driver.set_context(self.handle)
         _thread.context = self
 
-    def made(self, kind: Hashable, handle: int) -> int:
-        """Keep the context until this thing is given back; returns the handle."""
-        self._things.add((kind, handle))
+    def register(self, kind: Hashable, handle: int) -> int:
+        """Retain the context until `release` of this handle; returns the handle."""
+        self._live_handles.add((kind, handle))
         return handle
 
-    def give_back(self, kind: Hashable, handle: int, give_back: Callable[[int], None]) -> None:
-        """Call `give_back(handle)` in this context; the thing is forgotten even if the call fails.
+    def release(self, kind: Hashable, handle: int, destroy: Callable[[int], None]) -> None:
+        """Call `destroy(handle)` in this context; the handle is unregistered even if the call fails.
 
         A garbage collection may call this between any two calls of a thread, so the thread's context is restored.
         """
         before: Context = getattr(_thread, "context", self)
         try:
             self.enter()
-            give_back(handle)
+            destroy(handle)
         finally:
-            self._gone((kind, handle))
-            if before is not self and before._things:
+            self._unregister((kind, handle))
+            if before is not self and before._live_handles:
                 before.enter()
 
-    def leave(self) -> None:
-        """Release the context once no thing needs it: its backend is closed."""
-        self._gone(_THE_BACKEND)
+    def close(self) -> None:
+        """Unregister the backend: the context is released with its last handle."""
+        self._unregister(_BACKEND_HANDLE)
 
-    def _gone(self, thing: tuple[Hashable, int]) -> None:
+    def _unregister(self, entry: tuple[Hashable, int]) -> None:
         with self._lock:
-            if thing in self._things:
-                self._things.remove(thing)
-                if not self._things:
+            if entry in self._live_handles:
+                self._live_handles.remove(entry)
+                if not self._live_handles:
                     self._driver.release_context(self._index)
 
 
@@ -114,19 +114,19 @@ class CudaDevices(CountedDevices):
         return self._contexts.get(index) or self._retain(index)
 
     def close(self) -> None:
-        """Release each context as soon as nothing made in it is left."""
+        """Release each context as soon as its last handle is released."""
         with self._lock:
             for context in self._contexts.values():
-                context.leave()
+                context.close()
             self._contexts.clear()
 
     def _facts(self, index: int) -> DeviceFacts:
         self.check(index)
-        ask = self._driver.device_attribute
+        attribute = self._driver.device_attribute
         return DeviceFacts(
-            (ask(index, _MAJOR), ask(index, _MINOR)),
-            ask(index, _NUM_MULTIPROCESSORS),
-            ask(index, _SHARED_BYTES_OPTIN),
+            (attribute(index, _MAJOR), attribute(index, _MINOR)),
+            attribute(index, _NUM_MULTIPROCESSORS),
+            attribute(index, _SHARED_BYTES_OPTIN),
         )
 
     def _retain(self, index: int) -> Context:
@@ -136,12 +136,12 @@ class CudaDevices(CountedDevices):
             if index not in self._contexts:
                 context = Context(self._driver, index)
                 for other, other_context in self._contexts.items():
-                    self._connect(index, context, other, other_context)
-                    self._connect(other, other_context, index, context)
+                    self._enable_peer_access(index, context, other, other_context)
+                    self._enable_peer_access(other, other_context, index, context)
                 self._contexts[index] = context
             return self._contexts[index]
 
-    def _connect(self, index: int, context: Context, other: int, other_context: Context) -> None:
+    def _enable_peer_access(self, index: int, context: Context, other: int, other_context: Context) -> None:
         if self._driver.can_access_peer(index, other):
             context.enter()
             self._driver.enable_peer_access(other_context.handle)

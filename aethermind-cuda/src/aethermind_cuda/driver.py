@@ -18,8 +18,8 @@ INVALID_DEVICE = 101
 NO_BINARY = 209
 
 _ADVICE = {
-    2: "Lower --num-kv-blocks or --max-model-len, choose a smaller model, or end what else uses the GPU.",
-    46: "The GPU is busy or reserved by somebody else; see `nvidia-smi`.",
+    2: "Lower --num-kv-blocks or --max-model-len, choose a smaller model, or end other processes on the GPU.",
+    46: "The GPU is busy or reserved by another process; see `nvidia-smi`.",
     100: "No GPU is visible to the driver; look at CUDA_VISIBLE_DEVICES and `nvidia-smi`.",
     209: "The kernels were not compiled for this GPU; reinstall aethermind-cuda, or build it on this machine.",
     214: "The GPU's memory is damaged (an uncorrectable ECC error); reset the GPU or use another one.",
@@ -37,7 +37,7 @@ class CudaError(DeviceError):
     """A driver call failed with `code`, whose `name` is, for example, CUDA_ERROR_OUT_OF_MEMORY."""
 
     def __init__(self, call: str, code: int, name: str, text: str) -> None:
-        advice = _ADVICE.get(code, "`nvidia-smi` may tell more.")
+        advice = _ADVICE.get(code, "See `nvidia-smi`.")
         super().__init__(f"{call} failed: {text} ({name}, {code}). {advice}")
         self.code = code
         self.name = name
@@ -97,7 +97,7 @@ class Driver(Protocol):
     # Streams and events
 
     def stream_priority_range(self) -> tuple[int, int]:
-        """The least and the greatest priority, such as (0, -5)."""
+        """The lowest and the highest priority, such as (0, -5)."""
 
     def stream_create(self, priority: int) -> int:
         """A non-blocking stream: it does not synchronise with the default stream."""

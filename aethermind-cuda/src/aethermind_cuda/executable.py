@@ -11,7 +11,7 @@ from aethermind.graph.plan import Plan, is_decode_size
 from aethermind.hal.memory import Buffer
 from aethermind.hal.stream import Stream
 from aethermind_cuda.cublas import prompt_buckets
-from aethermind_cuda.graph_capture import CapturedSteps
+from aethermind_cuda.graph_capture import CudaGraphCache
 from aethermind_cuda.launch import DeviceFacts
 from aethermind_cuda.launch_cache import LaunchCache
 from aethermind_cuda.library import KernelLibrary
@@ -22,7 +22,7 @@ from aethermind_cuda.streams import CudaStream
 __all__ = ["CudaExecutable"]
 
 _UNNAMED = nullcontext()
-_MOST_PREPARED_TOKENS = 4096
+_MAX_PREPARED_TOKENS = 4096
 """cuBLASLt algorithms are chosen at load time for prompts up to this many tokens; for longer ones the time is
 negligible."""
 
@@ -37,7 +37,7 @@ class CudaExecutable:
         device: int,
         facts: DeviceFacts,
         library: KernelLibrary,
-        captured: CapturedSteps,
+        captured: CudaGraphCache,
         allocate: Callable[[int], Buffer],
     ) -> None:
         self._plan = plan
@@ -48,7 +48,7 @@ class CudaExecutable:
         self._annotate = find_annotate()
         self._workspace = allocate(workspace_bytes(plan, facts))
         self._binder = StepBinder(plan, memory, facts, library, self._workspace.address)
-        for bucket in prompt_buckets(1, min(plan.symbols.get("T", 0), _MOST_PREPARED_TOKENS)):
+        for bucket in prompt_buckets(1, min(plan.symbols.get("T", 0), _MAX_PREPARED_TOKENS)):
             sizes = {"T": min(bucket, plan.symbols["T"]), "S": 1, "R": 1, "B": 1}
             self._binder.choose_algorithms(tuple(sizes.get(name, 0) for name in plan.symbols))
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 from aethermind_cuda.devices import Context
 from aethermind_cuda.driver import CudaError, Driver
 
-__all__ = ["CapturedSteps"]
+__all__ = ["CudaGraphCache"]
 
-_MOST_GRAPHS = 64
+_MAX_GRAPHS = 64
 
 
-class CapturedSteps:
+class CudaGraphCache:
     """An LRU cache of 64 graphs by run sizes. All graphs use the plan's memory.
 
     The first run of a size is not captured: library initialisation must not be captured, and many sizes do not recur.
@@ -43,30 +43,30 @@ class CapturedSteps:
             return
         if graph is None:
             graph = self._graphs[symbols] = self._capture(stream, enqueue)
-            if len(self._graphs) > _MOST_GRAPHS:
-                self._give_back(self._graphs.popitem(last=False)[1])
+            if len(self._graphs) > _MAX_GRAPHS:
+                self._destroy(self._graphs.popitem(last=False)[1])
         self._graphs.move_to_end(symbols)
         self._driver.graph_launch(graph, stream)
 
     def close(self) -> None:
         """Destroy all graphs."""
         while self._graphs:
-            self._give_back(self._graphs.popitem()[1])
+            self._destroy(self._graphs.popitem()[1])
 
     def _capture(self, stream: int, enqueue: Callable[[int], None]) -> int:
         self._driver.begin_capture(stream)
         try:
             enqueue(stream)
         except BaseException:
-            self._abandon(stream)
+            self._end_failed_capture(stream)
             raise
         graph = self._driver.graph_instantiate(self._driver.end_capture(stream))
-        return self._context.made("graph", graph)
+        return self._context.register("graph", graph)
 
-    def _give_back(self, graph: int) -> None:
-        self._context.give_back("graph", graph, self._driver.graph_destroy)
+    def _destroy(self, graph: int) -> None:
+        self._context.release("graph", graph, self._driver.graph_destroy)
 
-    def _abandon(self, stream: int) -> None:
+    def _end_failed_capture(self, stream: int) -> None:
         """End a failed capture, so that the stream can be used again."""
         with suppress(CudaError):
             self._driver.graph_destroy(self._driver.graph_instantiate(self._driver.end_capture(stream)))

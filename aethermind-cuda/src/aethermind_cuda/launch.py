@@ -57,8 +57,8 @@ class DeviceArray(NamedTuple):
         """The bytes of the elements."""
         return self.size * self.dtype.itemsize
 
-    def is_before(self, other: DeviceArray) -> bool:
-        """Whether another array begins where this one ends, so that it may be its next rows."""
+    def is_followed_by(self, other: DeviceArray) -> bool:
+        """Whether `other` begins where this array ends, so that it may be its next rows."""
         return other.address == self.address + self.nbytes
 
 

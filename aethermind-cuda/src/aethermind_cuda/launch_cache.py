@@ -12,7 +12,7 @@ from aethermind_cuda.launch import Enqueue
 
 __all__ = ["LaunchCache"]
 
-_MOST_SIZES = 32
+_MAX_CACHED_SIZES = 32
 """LRU capacity per step."""
 
 
@@ -34,7 +34,7 @@ class LaunchCache:
         launches = cached.get(sizes)
         if launches is None:
             launches = cached[sizes] = bind(position, symbols)
-            if len(cached) > _MOST_SIZES:
+            if len(cached) > _MAX_CACHED_SIZES:
                 cached.popitem(last=False)
         else:
             cached.move_to_end(sizes)

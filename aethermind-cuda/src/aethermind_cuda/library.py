@@ -20,9 +20,9 @@ from aethermind_cuda.targets import best_target
 __all__ = ["CUBINS", "Cubins", "KernelLibrary"]
 
 CUBINS = Path(__file__).parent / "cubins"
-_OVERLAPPING = 9, 0
+_DEPENDENT_LAUNCH = 9, 0
 """The first compute capability with programmatic dependent launch."""
-_FREE_SHARED_BYTES = 48 * 1024
+_DEFAULT_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that needs no opt-in."""
 
 
@@ -45,7 +45,7 @@ class Cubins:
         operators: Mapping[str, Any] = self.manifest["operators"]
         return operators
 
-    def reason_against(self, capability: tuple[int, int]) -> str | None:
+    def unsupported_reason(self, capability: tuple[int, int]) -> str | None:
         """Why these kernels do not support a GPU, as a sentence; None if they do."""
         if not self.operators:
             return (
@@ -55,8 +55,8 @@ class Cubins:
         targets = {target for operator in self.operators.values() for target in operator["targets"]}
         if best_target(targets, capability) is None:
             return (
-                f"aethermind-cuda has kernels for compute capability {', '.join(sorted(targets, key=_by_number))}, and "
-                f"none of them runs on {_written(capability)}. Build them from source with --targets "
+                f"aethermind-cuda has kernels for compute capability {', '.join(sorted(targets, key=_target_number))}, "
+                f"and none of them runs on {_dotted(capability)}. Build them from source with --targets "
                 f"{capability[0]}{capability[1]}, or use another device."
             )
         return None
@@ -66,7 +66,7 @@ class Cubins:
         operator = self.operators.get(source)
         target = None if operator is None else best_target(operator["targets"], capability)
         if operator is None or target is None:
-            reason = self.reason_against(capability) or f"it was built without {source} for {_written(capability)}."
+            reason = self.unsupported_reason(capability) or f"it was built without {source} for {_dotted(capability)}."
             raise DeviceError(f"The CUDA kernels of {source} cannot be loaded: {reason}")
         image: bytes = (self.folder / operator["targets"][target]["file"]).read_bytes()
         return image
@@ -97,10 +97,10 @@ class KernelLibrary:
     def collectives(self) -> NcclCommunicator:
         """The communicator; DeviceError before the ranks have connected."""
         if self.communicator is None:
-            raise DeviceError("The ranks have not met yet: ask the backend for its communicator first.")
+            raise DeviceError("The ranks are not connected: call the backend's `communicator` first.")
         return self.communicator
 
-    def leave(self) -> None:
+    def abort_communicator(self) -> None:
         """Abort the communicator, so that nothing waits for other ranks."""
         communicator, self.communicator = self.communicator, None
         if communicator is not None:
@@ -118,12 +118,12 @@ class KernelLibrary:
 
     def bind_launch(self, launch: Launch) -> Enqueue:
         """Bind a launch; DeviceError for more shared memory than a block can have."""
-        return self._launcher(launch)(Parameters(launch.arguments)) if all(launch.grid) else _nothing
+        return self._launcher(launch)(Parameters(launch.arguments)) if all(launch.grid) else _enqueue_nothing
 
     def bind_relocatable(self, launch: Launch) -> Relocate | None:
         """As `bind_launch` for symbolic addresses: arguments are packed once and copied with other pointers."""
         if not all(launch.grid):
-            return lambda _: _nothing
+            return lambda _: _enqueue_nothing
         template = Parameters(launch.arguments)
         pointers = template.pointers()
         if pointers is None:
@@ -143,7 +143,7 @@ class KernelLibrary:
         self._allow_shared(function, launch)
         launch_kernel = self._driver.launch_kernel
         grid, block, shared_bytes = launch.grid, launch.block, launch.shared_bytes
-        overlaps = launch.overlaps and self._facts.compute_capability >= _OVERLAPPING
+        overlaps = launch.overlaps and self._facts.compute_capability >= _DEPENDENT_LAUNCH
 
         def bind(parameters: Parameters) -> Enqueue:
             def enqueue(stream: int) -> None:
@@ -163,24 +163,24 @@ class KernelLibrary:
         self._functions.clear()
 
     def _allow_shared(self, function: int, launch: Launch) -> None:
-        wanted, limit = launch.shared_bytes, self._facts.shared_bytes
-        if wanted > limit:
+        requested, limit = launch.shared_bytes, self._facts.shared_bytes
+        if requested > limit:
             raise DeviceError(
-                f"The CUDA kernel {launch.kernel} wants {wanted} bytes of shared memory, and a block of this GPU can "
-                f"have {limit}."
+                f"The CUDA kernel {launch.kernel} needs {requested} bytes of shared memory, and a block of this GPU "
+                f"can have {limit}."
             )
-        if wanted > self._shared_limits.get(function, _FREE_SHARED_BYTES):
-            self._driver.set_dynamic_shared_limit(function, wanted)
-            self._shared_limits[function] = wanted
+        if requested > self._shared_limits.get(function, _DEFAULT_SHARED_BYTES):
+            self._driver.set_dynamic_shared_limit(function, requested)
+            self._shared_limits[function] = requested
 
 
-def _nothing(_: int) -> None:
+def _enqueue_nothing(_: int) -> None:
     """Enqueue nothing: an empty grid."""
 
 
-def _written(capability: tuple[int, int]) -> str:
+def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-def _by_number(target: str) -> tuple[int, str]:
+def _target_number(target: str) -> tuple[int, str]:
     return int(target.rstrip("af")), target

@@ -15,7 +15,7 @@ from aethermind_cuda.library import KernelLibrary
 __all__ = ["measure_limits"]
 
 _COPY_BYTES = 512 << 20
-_PRODUCT_SIZE = 8192
+_MATRIX_SIZE = 8192
 _BLOCK_VALUES = 1_000_003
 _REPEAT = 5
 
@@ -26,10 +26,10 @@ def measure_limits(
     """Measure by device events, best of several runs, in about a second; without cuBLASLt no FLOP/s."""
     source, destination = allocate(_COPY_BYTES), allocate(_COPY_BYTES)
 
-    def copy(where: int) -> None:
-        driver.copy(destination.address, source.address, _COPY_BYTES, where)
+    def copy(stream_handle: int) -> None:
+        driver.copy(destination.address, source.address, _COPY_BYTES, stream_handle)
 
-    bandwidth = 2 * _COPY_BYTES / _least_seconds(driver, stream, copy)
+    bandwidth = 2 * _COPY_BYTES / _best_seconds(driver, stream, copy)
     rates = {}
     if find_cublaslt() is not None:
         workspace = allocate(WORKSPACE_BYTES)
@@ -49,7 +49,7 @@ def _product_rate(
 ) -> float:
     import numpy as np
 
-    size = _PRODUCT_SIZE
+    size = _MATRIX_SIZE
     buffers = [allocate(size * size * dtype.itemsize) for _ in range(3)]
     # Random values: zeros would draw less power and so run faster than real operands.
     block = np.random.default_rng(0).standard_normal(_BLOCK_VALUES, np.float32).astype(dtype.numpy)
@@ -58,11 +58,11 @@ def _product_rate(
         driver.copy(buffer.address, values.ctypes.data, buffer.nbytes, stream)
     driver.stream_synchronize(stream)
     out, x, weight = (DeviceArray(buffer.address, dtype, (size, size)) for buffer in buffers)
-    seconds = _least_seconds(driver, stream, DenseProduct(out, x, weight, None, workspace).bind(library))
+    seconds = _best_seconds(driver, stream, DenseProduct(out, x, weight, None, workspace).bind(library))
     return 2 * size**3 / seconds
 
 
-def _least_seconds(driver: Driver, stream: int, enqueue: Callable[[int], None]) -> float:
+def _best_seconds(driver: Driver, stream: int, enqueue: Callable[[int], None]) -> float:
     begin, end = driver.event_create(True), driver.event_create(True)
     enqueue(stream)
     best = float("inf")

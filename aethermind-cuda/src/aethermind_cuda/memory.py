@@ -16,8 +16,8 @@ from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError, Driver
 
 __all__ = ["CudaAllocator", "MemoryPressure"]
 
-_SMALLEST = 512
-_LARGEST_KEPT = 32 << 20
+_MIN_SIZE = 512
+_MAX_CACHED_SIZE = 32 << 20
 """Larger buffers (arenas, weights, the KV cache) are returned to the driver when freed."""
 
 
@@ -26,25 +26,25 @@ class MemoryPressure(NamedTuple):
 
     free_bytes: int
     total_bytes: int
-    kept_bytes: int
+    cached_bytes: int
 
 
 class _Pool:
     """A pool of one kind of memory on one device: free lists by size class, and statistics. The caller locks."""
 
-    def __init__(self, take: Callable[[int], int], give_back: Callable[[int], None]) -> None:
-        self._take = take
-        self._give_back = give_back
-        self._kept: defaultdict[int, list[int]] = defaultdict(list)
-        self.allocated = self.reserved = self.peak = self.count = self.kept_bytes = 0
+    def __init__(self, allocate: Callable[[int], int], deallocate: Callable[[int], None]) -> None:
+        self._allocate = allocate
+        self._deallocate = deallocate
+        self._free_lists: defaultdict[int, list[int]] = defaultdict(list)
+        self.allocated = self.reserved = self.peak = self.count = self.cached_bytes = 0
 
     def alloc(self, nbytes: int) -> int:
         size = _size_class(nbytes)
-        if self._kept[size]:
-            address = self._kept[size].pop()
-            self.kept_bytes -= size
+        if self._free_lists[size]:
+            address = self._free_lists[size].pop()
+            self.cached_bytes -= size
         else:
-            address = self._take_or_trim(size)
+            address = self._allocate_or_trim(size)
             self.reserved += size
         self.allocated += nbytes
         self.peak = max(self.peak, self.allocated)
@@ -54,32 +54,32 @@ class _Pool:
     def free(self, address: int, nbytes: int) -> None:
         size = _size_class(nbytes)
         self.allocated -= nbytes
-        if size <= _LARGEST_KEPT:
-            self._kept[size].append(address)
-            self.kept_bytes += size
+        if size <= _MAX_CACHED_SIZE:
+            self._free_lists[size].append(address)
+            self.cached_bytes += size
         else:
             self.reserved -= size
-            self._give_back(address)
+            self._deallocate(address)
 
     def trim(self) -> None:
         """Return all cached memory to the driver."""
-        for size, addresses in self._kept.items():
+        for size, addresses in self._free_lists.items():
             while addresses:
-                self._give_back(addresses.pop())
+                self._deallocate(addresses.pop())
                 self.reserved -= size
-        self.kept_bytes = 0
+        self.cached_bytes = 0
 
     def stats(self) -> MemoryStats:
         return MemoryStats(self.allocated, self.reserved, self.peak, self.count)
 
-    def _take_or_trim(self, size: int) -> int:
+    def _allocate_or_trim(self, size: int) -> int:
         try:
-            return self._take(size)
+            return self._allocate(size)
         except CudaError as error:
-            if error.code != OUT_OF_MEMORY or not self.kept_bytes:
+            if error.code != OUT_OF_MEMORY or not self.cached_bytes:
                 raise
         self.trim()
-        return self._take(size)
+        return self._allocate(size)
 
 
 class CudaAllocator(Allocator):
@@ -112,7 +112,7 @@ class CudaAllocator(Allocator):
                 if error.code != OUT_OF_MEMORY:
                     raise
                 raise self._out_of_memory(nbytes, kind, device, pool) from error
-            context.made(kind, address)
+            context.register(kind, address)
 
         def free(address: int) -> None:
             pool.free(address, nbytes)
@@ -121,7 +121,7 @@ class CudaAllocator(Allocator):
 
         def release() -> None:
             with self._lock:
-                context.give_back(kind, address, free)
+                context.release(kind, address, free)
 
         is_host = kind is MemoryKind.PINNED
         return Buffer(device, address, nbytes, kind=kind, is_host_accessible=is_host, release=release)
@@ -140,7 +140,7 @@ class CudaAllocator(Allocator):
         """Memory of a device, including other processes."""
         with self._lock:
             self._devices.enter(index)
-            return MemoryPressure(*self._driver.memory_info(), self._pool(index, MemoryKind.DEVICE).kept_bytes)
+            return MemoryPressure(*self._driver.memory_info(), self._pool(index, MemoryKind.DEVICE).cached_bytes)
 
     def trim(self) -> None:
         """Return cached memory to the driver."""
@@ -164,12 +164,12 @@ class CudaAllocator(Allocator):
 
     def _stats(self, kind: MemoryKind) -> MemoryStats:
         with self._lock:
-            every = [pool.stats() for (_, its_kind), pool in self._pools.items() if its_kind is kind]
+            pools = [pool.stats() for (_, pool_kind), pool in self._pools.items() if pool_kind is kind]
         return MemoryStats(
-            sum(one.allocated_bytes for one in every),
-            sum(one.reserved_bytes for one in every),
-            sum(one.peak_bytes for one in every),
-            sum(one.num_allocations for one in every),
+            sum(stats.allocated_bytes for stats in pools),
+            sum(stats.reserved_bytes for stats in pools),
+            sum(stats.peak_bytes for stats in pools),
+            sum(stats.num_allocations for stats in pools),
         )
 
     def _out_of_memory(self, nbytes: int, kind: MemoryKind, device: DeviceId, pool: _Pool) -> OutOfMemoryError:
@@ -190,4 +190,4 @@ def _size_class(nbytes: int) -> int:
     """Round up: small sizes to a power of two, large ones to pages of 2 MiB; at most half is wasted."""
     if nbytes > 1 << 20:
         return -(-nbytes // (2 << 20)) * (2 << 20)
-    return max(_SMALLEST, 1 << max(0, nbytes - 1).bit_length())
+    return max(_MIN_SIZE, 1 << max(0, nbytes - 1).bit_length())

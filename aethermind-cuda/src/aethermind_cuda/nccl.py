@@ -27,7 +27,7 @@ _BYTES, _SUM = 0, 0
 """`ncclInt8`, the type of transfers without reduction, and `ncclSum`."""
 _DATA_TYPES = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
 _ID_BYTES = 128
-_MEETING_S = 300.0
+_CONNECT_TIMEOUT_S = 300.0
 """How long a rank waits for the others to load their weights."""
 _RETRY_S = 0.05
 
@@ -76,11 +76,13 @@ class NcclCommunicator:
             self._call("ncclGetUniqueId", ctypes.byref(unique))
         if size > 1:
             if address is None:
-                raise InvalidArgumentError("Ranks of CUDA devices meet at an address, HOST:PORT, and none was given.")
+                raise InvalidArgumentError(
+                    "Ranks of CUDA devices connect at an address, HOST:PORT, and none was given."
+                )
             host, _, port = address.rpartition(":")
-            place = host, int(port)
-            own = bytes(unique.internal)
-            found = _hand_out(own, place, size - 1) if rank == 0 else _fetch(place)
+            endpoint = host, int(port)
+            unique_id = bytes(unique.internal)
+            found = _serve_unique_id(unique_id, endpoint, size - 1) if rank == 0 else _fetch_unique_id(endpoint)
             ctypes.memmove(ctypes.byref(unique), found, _ID_BYTES)
         self._call("ncclCommInitRank", ctypes.byref(self._handle), size, unique, rank)
 
@@ -106,16 +108,16 @@ class NcclCommunicator:
     def all_reduce(self, tensor: Tensor, stream: Stream) -> None:
         """Sum `tensor` over all ranks, in place."""
         array = _array(tensor)
-        self.bind_all_reduce(array, array)(_handle_of(stream))
+        self.bind_all_reduce(array, array)(_stream_handle(stream))
 
     def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
         """Concatenate every rank's `part` along the first axis into `output`."""
-        self.bind_all_gather(_array(output), _array(part))(_handle_of(stream))
+        self.bind_all_gather(_array(output), _array(part))(_stream_handle(stream))
 
     def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
         """Copy `tensor` of rank `root` to every rank."""
-        where = ctypes.c_void_p(tensor.address)
-        self._bind("ncclBroadcast", where, where, tensor.nbytes, _BYTES, root)(_handle_of(stream))
+        pointer = ctypes.c_void_p(tensor.address)
+        self._bind("ncclBroadcast", pointer, pointer, tensor.nbytes, _BYTES, root)(_stream_handle(stream))
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -125,14 +127,14 @@ class NcclCommunicator:
     def bind_all_reduce(self, out: DeviceArray, x: DeviceArray) -> Enqueue:
         """out = the sum of every rank's x, which may be `out`."""
         if not x.size:
-            return _nothing
+            return _enqueue_nothing
         pointers = ctypes.c_void_p(x.address), ctypes.c_void_p(out.address)
         return self._bind("ncclAllReduce", *pointers, x.size, _DATA_TYPES[x.dtype], _SUM)
 
     def bind_all_gather(self, out: DeviceArray, part: DeviceArray) -> Enqueue:
         """Concatenate the parts of all ranks along the first axis; lengths are those of `Share.bounds`."""
         if not out.size:
-            return _nothing
+            return _enqueue_nothing
         length, row_bytes = out.shape[0], out.nbytes // out.shape[0]
         source = ctypes.c_void_p(part.address)
         if length % self.size == 0:
@@ -141,10 +143,10 @@ class NcclCommunicator:
         sends = []
         for rank in range(self.size):
             begin, end = self._share.bounds(length, rank)
-            where = ctypes.c_void_p(out.address + begin * row_bytes)
-            from_ = source if rank == self.rank else where
+            pointer = ctypes.c_void_p(out.address + begin * row_bytes)
+            from_ = source if rank == self.rank else pointer
             if end > begin:
-                sends.append(self._bind("ncclBroadcast", from_, where, (end - begin) * row_bytes, _BYTES, rank))
+                sends.append(self._bind("ncclBroadcast", from_, pointer, (end - begin) * row_bytes, _BYTES, rank))
         call = self._call
 
         def enqueue(stream: int) -> None:
@@ -168,37 +170,41 @@ class NcclCommunicator:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
         if status:
-            words = self._library.ncclGetErrorString(status).decode(errors="replace")
-            raise DeviceError(f"{name} failed with status {status} ({words}). NCCL_DEBUG=INFO makes NCCL say more.")
+            message = self._library.ncclGetErrorString(status).decode(errors="replace")
+            raise DeviceError(f"{name} failed with status {status} ({message}). Set NCCL_DEBUG=INFO for details.")
 
 
-def _hand_out(unique: bytes, place: tuple[str, int], num_others: int) -> bytes:
+def _serve_unique_id(unique: bytes, endpoint: tuple[str, int], num_others: int) -> bytes:
     """Send the communicator id to every other rank."""
-    with socket.create_server(place, backlog=num_others) as server:
-        server.settimeout(_MEETING_S)
+    with socket.create_server(endpoint, backlog=num_others) as server:
+        server.settimeout(_CONNECT_TIMEOUT_S)
         for _ in range(num_others):
             try:
                 other, _address = server.accept()
             except TimeoutError:
-                raise DeviceError(f"Not all ranks came to {place[0]}:{place[1]} in {_MEETING_S:.0f} s.") from None
+                raise DeviceError(
+                    f"Not all ranks connected to {endpoint[0]}:{endpoint[1]} in {_CONNECT_TIMEOUT_S:.0f} s."
+                ) from None
             with other:
                 other.sendall(unique)
     return unique
 
 
-def _fetch(place: tuple[str, int], clock: Callable[[], float] = time.monotonic) -> bytes:
+def _fetch_unique_id(endpoint: tuple[str, int], clock: Callable[[], float] = time.monotonic) -> bytes:
     """Fetch the id from rank 0, retrying until it listens."""
-    deadline = clock() + _MEETING_S
+    deadline = clock() + _CONNECT_TIMEOUT_S
     while True:
         try:
-            with socket.create_connection(place, timeout=_MEETING_S) as sock:
+            with socket.create_connection(endpoint, timeout=_CONNECT_TIMEOUT_S) as sock:
                 found = sock.recv(_ID_BYTES, socket.MSG_WAITALL)
                 if len(found) == _ID_BYTES:
                     return found
         except OSError:
             pass
         if clock() > deadline:
-            raise DeviceError(f"Rank 0 was not to be found at {place[0]}:{place[1]} in {_MEETING_S:.0f} s.")
+            raise DeviceError(
+                f"Rank 0 could not be reached at {endpoint[0]}:{endpoint[1]} in {_CONNECT_TIMEOUT_S:.0f} s."
+            )
         time.sleep(_RETRY_S)
 
 
@@ -206,10 +212,10 @@ def _array(tensor: Tensor) -> DeviceArray:
     return DeviceArray(tensor.address, tensor.dtype, tensor.shape)
 
 
-def _handle_of(stream: Stream) -> int:
+def _stream_handle(stream: Stream) -> int:
     assert isinstance(stream, CudaStream), "the stream is of another backend"
     return stream.handle
 
 
-def _nothing(_: int) -> None:
+def _enqueue_nothing(_: int) -> None:
     """Enqueue nothing: an empty collective."""

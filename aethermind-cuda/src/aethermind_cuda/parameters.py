@@ -21,7 +21,7 @@ _POINTER_BYTES = 8
 _NUMBERS = "bBhHiIlLqQfd?"
 """`ctypes` type codes."""
 
-_MOST_NUMBER = 1 << 40
+_MAX_SIZE_ARGUMENT = 1 << 40
 """Larger 64-bit integers are no sizes and may contain an address."""
 
 
@@ -69,7 +69,7 @@ class Parameters:
             for inner, is_pointer in fields:
                 if is_pointer:
                     found.append((offset + inner, unpack_from("Q", self._image, offset + inner)[0]))
-                elif not -_MOST_NUMBER < unpack_from("q", self._image, offset + inner)[0] < _MOST_NUMBER:
+                elif not -_MAX_SIZE_ARGUMENT < unpack_from("q", self._image, offset + inner)[0] < _MAX_SIZE_ARGUMENT:
                     return None
         return found
 

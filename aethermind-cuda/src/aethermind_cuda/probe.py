@@ -26,7 +26,7 @@ def probe() -> Probe:
 
     answer = probe_driver()
     if answer.is_available:
-        reason = Cubins().reason_against(capability_of_first())
+        reason = Cubins().unsupported_reason(capability_of_first())
         if reason is not None:
             return Probe(0, f"{_found(answer.count)}, but {reason}")
     return answer
@@ -43,13 +43,15 @@ def probe_driver() -> Probe:
     if status == _NO_DEVICE or (status == _SUCCESS and count.value == 0):
         return Probe(0, "the NVIDIA driver is installed and sees no GPU.")
     if status != _SUCCESS:
-        return Probe(0, f"the NVIDIA driver answered with error {status}; `nvidia-smi` may tell more.")
+        return Probe(0, f"the NVIDIA driver answered with error {status}; see `nvidia-smi`.")
     found = _found(count.value)
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
     if version.value < _OLDEST_DRIVER:
-        speaks = f"{version.value // 1000}.{version.value % 1000 // 10}"
-        return Probe(0, f"{found}, but their driver speaks CUDA {speaks} and 13.0 is needed: update the NVIDIA driver.")
+        supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return Probe(
+            0, f"{found}, but their driver supports CUDA {supported} and 13.0 is needed: update the NVIDIA driver."
+        )
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return Probe(0, f"{found}, but cuda-bindings is not installed: run `pip install cuda-bindings`.")
     return Probe(count.value, f"{found} by the NVIDIA driver.")

@@ -12,7 +12,7 @@ from aethermind.dispatch.kernel import Pack
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
-from aethermind_cuda.device_packing import blocks_per_unit, quantize_on_device
+from aethermind_cuda.device_packing import blocks_per_scale_vector, quantize_on_device
 
 __all__ = ["GROUP_CHUNKS", "QuantizedLayout", "quantized_pack"]
 
@@ -57,8 +57,8 @@ class QuantizedLayout:
         return (self.format.block // _CHUNK_INPUTS).bit_length() - 1 if self.format.block else _WHOLE_ROW
 
     @property
-    def shift(self) -> int:
-        """The value of `aether::Shift`: none, zero points or offsets."""
+    def affine_term(self) -> int:
+        """The value of `aether::AffineTerm`: none, zero points or offsets."""
         return 1 if self.format.has_zero_point else 2 if self.format.has_offset else 0
 
     @property
@@ -69,22 +69,22 @@ class QuantizedLayout:
     @property
     def num_scales(self) -> int:
         """Scales of all rows including padding; zero points or offsets follow them."""
-        return self.num_tiles * self.num_units * self.blocks_per_unit * _TILE_OUTPUTS
+        return self.num_tiles * self.num_scale_vectors * self.blocks_per_scale_vector * _TILE_OUTPUTS
 
     @property
-    def blocks_per_unit(self) -> int:
+    def blocks_per_scale_vector(self) -> int:
         """Scale blocks that are stored contiguously per output."""
-        return blocks_per_unit(self.format)
+        return blocks_per_scale_vector(self.format)
 
     @property
-    def num_units(self) -> int:
-        """Scale units of a row; the last one may be padded."""
-        return -(-self.num_blocks // self.blocks_per_unit)
+    def num_scale_vectors(self) -> int:
+        """Scale vectors of a row (see csrc/common/quantized_weight.cuh); the last one may be padded."""
+        return -(-self.num_blocks // self.blocks_per_scale_vector)
 
     @property
     def nbytes(self) -> int:
         """Total bytes."""
-        per_scale = 2 + (0, 1, 2)[self.shift]
+        per_scale = 2 + (0, 1, 2)[self.affine_term]
         return self.code_bytes + self.num_scales * per_scale
 
 
@@ -96,16 +96,16 @@ def quantized_pack(format: WeightFormat) -> Pack:
     return Pack(
         f"tiles16_{format.name}",
         nbytes=lambda shape, _: QuantizedLayout(format, _matrix(shape)).nbytes,
-        pack=lambda source, destination: _pack(format, source, destination),
+        pack=lambda source, destination: _pack_on_host(format, source, destination),
         weight_format=format.name,
         pack_on_device=lambda backend, source, destination: quantize_on_device(backend, format, source, destination),
     )
 
 
-def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: int) -> None:
+def _pack_on_host(format: WeightFormat, source: Array | QuantizedWeight, destination: int) -> None:
     """Pack on all cores, some tiles at a time; raises InvalidArgumentError as the format does."""
     layout = QuantizedLayout(format, _matrix(source.shape))
-    codes, scales, shifts = _parts(layout, destination)
+    codes, scales, terms = _parts(layout, destination)
     rows, columns = layout.shape
     tiles = max(1, _VALUES_AT_ONCE // max(1, columns * _TILE_OUTPUTS))
 
@@ -119,9 +119,9 @@ def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: in
             drop_mapped_pages(source[begin:end])
         codes[first:last] = _words(layout, part.codes, last - first)
         scales[first:last] = _by_tile(layout, part.scales, last - first)
-        side = part.zeros if part.zeros is not None else part.offsets
-        if shifts is not None and side is not None:
-            shifts[first:last] = _by_tile(layout, side, last - first)
+        part_terms = part.zeros if part.zeros is not None else part.offsets
+        if terms is not None and part_terms is not None:
+            terms[first:last] = _by_tile(layout, part_terms, last - first)
 
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(pack_tiles, range(0, layout.num_tiles, tiles)))
@@ -135,12 +135,12 @@ def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array |
     memory = np.ctypeslib.as_array(buffer)
     codes, rest = memory[: layout.code_bytes], memory[layout.code_bytes :]
     scale_bytes = layout.num_scales * DType.FLOAT16.itemsize
-    by_tile = layout.num_tiles, layout.num_units * layout.blocks_per_unit * _TILE_OUTPUTS
-    side = (None, np.uint8, np.float16)[layout.shift]
+    by_tile = layout.num_tiles, layout.num_scale_vectors * layout.blocks_per_scale_vector * _TILE_OUTPUTS
+    term_dtype = (None, np.uint8, np.float16)[layout.affine_term]
     return (
         codes.view(np.uint32).reshape(layout.num_tiles, -1),
         rest[:scale_bytes].view(np.float16).reshape(by_tile),
-        None if side is None else rest[scale_bytes:].view(side).reshape(by_tile),
+        None if term_dtype is None else rest[scale_bytes:].view(term_dtype).reshape(by_tile),
     )
 
 
@@ -152,10 +152,10 @@ def _words(layout: QuantizedLayout, codes: Array, num_tiles: int) -> Array:
     padded = np.zeros((num_tiles * _TILE_OUTPUTS, layout.num_groups * _GROUP_INPUTS), np.uint32)
     padded[: len(codes), : codes.shape[1]] = _unsigned(codes, bits)
     # [tile, output, group, chunk, thread, pair, half] to [tile, group, output, thread, slot of the pair, half]
-    named = padded.reshape(num_tiles, _TILE_OUTPUTS, layout.num_groups, GROUP_CHUNKS, _THREADS, _PAIRS, 2)
-    pairs = named.transpose(0, 2, 1, 4, 3, 5, 6).reshape(-1, bits, GROUP_CHUNKS * _PAIRS // bits, 2)
-    places = bits * np.arange(pairs.shape[2], dtype=np.uint32)[:, None] + np.array([0, 16], np.uint32)
-    words: Array = np.bitwise_or.reduce(pairs << places, axis=(2, 3))
+    axes = padded.reshape(num_tiles, _TILE_OUTPUTS, layout.num_groups, GROUP_CHUNKS, _THREADS, _PAIRS, 2)
+    pairs = axes.transpose(0, 2, 1, 4, 3, 5, 6).reshape(-1, bits, GROUP_CHUNKS * _PAIRS // bits, 2)
+    bit_offsets = bits * np.arange(pairs.shape[2], dtype=np.uint32)[:, None] + np.array([0, 16], np.uint32)
+    words: Array = np.bitwise_or.reduce(pairs << bit_offsets, axis=(2, 3))
     return words.reshape(num_tiles, -1)
 
 
@@ -171,14 +171,14 @@ def _unsigned(codes: Array, bits: int) -> Array:
 
 
 def _by_tile(layout: QuantizedLayout, rows: Array, num_tiles: int) -> Array:
-    """Reorder [rows, blocks] to [tiles, units · 8 outputs · blocks of a unit · 2], padded with zeros."""
+    """Reorder [rows, blocks] to [tiles, scale vectors · 8 outputs · blocks of a vector · 2], padded with zeros."""
     import numpy as np
 
-    per_unit, num_units = layout.blocks_per_unit, layout.num_units
-    padded = np.zeros((num_tiles * _TILE_OUTPUTS, num_units * per_unit), rows.dtype)
+    per_vector, num_scale_vectors = layout.blocks_per_scale_vector, layout.num_scale_vectors
+    padded = np.zeros((num_tiles * _TILE_OUTPUTS, num_scale_vectors * per_vector), rows.dtype)
     padded[: len(rows), : rows.shape[1]] = rows
-    named = padded.reshape(num_tiles, 2, _TILE_OUTPUTS // 2, num_units, per_unit)
-    return named.transpose(0, 3, 2, 4, 1).reshape(num_tiles, -1)
+    axes = padded.reshape(num_tiles, 2, _TILE_OUTPUTS // 2, num_scale_vectors, per_vector)
+    return axes.transpose(0, 3, 2, 4, 1).reshape(num_tiles, -1)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -17,14 +17,14 @@ _OPERAND_BITS = 48
 _FIRST = 0x6B00
 """Tag in the upper 16 bits of a symbolic address, with the operand's number; no real address has it."""
 
-_MOST_OPERANDS = 256
+_MAX_OPERANDS = 256
 _MIDDLE = 1 << (_OPERAND_BITS - 1)
 """Bias of the lower bits, so that addends may be negative."""
 
 
 def symbolic_address(index: int, misalignment: int) -> int:
     """The symbolic address of operand `index`, whose address modulo ALIGNMENT is `misalignment`."""
-    assert 0 <= index < _MOST_OPERANDS
+    assert 0 <= index < _MAX_OPERANDS
     return (_FIRST + index << _OPERAND_BITS) + _MIDDLE + misalignment
 
 
@@ -33,7 +33,7 @@ def find_operand(address: int) -> tuple[int, int] | None:
     ALIGNMENT. None for other addresses.
     """
     index = (address >> _OPERAND_BITS) - _FIRST
-    return (index, (address & (1 << _OPERAND_BITS) - 1) - _MIDDLE) if 0 <= index < _MOST_OPERANDS else None
+    return (index, (address & (1 << _OPERAND_BITS) - 1) - _MIDDLE) if 0 <= index < _MAX_OPERANDS else None
 
 
 def relocated_address(address: int, bases: Sequence[int]) -> int:

@@ -34,10 +34,12 @@ class StepBinder:
         self._facts = facts
         self._context = context
         self._workspace = workspace
-        self._operands = [[one for one in (*step.inputs, *step.outputs) if one is not None] for step in plan.steps]
+        self._operands = [
+            [operand for operand in (*step.inputs, *step.outputs) if operand is not None] for step in plan.steps
+        ]
         self._adjacent = [_adjacent(operands, memory) for operands in self._operands]
         self._kinds = _number_kinds(plan, self._adjacent)
-        self._fixed = [self._fixed_places(operands) for operands in self._operands]
+        self._fixed = [self._fixed_addresses(operands) for operands in self._operands]
         self._symbols: tuple[int, ...] | None = None
         self._sizes: Mapping[str, int] = {}
         self._address: Callable[[Operand], int] = lambda _: 0
@@ -46,23 +48,25 @@ class StepBinder:
     def bind(self, position: int, symbols: tuple[int, ...]) -> list[Enqueue]:
         """Bind the launches of a step for runs with these symbols, in order."""
         if symbols != self._symbols:
-            self._enter(symbols)
-        places = self._fixed[position] or _Places([*map(self._address, self._operands[position]), self._workspace])
+            self._set_sizes(symbols)
+        addresses_of_call = self._fixed[position] or _OperandAddresses(
+            [*map(self._address, self._operands[position]), self._workspace]
+        )
         step = self._plan.steps[position]
         if _function(step).is_relocatable:
-            kind = self._kinds[position], places.alignments
+            kind = self._kinds[position], addresses_of_call.alignments
             if kind not in self._templates:
-                self._templates[kind] = self._template(step, places.alignments, self._adjacent[position])
+                self._templates[kind] = self._template(step, addresses_of_call.alignments, self._adjacent[position])
             template = self._templates[kind]
             if template is not None:
-                return [relocate(places.bases) for relocate in template]
-        return self.bind_alone(step, places.addresses)
+                return [relocate(addresses_of_call.bases) for relocate in template]
+        return self.bind_alone(step, addresses_of_call.addresses)
 
     def choose_algorithms(self, symbols: tuple[int, ...]) -> None:
         """Have libraries choose algorithms for runs with these symbols now, so that no run waits for that."""
-        self._enter(symbols)
-        firsts = {kind: position for position, kind in reversed([*enumerate(self._kinds)])}
-        for position in firsts.values():
+        self._set_sizes(symbols)
+        first_positions = {kind: position for position, kind in reversed([*enumerate(self._kinds)])}
+        for position in first_positions.values():
             if _function(self._plan.steps[position]).has_heuristics:
                 self.bind(position, symbols)
 
@@ -71,19 +75,19 @@ class StepBinder:
         call = _call(step, self._sizes, addresses, self._facts)
         return [work.bind(self._context) for work in _work(step, call)]
 
-    def _enter(self, symbols: tuple[int, ...]) -> None:
+    def _set_sizes(self, symbols: tuple[int, ...]) -> None:
         self._sizes = dict(zip(self._plan.symbols, symbols, strict=True))
         self._address = addresses_in_run(self._plan, self._memory, self._sizes)
         self._templates.clear()
         self._symbols = symbols
 
-    def _fixed_places(self, operands: Iterable[Operand]) -> _Places | None:
+    def _fixed_addresses(self, operands: Iterable[Operand]) -> _OperandAddresses | None:
         """The addresses of a step, if they do not depend on sizes (as those of inputs that share one buffer do)."""
         operands = list(operands)
-        if (Place.INPUT, "") in self._memory and any(one.place is Place.INPUT for one in operands):
+        if (Place.INPUT, "") in self._memory and any(operand.place is Place.INPUT for operand in operands):
             return None
         address = addresses_in_run(self._plan, self._memory, self._plan.symbols)
-        return _Places([*map(address, operands), self._workspace])
+        return _OperandAddresses([*map(address, operands), self._workspace])
 
     def _template(self, step: Step, alignments: Sequence[int], adjacent: _Adjacent) -> list[Relocate] | None:
         """Bind a step with symbolic addresses; None where some of its work cannot be relocated."""
@@ -101,7 +105,7 @@ class StepBinder:
         return template
 
 
-class _Places:
+class _OperandAddresses:
     """The addresses of a step's operands and workspace."""
 
     __slots__ = ("addresses", "alignments", "bases")
@@ -121,11 +125,14 @@ def workspace_bytes(plan: Plan, facts: DeviceFacts) -> int:
 
 def _call(step: Step, sizes: Mapping[str, int], addresses: Sequence[int], facts: DeviceFacts) -> Call:
     """Build the call of a step; `addresses` are those of present inputs, outputs and workspace."""
-    places = iter(addresses)
+    remaining = iter(addresses)
 
     def arrays(operands: Iterable[Operand | None]) -> Iterator[DeviceArray | None]:
-        for one in operands:
-            yield None if one is None else DeviceArray(next(places), one.dtype, resolve(one.shape, sizes))
+        for operand in operands:
+            if operand is None:
+                yield None
+            else:
+                yield DeviceArray(next(remaining), operand.dtype, resolve(operand.shape, sizes))
 
     inputs = tuple(arrays(step.inputs))
     outputs = tuple(array for array in arrays(step.outputs) if array is not None)
@@ -155,10 +162,10 @@ def _number_kinds(plan: Plan, adjacent: Sequence[_Adjacent]) -> list[int]:
     """The kind of each step: steps of one kind differ in their addresses only."""
     numbers: dict[Any, int] = {}
     kinds = []
-    for step, its_adjacent in zip(plan.steps, adjacent, strict=True):
+    for step, step_adjacent in zip(plan.steps, adjacent, strict=True):
         inputs = tuple(None if operand is None else operand.type for operand in step.inputs)
         outputs = tuple(operand.type for operand in step.outputs)
-        kind = id(step.kernel), repr(dict(step.attributes)), inputs, outputs, its_adjacent
+        kind = id(step.kernel), repr(dict(step.attributes)), inputs, outputs, step_adjacent
         kinds.append(numbers.setdefault(kind, len(numbers)))
     return kinds
 
@@ -187,7 +194,7 @@ def _function(step: Step) -> KernelFunction:
     function: Any = step.kernel.function
     if not isinstance(function, KernelFunction):
         raise DeviceError(
-            f"Kernel {step.kernel.name} of {step.kernel.operator} is not one that a CUDA device can run: its "
-            "function has to be an aethermind_cuda.launch.KernelFunction."
+            f"Kernel {step.kernel.name} of {step.kernel.operator} cannot run on a CUDA device: its "
+            "function must be an aethermind_cuda.launch.KernelFunction."
         )
     return function

@@ -22,13 +22,13 @@ class CudaStream(Stream):
         self.context = devices.context(index)
         self._driver = driver
         self.context.enter()
-        least, greatest = driver.stream_priority_range()
-        self._handle = self.context.made("stream", driver.stream_create(min(max(priority, greatest), least)))
+        lowest, highest = driver.stream_priority_range()
+        self._handle = self.context.register("stream", driver.stream_create(min(max(priority, highest), lowest)))
 
     def __del__(self) -> None:
         """Destroy the stream; the driver completes pending work."""
         with suppress(CudaError):  # the device may be lost
-            self._give_back()
+            self._release()
 
     @property
     def handle(self) -> int:
@@ -55,12 +55,12 @@ class CudaStream(Stream):
         try:
             self._driver.stream_synchronize(handle)
         finally:
-            self._give_back()
+            self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            self.context.give_back("stream", handle, self._driver.stream_destroy)
+            self.context.release("stream", handle, self._driver.stream_destroy)
 
 
 class CudaStreams(StreamManager):
@@ -101,22 +101,22 @@ class CudaEvent(Event):
     def __del__(self) -> None:
         if self._context is not None and self.handle is not None:
             with suppress(CudaError):  # the device may be lost
-                self._context.give_back("event", self.handle, self._driver.event_destroy)
+                self._context.release("event", self.handle, self._driver.event_destroy)
 
     def record(self, stream: Stream) -> None:
         assert isinstance(stream, CudaStream), "the stream is of another backend"
         stream_handle = stream.handle
         if self.handle is None:
             self._context = stream.context
-            self.handle = stream.context.made("event", self._driver.event_create(self._has_timing))
+            self.handle = stream.context.register("event", self._driver.event_create(self._has_timing))
         self._driver.event_record(self.handle, stream_handle)
 
     def query(self) -> bool:
-        handle = self._entered()
+        handle = self._handle_in_context()
         return handle is None or self._driver.event_query(handle)
 
     def synchronize(self) -> None:
-        handle = self._entered()
+        handle = self._handle_in_context()
         if handle is not None:
             self._driver.event_synchronize(handle)
 
@@ -124,10 +124,10 @@ class CudaEvent(Event):
         assert isinstance(end, CudaEvent), "events of different backends cannot be compared"
         if not (self._has_timing and end._has_timing) or self.handle is None or end.handle is None:
             raise DeviceError("Elapsed time needs two events with timing=True that were recorded and reached.")
-        self._entered()
+        self._handle_in_context()
         return self._driver.event_elapsed(self.handle, end.handle)
 
-    def _entered(self) -> int | None:
+    def _handle_in_context(self) -> int | None:
         """The handle, with its context made current in any calling thread; None before the first recording."""
         if self._context is not None:
             self._context.enter()

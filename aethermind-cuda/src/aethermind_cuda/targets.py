@@ -21,17 +21,17 @@ def runs_on(target: str, capability: tuple[int, int]) -> bool:
     match = _TARGET.fullmatch(target)
     if match is None:
         return False
-    own = int(match[1]), int(match[2])
-    if own == capability:
+    target_capability = int(match[1]), int(match[2])
+    if target_capability == capability:
         return True
-    is_exact = match[3] == "a" or own in _TEGRA or capability in _TEGRA
-    return not is_exact and own[0] == capability[0] and own[1] <= capability[1]
+    is_exact = match[3] == "a" or target_capability in _TEGRA or capability in _TEGRA
+    return not is_exact and target_capability[0] == capability[0] and target_capability[1] <= capability[1]
 
 
 def best_target(targets: Iterable[str], capability: tuple[int, int]) -> str | None:
     """The newest compatible target, architecture-specific ones first; None if there is none."""
-    fitting = [target for target in targets if runs_on(target, capability)]
-    return max(fitting, key=_rank, default=None)
+    compatible = [target for target in targets if runs_on(target, capability)]
+    return max(compatible, key=_rank, default=None)
 
 
 def _rank(target: str) -> tuple[int, int, str]:

@@ -44,14 +44,14 @@ class CudaTransfer(DataTransfer):
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
         check_fill(destination, byte)
-        own = self._streams.create(destination.buffer.device.index) if stream is None else None
-        where = own or stream
-        assert isinstance(where, CudaStream), "the stream is of another backend"
-        handle = where.handle
+        temporary = self._streams.create(destination.buffer.device.index) if stream is None else None
+        used = temporary or stream
+        assert isinstance(used, CudaStream), "the stream is of another backend"
+        handle = used.handle
         if destination.nbytes:
             self._driver.fill(destination.address, byte, destination.nbytes, handle)
-        if own is not None:
-            own.destroy()
+        if temporary is not None:
+            temporary.destroy()
 
     def stats(self) -> TransferStats:
         return self._stats

@@ -23,14 +23,14 @@ from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["GPT2"]
 
-_FIELDS = {
+_RENAMED_FIELDS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
     "rms_norm_eps": "layer_norm_epsilon",
 }
-_SAME = ("vocab_size", "eos_token_id", "dtype", "torch_dtype")
+_UNCHANGED_FIELDS = ("vocab_size", "eos_token_id", "dtype", "torch_dtype")
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 50257,
     "n_embd": 768,
@@ -44,19 +44,19 @@ _KNOWN_FIELDS: FieldTable = {
     **used("are sizes of the graph", "n_embd", "n_layer", "n_head", "n_inner"),
     **used("is the longest context", "n_positions"),
     **used("is the epsilon of norms", "layer_norm_epsilon"),
-    **used("is the activation; others than kinds of gelu are refused", "activation_function"),
+    **used("is the activation; activations other than GELU are refused", "activation_function"),
     **used("says whether scores of attention are scaled", "scale_attn_weights"),
-    **ignored("is n_positions by an older name", "n_ctx"),
-    **ignored("matters while a model is trained", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
+    **ignored("is the older name of n_positions", "n_ctx"),
+    **ignored("matters in training only", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
     **ignored("scores of attention are computed in float32 anyway", "reorder_and_upcast_attn"),
-    **ignored("is about heads that classify", "summary_activation", "summary_first_dropout", "summary_type"),
-    **ignored("is about heads that classify", "summary_proj_to_labels", "summary_use_proj"),
+    **ignored("configures classification heads", "summary_activation", "summary_first_dropout", "summary_type"),
+    **ignored("configures classification heads", "summary_proj_to_labels", "summary_use_proj"),
     **ignored("GPT-2 has no rotary embedding, and no gate", "predict_special_tokens", "rotary_dim"),
     **refused(
         "scaling attention by the layer is not computed; take another model", scale_attn_by_inverse_layer_idx=False
     ),
 }
-_UNUSUAL = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+_UNSUPPORTED_FLAGS = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class Gpt2:
             for kind, is_transposed in (("weight", True), ("bias", False)):
                 for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
                     parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}", is_transposed)
-                whole = f"{prefix}{base}attn.c_attn.{kind}"
+                qkv = f"{prefix}{base}attn.c_attn.{kind}"
                 for name, begin, end in (("q", 0, size), ("k", size, 2 * size), ("v", 2 * size, None)):
-                    parts[f"{base}attn.{name}.{kind}"] = TensorSlice(whole, is_transposed, begin, end)
+                    parts[f"{base}attn.{name}.{kind}"] = TensorSlice(qkv, is_transposed, begin, end)
                 for name in ("ln_1", "ln_2"):
                     parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}")
         return AdaptedTensors(stored, parts)
@@ -132,15 +132,15 @@ class Gpt2Architecture:
 
     def create(self, raw: Mapping[str, Any]) -> Gpt2:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
-        for name in _UNUSUAL:
+        for name in _UNSUPPORTED_FLAGS:
             if fields.get(name, False):
                 raise ConfigError(f"{name} is true in config.json; this package computes GPT-2 without it.")
         is_approximate = is_gelu_approximate("activation_function", fields["activation_function"])
-        common = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
-        same = {name: fields[name] for name in _SAME if name in fields}
-        inner = fields.get("n_inner", 4 * common["hidden_size"])
-        common |= {"intermediate_size": inner, "tie_word_embeddings": fields.get("tie_word_embeddings", True)}
-        config = read_decoder_config({**common, **same}, defaults={}, has_rotary=False)
+        renamed = {name: fields[gpt2_name] for name, gpt2_name in _RENAMED_FIELDS.items()}
+        unchanged = {name: fields[name] for name in _UNCHANGED_FIELDS if name in fields}
+        inner = fields.get("n_inner", 4 * renamed["hidden_size"])
+        renamed |= {"intermediate_size": inner, "tie_word_embeddings": fields.get("tie_word_embeddings", True)}
+        config = read_decoder_config({**renamed, **unchanged}, defaults={}, has_rotary=False)
         scale = config.head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
         return Gpt2(config, is_approximate, scale)
 

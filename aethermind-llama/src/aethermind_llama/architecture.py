@@ -25,7 +25,9 @@ _LLAMA_FIELDS: FieldTable = {
     **used("says whether projections of attention have biases", "attention_bias"),
     **refused("biases in feed-forward networks are not computed; take another model", mlp_bias=False),
 }
-_MISTRAL_FIELDS: FieldTable = {**ignored("the tensors say it: Mistral has no biases", "attention_bias", "mlp_bias")}
+_MISTRAL_FIELDS: FieldTable = {
+    **ignored("follows from the tensors: Mistral has no biases", "attention_bias", "mlp_bias")
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from aethermind.testing.families import SMALL, ModelCase, variations
 
 __all__ = ["CASES"]
 
-_BANDS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_SCALED = {**_BANDS, "rope_theta": 500000.0, "original_max_position_embeddings": 32}
+_LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALED_ROPE = {**_LLAMA3_ROPE, "rope_theta": 500000.0, "original_max_position_embeddings": 32}
 
 
 def _without_layer_types(config: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ CASES = (
             "llama": {},
             "llama_tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
             "llama_attention_bias": {"attention_bias": True},
-            "llama_3_1": {"rope_parameters": _SCALED, "head_dim": 64},
+            "llama_3_1": {"rope_parameters": _SCALED_ROPE, "head_dim": 64},
         },
     ),
     *variations("MistralForCausalLM", {"mistral_wide": {"sliding_window": None, "head_dim": 16}}),

@@ -20,8 +20,8 @@ __all__ = ["QWEN2", "QWEN3"]
 _COMMON: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
 
 _QWEN2_FIELDS: FieldTable = {
-    **ignored("the tensors say it: Qwen2 has biases on Q, K and V", "attention_bias", "qkv_bias"),
-    **ignored("is for pictures, which texts do not have", "use_mrope", "mrope_section"),
+    **ignored("follows from the tensors: Qwen2 has biases on Q, K and V", "attention_bias", "qkv_bias"),
+    **ignored("applies to image inputs only", "use_mrope", "mrope_section"),
 }
 _QWEN3_FIELDS: FieldTable = {**used("says whether projections of attention have biases", "attention_bias")}
 

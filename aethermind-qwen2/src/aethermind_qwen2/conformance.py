@@ -13,8 +13,8 @@ _DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 3}
 
 
-def _as_older_versions_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of transformers 4 and of the Qwen team."""
+def _as_transformers_4_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Rewrite a config.json as transformers 4 and the Qwen team write it."""
     rest = {name: value for name, value in config.items() if name not in ("rope_parameters", "layer_types", "dtype")}
     scaling = {name: value for name, value in config["rope_parameters"].items() if name != "rope_theta"}
     kind = scaling.pop("rope_type")
@@ -26,9 +26,9 @@ def _as_older_versions_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _older(name: str, change: dict[str, Any], max_model_len: int | None = None) -> ModelCase:
-    config = {**SMALL, **change}
-    rewrite = _as_older_versions_wrote_it
+def _transformers_4_case(name: str, changes: dict[str, Any], max_model_len: int | None = None) -> ModelCase:
+    config = {**SMALL, **changes}
+    rewrite = _as_transformers_4_config
     return ModelCase(name, "Qwen2ForCausalLM", config, max_model_len=max_model_len, rewrite_config=rewrite)
 
 
@@ -64,11 +64,13 @@ _QWEN2 = variations(
         "dynamic_within": {"rope_parameters": _DYNAMIC},
     },
 )
-_OLDER = (
-    _older("old_spelling", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    _older("sliding_by_max_window_layers", {**_WINDOWS, "max_window_layers": 1}),
-    _older("yarn_old_spelling", {"rope_parameters": {**_YARN, "attention_factor": 1.3}}),
-    _older("dynamic_beyond", {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}, max_model_len=128),
+_TRANSFORMERS_4 = (
+    _transformers_4_case("old_spelling", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    _transformers_4_case("sliding_by_max_window_layers", {**_WINDOWS, "max_window_layers": 1}),
+    _transformers_4_case("yarn_old_spelling", {"rope_parameters": {**_YARN, "attention_factor": 1.3}}),
+    _transformers_4_case(
+        "dynamic_beyond", {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}, max_model_len=128
+    ),
 )
 _SHARDED = ModelCase(
     "sharded_tied",
@@ -90,4 +92,4 @@ _QWEN3 = variations(
         "qwen3_sliding": {**_WINDOWS, "head_dim": 16, "max_window_layers": 2},
     },
 )
-CASES = (*_QWEN2, *_OLDER, _SHARDED, *_QWEN3)
+CASES = (*_QWEN2, *_TRANSFORMERS_4, _SHARDED, *_QWEN3)

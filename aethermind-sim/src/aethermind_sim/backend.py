@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from aethermind.errors import InvalidArgumentError
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.dtype import DType
 from aethermind_sim.devices import SimDevices
 from aethermind_sim.executable import SimExecutable
-from aethermind_sim.faults import Faults
+from aethermind_sim.faults import Faults, parse_faults
 from aethermind_sim.memory import SimAllocator
 from aethermind_sim.streams import SimEvents, SimStreams
 from aethermind_sim.timeline import Timeline
 from aethermind_sim.transfer import SimTransfer
 
-__all__ = ["SimBackend"]
+__all__ = ["SimBackend", "open_backend"]
 
 
 class SimBackend(Backend):
@@ -53,3 +55,19 @@ class SimBackend(Backend):
     def compile(self, plan: Any, memory: Any) -> SimExecutable:
         """Compile a plan whose steps run as work on a stream."""
         return SimExecutable(plan, memory, self.allocator.regions())
+
+
+def open_backend() -> SimBackend:
+    """Open the devices with `AETHERMIND_SIM_SEED` (default 0), `AETHERMIND_SIM_FAULTS` (default none; see
+    `faults.parse_faults`) and `AETHERMIND_SIM_MEMORY` MiB each (default the host's memory).
+
+    Raises InvalidArgumentError for a value that cannot be parsed.
+    """
+    seed = os.environ.get("AETHERMIND_SIM_SEED") or "0"
+    if not seed.isdecimal():
+        raise InvalidArgumentError(f"AETHERMIND_SIM_SEED is {seed!r}; set it to a number such as 7, or unset it.")
+    memory = os.environ.get("AETHERMIND_SIM_MEMORY") or "0"
+    if not memory.isdecimal():
+        raise InvalidArgumentError(f"AETHERMIND_SIM_MEMORY is {memory!r}; set it to MiB such as 64, or unset it.")
+    faults = parse_faults(os.environ.get("AETHERMIND_SIM_FAULTS", ""))
+    return SimBackend(int(seed), faults, (int(memory) << 20) or None)

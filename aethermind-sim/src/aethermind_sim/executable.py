@@ -12,15 +12,15 @@ from aethermind.errors import DeviceError
 from aethermind.graph.executor import MemoryMap, addresses_in_run, array_at
 from aethermind.graph.plan import Operand, Plan, Step
 from aethermind.hal.stream import Stream
-from aethermind_sim.memory import Region, Span, opened
+from aethermind_sim.memory import Region, Span, accessible
 from aethermind_sim.streams import SimStream
 
 __all__ = ["SimExecutable"]
 
-_MOST_BOUND = 16
+_MAX_CACHED_SIZES = 16
 
 
-class _Step:
+class _BoundStep:
     """A step of one run with the addresses of its operands, whose memory the plan's owner keeps alive."""
 
     def __init__(
@@ -46,7 +46,7 @@ class _Step:
             raise DeviceError(
                 f"Step {self._step.source} runs on device {device} and has operands elsewhere: copy them there first."
             )
-        with opened(self._spans):
+        with accessible(self._spans):
             inputs = [None if bound is None else self._array(*bound) for bound in self._inputs]
             self._step.kernel.call(inputs, [self._array(*bound) for bound in self._outputs], self._step.attributes)
 
@@ -66,7 +66,7 @@ class SimExecutable:
         used = sorted({bisect_right(starts, address) - 1 for address in memory.values()})
         self._starts = [starts[position] for position in used]
         self._regions = [regions[position] for position in used]
-        self._bound: OrderedDict[tuple[int, ...], list[_Step]] = OrderedDict()
+        self._bound: OrderedDict[tuple[int, ...], list[_BoundStep]] = OrderedDict()
 
     @property
     def num_native_breaks(self) -> int:
@@ -83,13 +83,13 @@ class SimExecutable:
         for step in self._steps(symbols)[begin:end]:
             stream.submit(partial(step.run, stream.device))
 
-    def _steps(self, symbols: tuple[int, ...]) -> list[_Step]:
+    def _steps(self, symbols: tuple[int, ...]) -> list[_BoundStep]:
         """Bind the steps for a run, cached by sizes."""
         if symbols not in self._bound:
             sizes = dict(zip(self._plan.symbols, symbols, strict=True))
             address = addresses_in_run(self._plan, self._memory, sizes)
-            self._bound[symbols] = [_Step(step, address, self._region_at, sizes) for step in self._plan.steps]
-            if len(self._bound) > _MOST_BOUND:
+            self._bound[symbols] = [_BoundStep(step, address, self._region_at, sizes) for step in self._plan.steps]
+            if len(self._bound) > _MAX_CACHED_SIZES:
                 self._bound.popitem(last=False)
         return self._bound[symbols]
 

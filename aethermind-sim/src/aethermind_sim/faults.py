@@ -13,7 +13,7 @@ FAULTS = ("allocation", "copy", "lost")
 
 
 class Faults:
-    """Pending faults. Allocations and copies fail once; a device loss is permanent."""
+    """Pending injected faults. Allocations and copies fail once; a device loss is permanent."""
 
     def __init__(self) -> None:
         self._countdown: dict[str, int] = {}
@@ -32,10 +32,10 @@ class Faults:
     def is_due(self, fault: str) -> bool:
         """Count one occurrence and return whether it fails."""
         with self._lock:
-            left = self._countdown.pop(fault, 0) - 1
-            if left > 0:
-                self._countdown[fault] = left
-            return left == 0
+            remaining = self._countdown.pop(fault, 0) - 1
+            if remaining > 0:
+                self._countdown[fault] = remaining
+            return remaining == 0
 
     def check_copy(self) -> None:
         """Count a copy; DeviceError if it is the failing one."""

@@ -19,9 +19,9 @@ from aethermind.hal.memory import ALIGNMENT, Allocator, Buffer, MemoryCounter, M
 from aethermind_sim.devices import SimDevices
 from aethermind_sim.faults import Faults
 
-__all__ = ["Region", "SimAllocator", "Span", "opened"]
+__all__ = ["Region", "SimAllocator", "Span", "accessible"]
 
-_CLOSED, _READ, _WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+_NO_ACCESS, _READ, _WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _GARBAGE = 0xFF
 """Fill byte of fresh memory: NaN in every float type, -1 in integers."""
 
@@ -43,7 +43,7 @@ class Region:
         self.is_mapped = True
         self._span = align_up(nbytes, mmap.PAGESIZE)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        base = _libc.mmap(None, self._span + mmap.PAGESIZE, _CLOSED, flags, -1, 0)
+        base = _libc.mmap(None, self._span + mmap.PAGESIZE, _NO_ACCESS, flags, -1, 0)
         if base == _MAP_FAILED:
             raise MemoryError
         self._base: int = base
@@ -51,7 +51,7 @@ class Region:
         _protect(self.address, nbytes, _WRITE)
         ctypes.memset(self.address, _GARBAGE, nbytes)
         if device is not None:
-            _protect(self.address, nbytes, _CLOSED)
+            _protect(self.address, nbytes, _NO_ACCESS)
 
     def open(self, address: int, nbytes: int, *, is_written: bool) -> None:
         """Make bytes accessible to the device, read-only or writable; DeviceError after the memory was freed."""
@@ -61,19 +61,19 @@ class Region:
                 "Keep buffers until their stream has been synchronised."
             )
         if self.device is not None:
-            _protect(address, self._inside(address, nbytes), _WRITE if is_written else _READ)
+            _protect(address, self._bytes_before_guard(address, nbytes), _WRITE if is_written else _READ)
 
     def close(self, address: int, nbytes: int) -> None:
         """Protect the pages again."""
         if self.device is not None and self.is_mapped:
-            _protect(address, self._inside(address, nbytes), _CLOSED)
+            _protect(address, self._bytes_before_guard(address, nbytes), _NO_ACCESS)
 
     def release(self) -> None:
         """Unmap the pages; later accesses raise SIGSEGV."""
         self.is_mapped = False
         _libc.munmap(self._base, self._span + mmap.PAGESIZE)
 
-    def _inside(self, address: int, nbytes: int) -> int:
+    def _bytes_before_guard(self, address: int, nbytes: int) -> int:
         """The number of bytes before the guard page."""
         return min(nbytes, self._base + self._span - address)
 
@@ -88,16 +88,16 @@ class Span(NamedTuple):
 
 
 @contextmanager
-def opened(spans: Iterable[Span]) -> Iterator[None]:
+def accessible(spans: Iterable[Span]) -> Iterator[None]:
     """Make the pages of a piece of work accessible, and no others; write access has page granularity."""
-    begun: list[Span] = []
+    made_accessible: list[Span] = []
     try:
         for span in sorted(spans, key=lambda span: span.is_written):
             span.region.open(span.address, span.nbytes, is_written=span.is_written)
-            begun.append(span)
+            made_accessible.append(span)
         yield
     finally:
-        for span in begun:
+        for span in made_accessible:
             span.region.close(span.address, span.nbytes)
 
 

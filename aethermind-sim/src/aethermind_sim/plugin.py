@@ -8,20 +8,27 @@ from aethermind.plugins import hookimpl
 
 if TYPE_CHECKING:
     from aethermind.dispatch import Kernel
+    from aethermind_sim.backend import SimBackend
 
 _PROVIDER = "aethermind-sim"
 
 
 @hookimpl
 def register_devices(registry: Any) -> None:
-    from aethermind_sim.probe import open_backend, probe
+    from aethermind_sim.probe import probe
 
-    registry.register("sim", probe=probe, open=open_backend, priority=-1, provider=_PROVIDER)
+    registry.register("sim", probe=probe, open=_open_backend, priority=-1, provider=_PROVIDER)
 
 
 @hookimpl
 def register_kernels(registry: Any) -> None:
     registry.register("sim", _load_kernels, provider=_PROVIDER)
+
+
+def _open_backend() -> SimBackend:
+    from aethermind_sim.backend import open_backend
+
+    return open_backend()
 
 
 def _load_kernels() -> list[Kernel]:

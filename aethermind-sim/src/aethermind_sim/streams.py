@@ -33,7 +33,7 @@ class SimStream(Stream):
 
     def query(self) -> bool:
         self._check()
-        self._timeline.glance()
+        self._timeline.poll()
         return not self._queue.items
 
     def synchronize(self) -> None:
@@ -85,12 +85,12 @@ class SimEvent(Event):
         self.latest = stream.mark()
 
     def query(self) -> bool:
-        self._timeline.glance()
+        self._timeline.poll()
         return self.latest is None or self.latest.is_reached
 
     def synchronize(self) -> None:
         if self.latest is not None:
-            self._timeline.reach(self.latest)
+            self._timeline.run_until(self.latest)
 
     def elapsed_ms(self, end: Event) -> float:
         assert isinstance(end, SimEvent), "events of different backends cannot be compared"

@@ -63,27 +63,27 @@ class Timeline:
             if queue not in self._busy:
                 self._busy.append(queue)
             if self._random.random() < 1 / 16:
-                self._work_on_anything()
+                self._run_any()
 
-    def glance(self) -> None:
+    def poll(self) -> None:
         """Possibly run some work while the host polls."""
         with self._lock:
             if self._random.random() < 1 / 2:
-                self._work_on_anything()
+                self._run_any()
 
     def finish(self, queue: Queue) -> None:
         """Run until a queue is empty; raises and clears its first error."""
         end = Mark(queue)
         self.submit(queue, end)
-        self._work_until(end)
+        self._run_until(end)
         with self._lock:
             error, queue.error = queue.error, None
         _raise(error)
         self._faults.check_present()
 
-    def reach(self, mark: Mark) -> None:
+    def run_until(self, mark: Mark) -> None:
         """Run until a mark is reached; raises the error of the work before it."""
-        self._work_until(mark)
+        self._run_until(mark)
         _raise(mark.error)
 
     def finish_device(self, device: int) -> None:
@@ -93,41 +93,41 @@ class Timeline:
         for queue in queues:
             self.finish(queue)
 
-    def _work_until(self, mark: Mark) -> None:
-        pace = self._random.choice((self._work_on_what_is_needed, self._work_on_others, self._work_on_anything))
+    def _run_until(self, mark: Mark) -> None:
+        strategy = self._random.choice((self._run_required, self._run_others, self._run_any))
         while True:
             with self._lock:  # released between two work items, so that other threads can proceed
                 if mark.is_reached:
                     return
-                pace(mark.queue)
+                strategy(mark.queue)
 
-    def _work_on_what_is_needed(self, queue: Queue) -> None:
+    def _run_required(self, queue: Queue) -> None:
         while (mark := queue.blocker) is not None:
             queue = mark.queue
-        self._work_on(queue)
+        self._run_next(queue)
 
-    def _work_on_others(self, queue: Queue) -> None:
-        self._work_on_one_of([other for other in self._busy if other is not queue and other.blocker is None] or [queue])
+    def _run_others(self, queue: Queue) -> None:
+        self._run_random([other for other in self._busy if other is not queue and other.blocker is None] or [queue])
 
-    def _work_on_anything(self, _: Queue | None = None) -> None:
-        self._work_on_one_of([queue for queue in self._busy if queue.blocker is None])
+    def _run_any(self, _: Queue | None = None) -> None:
+        self._run_random([queue for queue in self._busy if queue.blocker is None])
 
-    def _work_on_one_of(self, ready: list[Queue]) -> None:
+    def _run_random(self, ready: list[Queue]) -> None:
         if ready:
-            self._work_on(self._random.choice(ready))
+            self._run_next(self._random.choice(ready))
 
-    def _work_on(self, queue: Queue) -> None:
+    def _run_next(self, queue: Queue) -> None:
         item = queue.items.popleft()
         if not queue.items:
             self._busy.remove(queue)
         if not isinstance(item, Mark):
-            self._do(queue, item)
+            self._execute(queue, item)
         elif item.queue is not queue:
             queue.error = queue.error or item.error
         elif not item.is_reached:
             item.error, item.reached_at, item.is_reached = queue.error, time.perf_counter(), True
 
-    def _do(self, queue: Queue, work: Work) -> None:
+    def _execute(self, queue: Queue, work: Work) -> None:
         if queue.error is not None:  # work after a failure is skipped
             return
         try:

@@ -12,7 +12,7 @@ from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
 from aethermind_sim.faults import Faults
-from aethermind_sim.memory import Region, Span, opened
+from aethermind_sim.memory import Region, Span, accessible
 from aethermind_sim.streams import SimStream, SimStreams
 
 __all__ = ["SimTransfer"]
@@ -33,13 +33,13 @@ class SimTransfer(DataTransfer):
 
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
         check_copy(destination, source)
-        to, begin, nbytes = destination.address, source.address, source.nbytes
-        memory = _Memory({source: False, destination: True})
+        target, begin, nbytes = destination.address, source.address, source.nbytes
+        memory = _CopiedMemory({source: False, destination: True})
 
         def work() -> None:
             self._faults.check_copy()
-            with opened(memory.spans()):
-                ctypes.memmove(to, begin, nbytes)
+            with accessible(memory.spans()):
+                ctypes.memmove(target, begin, nbytes)
             self._stats = self._stats.counting(nbytes, from_device=from_device, to_device=to_device)
 
         from_device, to_device = map(_is_device, (source.buffer, destination.buffer))
@@ -48,41 +48,41 @@ class SimTransfer(DataTransfer):
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
         check_fill(destination, byte)
         address, nbytes = destination.address, destination.nbytes
-        memory = _Memory({destination: True})
+        memory = _CopiedMemory({destination: True})
 
         def work() -> None:
             self._faults.check_copy()
-            with opened(memory.spans()):
+            with accessible(memory.spans()):
                 ctypes.memset(address, byte, nbytes)
 
         if stream is not None:
             _submit(stream, work)
             return
-        own = self._streams.create()
-        own.submit(work)
-        own.destroy()
+        stream_of_fill = self._streams.create()
+        stream_of_fill.submit(work)
+        stream_of_fill.destroy()
 
     def stats(self) -> TransferStats:
         return self._stats
 
 
-class _Memory:
+class _CopiedMemory:
     """The memory of a copy, which the caller must keep alive."""
 
     def __init__(self, tensors: dict[Tensor, bool]) -> None:
         self._spans: list[Span] = []
-        self._others: list[Callable[[], Buffer | None]] = []
+        self._host_buffers: list[Callable[[], Buffer | None]] = []
         for tensor, is_written in tensors.items():
             if isinstance(tensor.buffer.owner, Region):
                 self._spans.append(Span(tensor.buffer.owner, tensor.address, tensor.nbytes, is_written))
             else:
-                self._others.append(weakref.ref(tensor.buffer))
+                self._host_buffers.append(weakref.ref(tensor.buffer))
 
     def spans(self) -> list[Span]:
         """The spans to open; DeviceError when unregistered host memory was freed. Regions check that themselves."""
-        if any(buffer() is None for buffer in self._others):
+        if any(buffer() is None for buffer in self._host_buffers):
             raise DeviceError(
-                "The host memory of a copy was given up before the copy ran. "
+                "The host memory of a copy was freed before the copy ran. "
                 "Keep both tensors until the stream has been synchronised."
             )
         return self._spans

@@ -18,7 +18,7 @@ def reason_to_keep(target: str, capability: tuple[int, int]) -> str | None:
     stale = reason_to_compile(target)
     if stale is None:
         return "the kernels are those of these sources"
-    if not _has_compiler() and Cubins().reason_against(capability) is None:
+    if not _has_compiler() and Cubins().unsupported_reason(capability) is None:
         return f"{stale}, and there is no nvcc: the kernels are used as they are"
     return None
 

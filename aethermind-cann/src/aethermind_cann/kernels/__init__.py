@@ -13,6 +13,7 @@ from aethermind_cann.kernels import (
     matrix,
     norms,
     paged_attention,
+    reductions,
     rotary,
     rows,
     sampling,
@@ -21,8 +22,8 @@ from aethermind_cann.kernels import (
 __all__ = ["load"]
 
 _MODULES = (
-    *(elementwise, norms, matrix, add_low_rank, rotary, kv_cache, paged_attention, attention, rows, logits, sampling),
-    collectives,
+    *(elementwise, reductions, norms, matrix, add_low_rank, rotary, kv_cache, paged_attention, attention, rows),
+    *(logits, sampling, collectives),
 )
 
 

@@ -10,7 +10,18 @@ import torch
 from aethermind.dispatch import Kernel, Signature
 from aethermind.hal.dtype import DType
 
-__all__ = ["Attributes", "FLOATS", "Function", "Tensors", "fused_kernel", "has_npu_op", "plain_kernel", "put"]
+__all__ = [
+    "Attributes",
+    "FLOATS",
+    "Function",
+    "Tensors",
+    "fused_kernel",
+    "has_npu_op",
+    "in_float32",
+    "into_output",
+    "plain_kernel",
+    "put",
+]
 
 Tensors = Sequence[Any]
 """torch tensors, None for an absent input; `Any`, because the schema knows which are optional."""
@@ -24,7 +35,7 @@ _FUSED_PRIORITY = 10
 def plain_kernel(operator: str, function: Function, **options: Any) -> Kernel:
     """Describe a kernel of portable torch calls, batch-invariant by default; it is not called for empty outputs."""
     options = {"dtypes": FLOATS, "name": "torch", "is_batch_invariant": True, **options}
-    return Kernel(operator, "cann", function=_unless_empty(function), **options)
+    return Kernel(operator, "cann", function=_skip_empty_outputs(function), **options)
 
 
 def fused_kernel(
@@ -51,14 +62,24 @@ def has_npu_op(name: str) -> bool:
     return hasattr(torch.ops.npu, name)
 
 
+def into_output(compute: Callable[..., Any]) -> Function:
+    """Wrap a torch function that has an `out` argument as a kernel."""
+    return lambda inputs, outputs, _: compute(*inputs, out=outputs[0])
+
+
+def in_float32(compute: Callable[..., torch.Tensor]) -> Function:
+    """Wrap a function of one tensor as a kernel that computes in float32 and rounds once."""
+    return lambda inputs, outputs, attributes: put(outputs[0], compute(inputs[0].float(), **attributes))
+
+
 def put(output: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a returned value to its output, rounded to the output's dtype."""
     output.copy_(value)
 
 
-def _unless_empty(function: Function) -> Function:
-    def guarded(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+def _skip_empty_outputs(function: Function) -> Function:
+    def function_unless_empty(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
         if any(output.numel() for output in outputs):
             function(inputs, outputs, attributes)
 
-    return guarded
+    return function_unless_empty

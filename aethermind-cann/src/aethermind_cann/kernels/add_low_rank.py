@@ -18,18 +18,18 @@ def _add_low_rank(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     index = adapters.clamp(min=0).long()
     begin, end = cu_ranks.index_select(0, index), cu_ranks.index_select(0, index + 1)
     ranks = torch.arange(len(down), dtype=cu_ranks.dtype, device=x.device)
-    is_own = (ranks >= begin[:, None]) & (ranks < end[:, None]) & (adapters >= 0)[:, None]
+    is_selected = (ranks >= begin[:, None]) & (ranks < end[:, None]) & (adapters >= 0)[:, None]
     products = x.float() @ down.float().t()
-    added = torch.where(is_own, products, torch.zeros_like(products)) @ up.float()
-    put(outputs[0], torch.where(is_own.any(dim=1)[:, None], (y.float() + added).to(y.dtype), y))
+    added = torch.where(is_selected, products, torch.zeros_like(products)) @ up.float()
+    put(outputs[0], torch.where(is_selected.any(dim=1)[:, None], (y.float() + added).to(y.dtype), y))
 
 
 def _by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     """One product per row, for batch invariance."""
-    y, x, *parts, adapters = inputs
+    y, x, *lora, adapters = inputs
     for row in range(len(x)):
-        one = slice(row, row + 1)
-        _add_low_rank((y[one], x[one], *parts, adapters[one]), (outputs[0][one],), attributes)
+        selected = slice(row, row + 1)
+        _add_low_rank((y[selected], x[selected], *lora, adapters[selected]), (outputs[0][selected],), attributes)
 
 
 KERNELS = [

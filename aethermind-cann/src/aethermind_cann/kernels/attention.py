@@ -1,4 +1,4 @@
-"""Attention without a cache, and its core, which paged attention shares."""
+"""Attention without a KV cache, its core, which paged attention shares, and the position bias ALiBi."""
 
 from __future__ import annotations
 
@@ -31,12 +31,20 @@ def _attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> Non
     if num_keys == 0:
         outputs[0].zero_()
         return
-    last_seen = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
+    last_visible = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
     if not attributes["causal"]:
-        last_seen = torch.full_like(last_seen, num_keys)
-    is_visible = torch.arange(num_keys, device=q.device) <= last_seen
-    k, v = (one.transpose(-3, -2) for one in (k, v))
+        last_visible = torch.full_like(last_visible, num_keys)
+    is_visible = torch.arange(num_keys, device=q.device) <= last_visible
+    k, v = (tensor.transpose(-3, -2) for tensor in (k, v))
     put(outputs[0], attend(q, k, v, is_visible, attributes["scale"]))
+
+
+def _alibi(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    scores, slopes = inputs
+    num_queries, num_keys = scores.shape[-2:]
+    position = torch.arange(num_keys - num_queries, num_keys, device=scores.device)[:, None]
+    distance = (torch.arange(num_keys, device=scores.device) - position).float()
+    put(outputs[0], scores.float() + slopes[:, None, None] * distance)
 
 
 def _by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -45,11 +53,12 @@ def _by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     num_queries, num_keys = q.shape[-3], k.shape[-3]
     for row in range(num_queries):
         visible = max(num_keys - (num_queries - 1 - row), 0) if attributes["causal"] else num_keys
-        one = (q[..., row : row + 1, :, :], k[..., :visible, :, :], v[..., :visible, :, :])
-        _attention(one, (outputs[0][..., row : row + 1, :, :],), {**attributes, "causal": False})
+        operands = (q[..., row : row + 1, :, :], k[..., :visible, :, :], v[..., :visible, :, :])
+        _attention(operands, (outputs[0][..., row : row + 1, :, :],), {**attributes, "causal": False})
 
 
 KERNELS = [
     plain_kernel("attention", _attention, is_batch_invariant=False),
     plain_kernel("attention", _by_row, name="torch by row", priority=-1),
+    plain_kernel("alibi", _alibi),
 ]

@@ -29,9 +29,9 @@ def _all_gather_last(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     part[:, : x.shape[1]] = x
     parts = [torch.empty_like(part) for _ in range(share.size)]
     dist.all_gather(parts, part)
-    for rank, one in enumerate(parts):
+    for rank, rank_part in enumerate(parts):
         begin, end = share.bounds(width, rank)
-        out[:, begin:end] = one[:, : end - begin]
+        out[:, begin:end] = rank_part[:, : end - begin]
 
 
 def _own_heads(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:

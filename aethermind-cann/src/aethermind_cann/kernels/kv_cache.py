@@ -12,7 +12,7 @@ import torch_npu
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel
 from aethermind_cann.kernels._row_quantization import quantized, unscaled_values
 from aethermind_cann.kernels.rotary import rotated
-from aethermind_cann.run_memo import decided, once
+from aethermind_cann.run_memo import host_decision, memoised
 
 __all__ = ["KERNELS"]
 
@@ -30,7 +30,9 @@ def _npu_scatter_pa_kv_cache(inputs: Tensors, outputs: Tensors, _: Attributes) -
     if rows.numel() == 0:
         return
     head_dim, block_size = k.shape[-1], outputs[0].shape[2]
-    k, v = ((one if tokens is None else one.index_select(0, tokens)).reshape(-1, 1, head_dim) for one in (k, v))
+    k, v = (
+        (values if tokens is None else values.index_select(0, tokens)).reshape(-1, 1, head_dim) for values in (k, v)
+    )
     k_cache, v_cache = (cache.view(-1, block_size, 1, head_dim) for cache in outputs)
     torch_npu.npu_scatter_pa_kv_cache(k, v, k_cache, v_cache, rows, cache_mode="Norm")
 
@@ -48,17 +50,17 @@ def _shift_keys(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> No
     _, blocks, num_tokens, table = inputs
     (cache,) = outputs
     keys = cache.index_select(0, blocks)
-    turned = rotated(keys, table[:, None, None], attributes["interleaved"])
+    rotated_keys = rotated(keys, table[:, None, None], attributes["interleaved"])
     is_filled = _is_filled(keys, num_tokens)[..., None]
-    cache.index_copy_(0, blocks.long(), torch.where(is_filled, turned.to(cache.dtype), keys))
+    cache.index_copy_(0, blocks.long(), torch.where(is_filled, rotated_keys.to(cache.dtype), keys))
 
 
 def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     _, blocks, num_tokens, table, _ = inputs
     cache, scales = outputs
     keys, scale = cache.index_select(0, blocks), scales.index_select(0, blocks)
-    turned = rotated(unscaled_values(keys), table[:, None, None], attributes["interleaved"])
-    codes, factor = quantized(turned, cache.dtype)
+    rotated_keys = rotated(unscaled_values(keys), table[:, None, None], attributes["interleaved"])
+    codes, factor = quantized(rotated_keys, cache.dtype)
     is_filled = _is_filled(keys, num_tokens)
     cache.index_copy_(0, blocks.long(), torch.where(is_filled[..., None], codes, keys))
     scales.index_copy_(0, blocks.long(), torch.where(is_filled, scale * factor, scale))
@@ -67,27 +69,27 @@ def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attribu
 def _rows_of(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
     """The tokens to write (None: all), and the row of each of their heads in the cache viewed as [N·K·P, C]."""
     _, num_heads, block_size, _ = cache.shape
-    return once(("rows", num_heads, block_size), slots, lambda: _find_rows(slots, num_heads, block_size))
+    return memoised(("rows", num_heads, block_size), slots, lambda: _find_rows(slots, num_heads, block_size))
 
 
 def _find_rows(slots: torch.Tensor, num_heads: int, block_size: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-    first = decided(slots, _first_kept)
-    tokens = None if first is None else _with_copies(slots, first)
-    used = slots if tokens is None else slots.index_select(0, tokens)
-    blocks = torch.div(used, block_size, rounding_mode="floor")
+    first = host_decision(slots, _first_token_with_slot)
+    tokens = None if first is None else _replace_skipped_tokens(slots, first)
+    token_slots = slots if tokens is None else slots.index_select(0, tokens)
+    blocks = torch.div(token_slots, block_size, rounding_mode="floor")
     heads = torch.arange(num_heads, device=slots.device)
     block_heads = blocks[:, None] * num_heads + heads
-    return tokens, (block_heads * block_size + (used - blocks * block_size)[:, None]).reshape(-1)
+    return tokens, (block_heads * block_size + (token_slots - blocks * block_size)[:, None]).reshape(-1)
 
 
-def _first_kept(slots: list[int]) -> int | None:
+def _first_token_with_slot(slots: list[int]) -> int | None:
     """The first token with a slot; None if all have one, -1 if none has."""
     if all(slot >= 0 for slot in slots):
         return None
     return next((token for token, slot in enumerate(slots) if slot >= 0), -1)
 
 
-def _with_copies(slots: torch.Tensor, first: int) -> torch.Tensor:
+def _replace_skipped_tokens(slots: torch.Tensor, first: int) -> torch.Tensor:
     """Replace tokens without a slot by the first one with a slot, which is then written twice with equal values."""
     tokens = torch.arange(len(slots), device=slots.device)
     return tokens[:0] if first < 0 else torch.where(slots >= 0, tokens, first)

@@ -5,51 +5,53 @@ from __future__ import annotations
 import torch
 
 from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, put
-from aethermind_cann.run_memo import host_list, once
+from aethermind_cann.run_memo import host_list, memoised
 
 __all__ = ["KERNELS"]
 
 
 def _suppress_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    logits, tokens, cuts = inputs
+    logits, tokens, cu_tokens = inputs
     out = outputs[0]
     put(out, logits)
-    places = _places(tokens, cuts, logits.shape[1])
-    if len(places):
-        out.view(-1).index_fill_(0, places, -torch.inf)
+    indices = _flat_indices(tokens, cu_tokens, logits.shape[1])
+    if len(indices):
+        out.view(-1).index_fill_(0, indices, -torch.inf)
 
 
 def _bias_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    logits, tokens, cuts, bias = inputs
+    logits, tokens, cu_tokens, bias = inputs
     out = outputs[0]
     put(out, logits)
-    places = _places(tokens, cuts, logits.shape[1])
-    if len(places):
+    indices = _flat_indices(tokens, cu_tokens, logits.shape[1])
+    if len(indices):
         flat = out.view(-1)
-        flat.index_copy_(0, places, flat.index_select(0, places) + bias[: len(places)])
+        flat.index_copy_(0, indices, flat.index_select(0, indices) + bias[: len(indices)])
 
 
 def _repetition_penalty(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    logits, tokens, cuts, penalty = inputs
+    logits, tokens, cu_tokens, penalty = inputs
     out = outputs[0]
     put(out, logits)
-    places = _places(tokens, cuts, logits.shape[1])
-    if len(places):
+    indices = _flat_indices(tokens, cu_tokens, logits.shape[1])
+    if len(indices):
         flat = out.view(-1)
-        seen = flat.index_select(0, places)
-        factor = penalty.index_select(0, torch.div(places, logits.shape[1], rounding_mode="floor"))
-        flat.index_copy_(0, places, torch.where(seen > 0, seen / factor, seen * factor))
+        listed = flat.index_select(0, indices)
+        factor = penalty.index_select(0, torch.div(indices, logits.shape[1], rounding_mode="floor"))
+        flat.index_copy_(0, indices, torch.where(listed > 0, listed / factor, listed * factor))
 
 
-def _places(tokens: torch.Tensor, cuts: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def _flat_indices(tokens: torch.Tensor, cu_tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Flat indices (int64) of the listed tokens in the logits; entries beyond the last list are ignored."""
-    return once(("places", vocab_size, id(cuts)), tokens, lambda: _find_places(tokens, cuts, vocab_size))
+    return memoised(
+        ("indices", vocab_size, id(cu_tokens)), tokens, lambda: _find_flat_indices(tokens, cu_tokens, vocab_size)
+    )
 
 
-def _find_places(tokens: torch.Tensor, cuts: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    end = int(host_list(cuts)[-1])
-    entries = torch.arange(end, device=tokens.device, dtype=cuts.dtype)
-    rows = torch.searchsorted(cuts[1:].contiguous(), entries, right=True)
+def _find_flat_indices(tokens: torch.Tensor, cu_tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    end = int(host_list(cu_tokens)[-1])
+    entries = torch.arange(end, device=tokens.device, dtype=cu_tokens.dtype)
+    rows = torch.searchsorted(cu_tokens[1:].contiguous(), entries, right=True)
     return rows * vocab_size + tokens[:end]
 
 

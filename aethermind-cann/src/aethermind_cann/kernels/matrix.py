@@ -11,7 +11,7 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, p
 
 __all__ = ["KERNELS"]
 
-_ROWS_AT_ONCE = 8192
+_ROWS_PER_CHUNK = 8192
 """Vocabulary rows converted to float32 at a time where 16-bit products cannot return float32."""
 
 
@@ -23,8 +23,8 @@ def _linear(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """x @ weight.T + bias; dequantised weights are float32, and then everything is computed in float32."""
     if weight.dtype != x.dtype:
-        wide = x.float() @ weight.t()
-        put(out, wide if bias is None else wide + bias.float())
+        result = x.float() @ weight.t()
+        put(out, result if bias is None else result + bias.float())
     elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
@@ -36,16 +36,16 @@ def _lm_head(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     (logits,) = outputs
     if weight.dtype == torch.float32:
         torch.mm(x.float(), weight.t(), out=logits)
-    elif _can_widen():
+    elif _has_float32_output():
         torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
     else:
-        wide = x.float()
-        for begin in range(0, len(weight), _ROWS_AT_ONCE):
-            rows = slice(begin, begin + _ROWS_AT_ONCE)
-            put(logits[:, rows], wide @ weight[rows].float().t())
+        x32 = x.float()
+        for begin in range(0, len(weight), _ROWS_PER_CHUNK):
+            rows = slice(begin, begin + _ROWS_PER_CHUNK)
+            put(logits[:, rows], x32 @ weight[rows].float().t())
 
 
-def _can_widen() -> bool:
+def _has_float32_output() -> bool:
     """Whether torch_npu multiplies 16-bit floats into float32."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype_out", "PrivateUse1"))
 
@@ -56,25 +56,25 @@ def _matmul(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 def _gate_up_silu(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     x, w_gate, w_up = inputs
-    both = torch.empty((2, *outputs[0].shape), dtype=x.dtype, device=x.device)
-    _product(x, w_gate, None, both[0])
-    _product(x, w_up, None, both[1])
-    put(outputs[0], torch_npu.npu_swiglu(both, dim=0)[0])
+    gate_and_up = torch.empty((2, *outputs[0].shape), dtype=x.dtype, device=x.device)
+    _product(x, w_gate, None, gate_and_up[0])
+    _product(x, w_up, None, gate_and_up[1])
+    put(outputs[0], torch_npu.npu_swiglu(gate_and_up, dim=0)[0])
 
 
 def _by_row(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     """One product per row of x, for batch invariance."""
     x, weight, *bias = inputs
     for row in range(len(x)):
-        one = slice(row, row + 1)
-        _product(x[one], weight, bias[0] if bias else None, outputs[0][one])
+        current = slice(row, row + 1)
+        _product(x[current], weight, bias[0] if bias else None, outputs[0][current])
 
 
 def _lm_head_by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     x, weight = inputs
     for row in range(len(x)):
-        one = slice(row, row + 1)
-        _lm_head((x[one], weight), (outputs[0][one],), attributes)
+        current = slice(row, row + 1)
+        _lm_head((x[current], weight), (outputs[0][current],), attributes)
 
 
 _ANY_WEIGHT: dict[str, Any] = {"weight_formats": None, "is_batch_invariant": False}

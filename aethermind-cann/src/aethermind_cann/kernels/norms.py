@@ -24,7 +24,7 @@ def _normed(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _layer_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    x, weight, bias = (None if one is None else one.float() for one in inputs)
+    x, weight, bias = (None if tensor is None else tensor.float() for tensor in inputs)
     assert x is not None
     put(outputs[0], torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, attributes["eps"]))
 

@@ -18,7 +18,7 @@ from aethermind.hal.dtype import DType
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
 from aethermind_cann.kernels._row_quantization import unscaled_values
 from aethermind_cann.kernels.attention import attend
-from aethermind_cann.run_memo import decided, host_list, once, renewed
+from aethermind_cann.run_memo import host_decision, host_list, memoised, updatable_arguments
 
 __all__ = ["KERNELS"]
 
@@ -36,7 +36,7 @@ def _paged_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) 
     q, k_cache, v_cache, *tables = inputs
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _picked(k_cache, blocks), _picked(v_cache, blocks)
+        return _gather_blocks(k_cache, blocks), _gather_blocks(v_cache, blocks)
 
     _attend_blocks(q, tables, gather, outputs[0], {**attributes, "block_size": k_cache.shape[2]})
 
@@ -46,7 +46,7 @@ def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: At
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = (
-            unscaled_values(_picked(codes, blocks)) * _picked(scales, blocks)[..., None]
+            unscaled_values(_gather_blocks(codes, blocks)) * _gather_blocks(scales, blocks)[..., None]
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         return k, v
@@ -54,55 +54,61 @@ def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: At
     _attend_blocks(q, tables, gather, outputs[0], {**attributes, "block_size": k_cache.shape[2]})
 
 
-def _picked(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+def _gather_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     return cache.index_select(0, blocks.reshape(-1)).reshape(*blocks.shape, *cache.shape[1:])
 
 
 def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.Tensor, attributes: Attributes) -> None:
-    cuts, num_keys, block_tables = tables
-    if len(q) <= len(num_keys):  # decode batches: all sequences at once, without reading the host
-        sequences, last_seen = once("places", cuts, lambda: _places(len(q), cuts, num_keys))
-        blocks = once("blocks", block_tables, lambda: block_tables.clamp(min=0)).index_select(0, sequences)
-        put(out, _over_blocks(q[:, None], blocks, gather, last_seen[:, None], attributes)[:, 0])
+    cu_seqlens_q, seqlens_k, block_tables = tables
+    if len(q) <= len(seqlens_k):  # decode batches: all sequences at once, without reading the host
+        sequences, last_visible = memoised(
+            "sequences", cu_seqlens_q, lambda: _sequence_of_tokens(len(q), cu_seqlens_q, seqlens_k)
+        )
+        blocks = memoised("blocks", block_tables, lambda: block_tables.clamp(min=0)).index_select(0, sequences)
+        put(out, _attend_gathered(q[:, None], blocks, gather, last_visible[:, None], attributes)[:, 0])
         return
-    for sequence, ((begin, end), length) in enumerate(zip(pairwise(host_list(cuts)), host_list(num_keys), strict=True)):
+    for sequence, ((begin, end), length) in enumerate(
+        zip(pairwise(host_list(cu_seqlens_q)), host_list(seqlens_k), strict=True)
+    ):
         if begin < end:
             blocks = block_tables[sequence, : -(-length // attributes["block_size"])]
-            last_seen = torch.arange(length - (end - begin), length, device=q.device)
-            put(out[begin:end], _over_blocks(q[begin:end], blocks, gather, last_seen, attributes))
+            last_visible = torch.arange(length - (end - begin), length, device=q.device)
+            put(out[begin:end], _attend_gathered(q[begin:end], blocks, gather, last_visible, attributes))
 
 
-def _places(num_tokens: int, cuts: torch.Tensor, num_keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sequence_of_tokens(
+    num_tokens: int, cu_seqlens_q: torch.Tensor, seqlens_k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The sequence of each token, and the last key that it attends to. Padding is assigned to the last sequence."""
-    tokens = torch.arange(num_tokens, device=cuts.device, dtype=cuts.dtype)
-    sequences = torch.searchsorted(cuts[1:].contiguous(), tokens, right=True).clamp(max=len(num_keys) - 1)
-    ends = cuts[1:].index_select(0, sequences)
-    last_seen = num_keys.index_select(0, sequences) - (ends - tokens)
-    return sequences, last_seen.clamp(min=0)
+    tokens = torch.arange(num_tokens, device=cu_seqlens_q.device, dtype=cu_seqlens_q.dtype)
+    sequences = torch.searchsorted(cu_seqlens_q[1:].contiguous(), tokens, right=True).clamp(max=len(seqlens_k) - 1)
+    ends = cu_seqlens_q[1:].index_select(0, sequences)
+    last_visible = seqlens_k.index_select(0, sequences) - (ends - tokens)
+    return sequences, last_visible.clamp(min=0)
 
 
-def _over_blocks(
-    q: torch.Tensor, blocks: torch.Tensor, gather: Gather, last_seen: torch.Tensor, attributes: Attributes
+def _attend_gathered(
+    q: torch.Tensor, blocks: torch.Tensor, gather: Gather, last_visible: torch.Tensor, attributes: Attributes
 ) -> torch.Tensor:
-    """Attention of q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_seen` [..., Q] is the last visible
+    """Attention of q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_visible` [..., Q] is the last visible
     key.
     """
-    k, v = (one.movedim(-4, -3).flatten(-3, -2) for one in gather(blocks))  # [..., K, M·P, C]
+    k, v = (tensor.movedim(-4, -3).flatten(-3, -2) for tensor in gather(blocks))  # [..., K, M·P, C]
     key = torch.arange(k.shape[-2], device=q.device)
-    is_visible = key <= last_seen[..., None]
+    is_visible = key <= last_visible[..., None]
     if attributes["window"] > 0:
-        is_visible = is_visible & (key > last_seen[..., None] - attributes["window"])
+        is_visible = is_visible & (key > last_visible[..., None] - attributes["window"])
     # Slots beyond the last key are uninitialised and may be NaN, which a zero weight does not cancel.
-    v = torch.where((key <= last_seen.amax(-1, keepdim=True))[..., None, :, None], v.float(), 0.0)
+    v = torch.where((key <= last_visible.amax(-1, keepdim=True))[..., None, :, None], v.float(), 0.0)
     return attend(q, k, v, is_visible, attributes["scale"])
 
 
 def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    q, k_cache, v_cache, cuts, num_keys, block_tables = inputs
-    if len(q) == len(num_keys) and decided(cuts, _is_one_query_each):
-        lengths = renewed((cuts, num_keys), _lengths_of_decodes)
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = inputs
+    if len(q) == len(seqlens_k) and host_decision(cu_seqlens_q, _has_one_query_each):
+        lengths = updatable_arguments((cu_seqlens_q, seqlens_k), _decode_lengths)
     else:
-        lengths = {"actual_seq_lengths": host_list(cuts)[1:], "actual_seq_lengths_kv": host_list(num_keys)}
+        lengths = {"actual_seq_lengths": host_list(cu_seqlens_q)[1:], "actual_seq_lengths_kv": host_list(seqlens_k)}
     end = lengths["actual_seq_lengths"][-1]
     window = attributes["window"]
     band = {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}
@@ -123,16 +129,16 @@ def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attribut
     put(outputs[0][:end], attended)
 
 
-def _is_one_query_each(cuts: list[int]) -> bool:
+def _has_one_query_each(cu_seqlens_q: list[int]) -> bool:
     """Whether all sequences have one query each, followed by empty ones only."""
-    return all(end == min(number, cuts[-1]) for number, end in enumerate(cuts))
+    return all(end == min(number, cu_seqlens_q[-1]) for number, end in enumerate(cu_seqlens_q))
 
 
-def _lengths_of_decodes(cuts: list[int], num_keys: list[int]) -> dict[str, list[int]]:
+def _decode_lengths(cu_seqlens_q: list[int], seqlens_k: list[int]) -> dict[str, list[int]]:
     """Lengths with padding as sequences of one key, so that the shape of the work is constant."""
     return {
-        "actual_seq_lengths": list(range(1, len(cuts))),
-        "actual_seq_lengths_kv": [max(length, 1) for length in num_keys],
+        "actual_seq_lengths": list(range(1, len(cu_seqlens_q))),
+        "actual_seq_lengths_kv": [max(length, 1) for length in seqlens_k],
     }
 
 
@@ -143,7 +149,7 @@ def _mask(device: torch.device) -> torch.Tensor:
     return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
 
 
-def _fits(signature: Signature) -> str | None:
+def _unsupported_reason(signature: Signature) -> str | None:
     cache = signature.inputs[1]
     assert cache is not None
     _, _, block_size, head_dim = cache.shape
@@ -154,7 +160,7 @@ def _fits(signature: Signature) -> str | None:
     return None
 
 
-_HALVES = frozenset({DType.BFLOAT16, DType.FLOAT16})
+_HALF_DTYPES = frozenset({DType.BFLOAT16, DType.FLOAT16})
 
 KERNELS = [
     plain_kernel("paged_attention", _paged_attention),
@@ -163,8 +169,8 @@ KERNELS = [
         "paged_attention",
         "npu_fused_infer_attention_score",
         _npu_fused_attention,
-        _fits,
-        dtypes=_HALVES,
+        _unsupported_reason,
+        dtypes=_HALF_DTYPES,
         is_batch_invariant=False,
     ),
 ]

@@ -7,11 +7,11 @@ import torch_npu
 
 from aethermind.dispatch import Signature
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
-from aethermind_cann.run_memo import decided, once
+from aethermind_cann.run_memo import host_decision, memoised
 
 __all__ = ["KERNELS", "rotated"]
 
-_LAST_IN_FLOAT32 = 2**24
+_MAX_FLOAT32_POSITION = 2**24
 _MAX_HEADS, _MAX_HEAD_DIM = 999, 894
 """Limits of npu_rotary_mul by its documentation: N < 1000, D < 896 and even."""
 
@@ -19,27 +19,27 @@ _MAX_HEADS, _MAX_HEAD_DIM = 999, 894
 def _rope_table(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     positions, frequencies = inputs
     # Positions beyond float32 precision are rare, and float64 is slow: the vector units lack it.
-    is_far = decided(positions, _is_any_far)
-    if is_far:
+    needs_float64 = host_decision(positions, _exceeds_float32)
+    if needs_float64:
         frequencies = frequencies.double()
     angle = positions.to(frequencies.dtype)[:, None] * frequencies
-    if is_far:
-        near = (positions.float()[:, None] * inputs[1]).double()
-        angle = torch.where(positions.abs()[:, None] <= _LAST_IN_FLOAT32, near, angle)
+    if needs_float64:
+        float32_angle = (positions.float()[:, None] * inputs[1]).double()
+        angle = torch.where(positions.abs()[:, None] <= _MAX_FLOAT32_POSITION, float32_angle, angle)
     table = torch.cat([angle.cos(), angle.sin()], -1)
     put(outputs[0], table * attributes["scale"])
 
 
-def _is_any_far(positions: list[int]) -> bool:
-    return max(map(abs, positions), default=0) > _LAST_IN_FLOAT32
+def _exceeds_float32(positions: list[int]) -> bool:
+    return max(map(abs, positions), default=0) > _MAX_FLOAT32_POSITION
 
 
 def rotated(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """Rotate `x` [..., C] in float32 by `table` [..., C]: cosines, then sines."""
     half = x.shape[-1] // 2
     cos, sin = table[..., :half], table[..., half:]
-    wide = x.float()
-    first, second = (wide[..., 0::2], wide[..., 1::2]) if interleaved else (wide[..., :half], wide[..., half:])
+    x32 = x.float()
+    first, second = (x32[..., 0::2], x32[..., 1::2]) if interleaved else (x32[..., :half], x32[..., half:])
     pair = (first * cos - second * sin, second * cos + first * sin)
     return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
 
@@ -53,9 +53,9 @@ def _npu_rotary_mul(inputs: Tensors, outputs: Tensors, attributes: Attributes) -
     """Tokens are S of BSND, in float32: cosines rounded to 16 bits would change the angles."""
     x, table = inputs
     interleaved = attributes["interleaved"]
-    cos, sin = once(("rotary", interleaved), table, lambda: _cosines_sines(table, interleaved))
-    turned = torch_npu.npu_rotary_mul(x.float()[None], cos, sin, "interleave" if interleaved else "half")
-    put(outputs[0], turned[0])
+    cos, sin = memoised(("rotary", interleaved), table, lambda: _cosines_sines(table, interleaved))
+    result = torch_npu.npu_rotary_mul(x.float()[None], cos, sin, "interleave" if interleaved else "half")
+    put(outputs[0], result[0])
 
 
 def _cosines_sines(table: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ def _cosines_sines(table: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor
     return cos[None, :, None], sin[None, :, None]
 
 
-def _fits(signature: Signature) -> str | None:
+def _unsupported_reason(signature: Signature) -> str | None:
     x = signature.inputs[0]
     assert x is not None
     _, num_heads, head_dim = x.shape
@@ -82,5 +82,5 @@ def _fits(signature: Signature) -> str | None:
 KERNELS = [
     plain_kernel("rope_table", _rope_table),
     plain_kernel("rope", _rope),
-    fused_kernel("rope", "npu_rotary_mul", _npu_rotary_mul, _fits),
+    fused_kernel("rope", "npu_rotary_mul", _npu_rotary_mul, _unsupported_reason),
 ]

@@ -1,4 +1,4 @@
-"""Row gather and scatter."""
+"""Copies of rows without arithmetic: embedding, gather, scatter, and transposes of the last dims."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, p
 __all__ = ["KERNELS"]
 
 
-def _rows_by_index(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """A kernel of operators that take the indices first."""
+def _gather_by_leading_indices(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    """Gather rows for operators whose first input is the indices."""
     indices, table = inputs
     _gather((table, indices), outputs, _)
 
@@ -29,9 +29,19 @@ def _scatter_rows(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     outputs[0].index_copy_(0, rows.long(), values)
 
 
+def _transpose(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    put(outputs[0], inputs[0].transpose(-2, -1))
+
+
+def _permute_heads(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    put(outputs[0], inputs[0].transpose(-3, -2))
+
+
 KERNELS = [
-    plain_kernel("embedding", _rows_by_index),
-    plain_kernel("position_embedding", _rows_by_index),
+    plain_kernel("embedding", _gather_by_leading_indices),
+    plain_kernel("position_embedding", _gather_by_leading_indices),
     plain_kernel("gather_rows", _gather),
     plain_kernel("scatter_rows", _scatter_rows),
+    plain_kernel("transpose", _transpose),
+    plain_kernel("permute_heads", _permute_heads),
 ]

@@ -5,28 +5,34 @@ from __future__ import annotations
 import torch
 
 from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, put
-from aethermind_cann.run_memo import decided
+from aethermind_cann.run_memo import host_decision
 
 __all__ = ["KERNELS"]
 
 
 def _sample_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     logits, temperature, top_k, top_p, min_p, uniform = inputs
-    best = logits.argmax(-1)
+    greedy = logits.argmax(-1)
     is_greedy = temperature == 0
-    if decided(temperature, _are_all_zero):
-        put(outputs[0], best)
+    if host_decision(temperature, _are_all_zero):
+        put(outputs[0], greedy)
         return
     # A running sum over a large vocabulary loses the tail in float32; float64 is slow on the device but available.
     divisor = torch.where(is_greedy, 1.0, temperature).double()[:, None]
-    share = uniform.double()[:, None]
+    random = uniform.double()[:, None]
     weights = _weights(logits.double(), divisor)
-    chosen = _first_beyond(weights, share)
-    is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    if decided(top_k, _is_any_positive) or decided(top_p, _is_any_below_1) or decided(min_p, _is_any_positive):
-        of_cut = _sample_cut(logits, divisor, top_k[:, None], top_p.double()[:, None], min_p.double()[:, None], share)
-        chosen = torch.where(is_cut, of_cut, chosen)
-    put(outputs[0], torch.where(is_greedy, best, chosen))
+    chosen = _first_beyond(weights, random)
+    is_truncated = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    if (
+        host_decision(top_k, _is_any_positive)
+        or host_decision(top_p, _is_any_below_1)
+        or host_decision(min_p, _is_any_positive)
+    ):
+        truncated = _sample_truncated(
+            logits, divisor, top_k[:, None], top_p.double()[:, None], min_p.double()[:, None], random
+        )
+        chosen = torch.where(is_truncated, truncated, chosen)
+    put(outputs[0], torch.where(is_greedy, greedy, chosen))
 
 
 def _are_all_zero(values: list[float]) -> bool:
@@ -45,30 +51,30 @@ def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return ((logits - logits.amax(-1, keepdim=True)) / temperature).exp()
 
 
-def _first_beyond(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """The first index of each row whose cumulative share exceeds `share` [R, 1] in [0, 1)."""
-    reached = weights.cumsum(-1)
-    return (reached / reached[:, -1:] <= share).sum(-1)
+def _first_beyond(weights: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
+    """The first index of each row whose cumulative probability exceeds `random` [R, 1] in [0, 1)."""
+    running_sum = weights.cumsum(-1)
+    return (running_sum / running_sum[:, -1:] <= random).sum(-1)
 
 
-def _sample_cut(
+def _sample_truncated(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    share: torch.Tensor,
+    random: torch.Tensor,
 ) -> torch.Tensor:
     """Sample under top_k, top_p and min_p: each keeps a prefix of the tokens in descending order, ties by id."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)
     weights = _weights(ordered.double(), temperature)
     weights = torch.where((top_k == 0) | (rank < top_k), weights, 0.0)
-    reached = weights.cumsum(-1)
-    num_kept = (reached < top_p * reached[:, -1:]).sum(-1, keepdim=True) + 1
+    running_sum = weights.cumsum(-1)
+    num_kept = (running_sum < top_p * running_sum[:, -1:]).sum(-1, keepdim=True) + 1
     is_kept = (rank < num_kept) & (weights >= min_p * weights[:, :1])
-    place = _first_beyond(torch.where(is_kept, weights, 0.0), share)
-    return tokens.gather(1, place[:, None])[:, 0]
+    position = _first_beyond(torch.where(is_kept, weights, 0.0), random)
+    return tokens.gather(1, position[:, None])[:, 0]
 
 
 def _token_logprobs(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:

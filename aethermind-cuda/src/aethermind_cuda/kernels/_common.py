@@ -58,6 +58,6 @@ def div_up(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def threads_for(count: int, most: int = 1024) -> int:
-    """Threads per block for `count` parallel items: whole warps, at most `most`."""
-    return max(_WARP, min(most, div_up(count, _WARP) * _WARP))
+def threads_for(count: int, max_threads: int = 1024) -> int:
+    """Threads per block for `count` parallel items: whole warps, at most `max_threads`."""
+    return max(_WARP, min(max_threads, div_up(count, _WARP) * _WARP))

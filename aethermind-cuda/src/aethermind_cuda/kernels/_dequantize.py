@@ -11,20 +11,25 @@ from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.launch import DeviceArray, Launch, Work
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
-__all__ = ["LEAST_DEQUANTIZED_GATE_UP_TOKENS", "LEAST_DEQUANTIZED_TOKENS", "dequantized_product", "product_bytes"]
+__all__ = [
+    "MIN_DEQUANTIZED_GATE_UP_TOKENS",
+    "MIN_DEQUANTIZED_TOKENS",
+    "dequantized_product",
+    "dequantized_product_bytes",
+]
 
-LEAST_DEQUANTIZED_TOKENS = 65
-LEAST_DEQUANTIZED_GATE_UP_TOKENS = 33
+MIN_DEQUANTIZED_TOKENS = 65
+MIN_DEQUANTIZED_GATE_UP_TOKENS = 33
 """Fewest tokens for dequantisation and a dense product. It moves about 4.5 bytes per weight (codes in, 16 bits out and
 in again), whatever the number of tokens; the quantised kernels for 33 to 64 tokens are bound by instructions."""
 
 _TILE_OUTPUTS = 16
 _ALIGNED_TILES = 8
 _ALIGNED_ROWS = _ALIGNED_TILES * _TILE_OUTPUTS
-_MOST_TILES = 65535
+_MAX_GRID_Y = 65535
 """Limit of gridDim.y."""
 _ALIGNMENT = 256
-_MOST_BYTES = 160 << 20
+_MAX_DEQUANTIZED_BYTES = 160 << 20
 """Limit of dequantised bytes at a time: a whole projection of a 7B or 14B model, a part of larger ones."""
 _WARP = 32
 _WARPS = 4
@@ -33,13 +38,15 @@ _WARPS = 4
 def _rows_at_once(layout: QuantizedLayout, dtype: DType) -> int:
     """Rows dequantised at a time: the fewest equal parts within the memory limit."""
     num_outputs, num_inputs = layout.shape
-    most = min(_MOST_BYTES // (max(1, num_inputs) * dtype.itemsize * _ALIGNED_ROWS), _MOST_TILES // _ALIGNED_TILES)
-    most = max(1, most)
-    num_parts = div_up(div_up(num_outputs, _ALIGNED_ROWS), most)
-    return align_up(div_up(num_outputs, max(1, num_parts)), _ALIGNED_ROWS)
+    max_groups = min(
+        _MAX_DEQUANTIZED_BYTES // (max(1, num_inputs) * dtype.itemsize * _ALIGNED_ROWS), _MAX_GRID_Y // _ALIGNED_TILES
+    )
+    max_groups = max(1, max_groups)
+    num_passes = div_up(div_up(num_outputs, _ALIGNED_ROWS), max_groups)
+    return align_up(div_up(num_outputs, max(1, num_passes)), _ALIGNED_ROWS)
 
 
-def product_bytes(layout: QuantizedLayout, dtype: DType) -> int:
+def dequantized_product_bytes(layout: QuantizedLayout, dtype: DType) -> int:
     """The workspace of `dequantized_product`."""
     num_outputs, num_inputs = layout.shape
     nbytes = min(num_outputs, _rows_at_once(layout, dtype)) * num_inputs * dtype.itemsize
@@ -61,16 +68,16 @@ def dequantized_product(
         rows = min(rows_at_once, num_outputs - first)
         values = DeviceArray(workspace + WORKSPACE_BYTES, x.dtype, (rows, num_inputs))
         yield _dequantize(layout, values, weight, first)
-        part = DeviceArray(out.address + first * out.dtype.itemsize, out.dtype, (out.shape[0], rows))
-        part_bias = bias and DeviceArray(bias.address + first * bias.dtype.itemsize, bias.dtype, (rows,))
-        yield DenseProduct(part, x, values, part_bias, workspace, out_stride=num_outputs)
+        block_out = DeviceArray(out.address + first * out.dtype.itemsize, out.dtype, (out.shape[0], rows))
+        block_bias = bias and DeviceArray(bias.address + first * bias.dtype.itemsize, bias.dtype, (rows,))
+        yield DenseProduct(block_out, x, values, block_bias, workspace, out_stride=num_outputs)
 
 
 def _dequantize(layout: QuantizedLayout, values: DeviceArray, weight: DeviceArray, first_row: int) -> Launch:
     """Dequantise rows from `first_row` on into `values`: csrc/dequantize_weight.cu."""
     rows = values.shape[0]
     grid = div_up(layout.num_groups, _WARPS), div_up(rows, _TILE_OUTPUTS), 1
-    scales = layout.num_blocks, layout.log2_chunks, layout.shift
+    scales = layout.num_blocks, layout.log2_chunks, layout.affine_term
     arguments = (values, weight, first_row // _TILE_OUTPUTS, rows, *layout.shape, *scales)
     kernel = f"dequantize_weight_int{layout.format.bits}_{values.dtype}"
     return Launch("dequantize_weight", kernel, grid, (_WARPS * _WARP, 1, 1), arguments)

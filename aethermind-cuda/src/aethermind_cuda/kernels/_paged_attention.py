@@ -22,17 +22,17 @@ from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import THREADS, code_type, last_dim, supports_head_dim
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
-__all__ = ["paged_attention_kernels", "tensor_core_launches", "whole_prefill_tiles"]
+__all__ = ["paged_attention_kernels", "tensor_core_launches", "estimate_prefill_tiles"]
 
 _DECODE_ROWS = 16
-_FEW_DECODE_ROWS = 8
+_SMALL_DECODE_ROWS = 8
 """Tile rows of the decode kernel; the smaller for tiles of one token."""
 _DECODE_WARPS = 8
 _PREFILL_ROWS = 128
-_SHORTEST_SPLIT = 256
 """Tile rows of the prefill kernel."""
-_SHORTEST_DECODE_SPLIT = 128
-_LONGEST_WHOLE = 256
+_MIN_PREFILL_SPLIT_KEYS = 256
+_MIN_DECODE_SPLIT_KEYS = 128
+_MAX_UNSPLIT_KEYS = 256
 """Decode: fewer keys take a block less time than merging splits would."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 """Resident blocks per multiprocessor, limited by registers; half as many for decode tiles of 16 rows."""
@@ -62,8 +62,11 @@ class _AttentionCall(ctypes.Structure):
             (name, ctypes.c_int)
             for name in ("head_dim", "num_blocks", "block_size", "blocks_per_sequence", "window", "code_type")
         ),
-        *((name, ctypes.c_int) for name in ("num_splits", "items_are_tokens", "decode_tile_rows", "decode_rows")),
-        *((name, ctypes.c_int) for name in ("prefill_slots", "combine_decode_blocks")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("max_decode_splits", "items_are_tokens", "decode_tile_rows", "decode_rows")
+        ),
+        *((name, ctypes.c_int) for name in ("max_prefill_splits", "combine_decode_blocks")),
     ]
 
 
@@ -79,7 +82,7 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
         priority=1,
         is_batch_invariant=False,
     )
-    return tensor_cores, cuda_kernel(operator, _by_rows, name="cuda/by_row", supports=supports_head_dim)
+    return tensor_cores, cuda_kernel(operator, _row_launches, name="cuda/by_row", supports=supports_head_dim)
 
 
 def _supports_tensor_cores(signature: Signature) -> str | None:
@@ -96,7 +99,7 @@ class _Tiles(NamedTuple):
     prefill: int
 
 
-def whole_prefill_tiles(call: Call) -> int:
+def estimate_prefill_tiles(call: Call) -> int:
     """An estimate of the prefill tiles of one kv head: as if decode computed one token of each sequence."""
     num_tokens, num_sequences = _num_tokens_and_sequences(call)
     return max(0, num_tokens - num_sequences) * _group(call) // _PREFILL_ROWS
@@ -118,23 +121,23 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     arguments.items_are_tokens = arguments.num_tokens <= num_sequences
     arguments.decode_tile_rows = _decode_tile_rows(call)
     arguments.decode_rows = _decode_rows(call) if tiles.decode else 0
-    arguments.num_splits = _num_splits(call, tiles.decode * num_kv_heads)
-    arguments.prefill_slots = 0 if prefill else _prefill_slots(call, tiles.prefill)
-    if arguments.num_splits > 1:
+    arguments.max_decode_splits = _decode_splits(call, tiles.decode * num_kv_heads)
+    arguments.max_prefill_splits = 0 if prefill else _prefill_splits(call, tiles.prefill)
+    if arguments.max_decode_splits > 1:
         arguments.combine_decode_blocks = tiles.decode * arguments.decode_tile_rows
     combine_blocks = arguments.combine_decode_blocks
-    if arguments.prefill_slots:
-        combine_blocks += _prefill_combine_blocks(call, tiles.prefill, arguments.prefill_slots)
+    if arguments.max_prefill_splits:
+        combine_blocks += _prefill_combine_blocks(call, tiles.prefill, arguments.max_prefill_splits)
     if tiles.decode:
         source = f"paged_attention_decode{form}"
-        rows, grid = arguments.decode_tile_rows, (tiles.decode, num_kv_heads, arguments.num_splits)
+        rows, grid = arguments.decode_tile_rows, (tiles.decode, num_kv_heads, arguments.max_decode_splits)
         block, shared = (32 * _DECODE_WARPS, 1, 1), _decode_shared(width, is_quantized, rows)
         yield Launch(source, f"{source}_{suffix}_{rows}", grid, block, (arguments,), shared)
     if tiles.prefill and prefill:
         yield prefill(call, arguments.decode_rows)
     elif tiles.prefill:
         source = f"paged_attention_prefill{form}"
-        grid = (tiles.prefill + arguments.prefill_slots, num_kv_heads, 1)
+        grid = (tiles.prefill + arguments.max_prefill_splits, num_kv_heads, 1)
         shared = _prefill_shared(width, is_quantized)
         yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
     if combine_blocks:
@@ -142,7 +145,7 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
         yield Launch("paged_attention_combine", name, grid, (THREADS, 1, 1), (arguments,))
 
 
-def _by_rows(call: Call) -> Iterator[Launch]:
+def _row_launches(call: Call) -> Iterator[Launch]:
     arguments = _arguments(call)
     if arguments.num_sequences == 0:
         return
@@ -174,7 +177,7 @@ def _arguments(call: Call) -> Any:
         *(head_dim, num_blocks, block_size, blocks_per_sequence),
         int(call.attributes["window"]),
         code_type(k_cache) if scales else 0,
-        num_splits=1,
+        max_decode_splits=1,
     )
 
 
@@ -203,8 +206,8 @@ def _decode_rows(call: Call) -> int:
 
 def _decode_tile_rows(call: Call) -> int:
     num_tokens, num_sequences = _num_tokens_and_sequences(call)
-    has_few = num_tokens <= num_sequences and _group(call) <= _FEW_DECODE_ROWS
-    return _FEW_DECODE_ROWS if has_few else _DECODE_ROWS
+    is_small = num_tokens <= num_sequences and _group(call) <= _SMALL_DECODE_ROWS
+    return _SMALL_DECODE_ROWS if is_small else _DECODE_ROWS
 
 
 def _num_tokens_and_sequences(call: Call) -> tuple[int, int]:
@@ -220,17 +223,17 @@ def _tiles(call: Call) -> _Tiles:
     if num_tokens <= num_sequences or num_tokens * group <= _decode_rows(call):
         return _Tiles(decode, 0)
     # A single sequence is the prefill kernel's, even if padding hides that it has few queries.
-    return _Tiles(0 if num_sequences == 1 else decode, _most_prefill_tiles(call))
+    return _Tiles(0 if num_sequences == 1 else decode, _max_prefill_tiles(call))
 
 
-def _most_prefill_tiles(call: Call) -> int:
+def _max_prefill_tiles(call: Call) -> int:
     """A bound that is monotone in every size."""
     (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group(call)
-    fewest_queries = _decode_rows(call) // group + 1
-    return num_tokens * group // _PREFILL_ROWS + min(num_sequences, num_tokens // fewest_queries)
+    min_queries = _decode_rows(call) // group + 1
+    return num_tokens * group // _PREFILL_ROWS + min(num_sequences, num_tokens // min_queries)
 
 
-def _longest(call: Call) -> int:
+def _max_keys(call: Call) -> int:
     """Most keys: the slots of a block table row."""
     block_tables, k_cache = call.inputs[5], call.inputs[1]
     assert block_tables is not None
@@ -238,57 +241,59 @@ def _longest(call: Call) -> int:
     return block_tables.shape[1] * k_cache.shape[2]
 
 
-def _num_splits(call: Call, num_blocks: int) -> int:
-    if _longest(call) <= _LONGEST_WHOLE:
+def _decode_splits(call: Call, num_blocks: int) -> int:
+    if _max_keys(call) <= _MAX_UNSPLIT_KEYS:
         return 1
-    most = _most_decode_blocks(call, _decode_tile_rows(call)) // max(1, num_blocks)
-    return max(1, min(most, div_up(_longest(call), _SHORTEST_DECODE_SPLIT)))
+    max_splits = _max_decode_blocks(call, _decode_tile_rows(call)) // max(1, num_blocks)
+    return max(1, min(max_splits, div_up(_max_keys(call), _MIN_DECODE_SPLIT_KEYS)))
 
 
-def _prefill_slots(call: Call, num_tiles: int) -> int:
+def _prefill_splits(call: Call, num_tiles: int) -> int:
     """Splits of all tiles of one kv head; 0 where no tile will be split by the shapes."""
-    slots = _most_prefill_slots(call, num_tiles)
-    has_enough_tiles = _num_tokens_and_sequences(call)[1] == 1 and 2 * num_tiles > slots
-    return 0 if _longest(call) < 2 * _SHORTEST_SPLIT or slots < 2 or has_enough_tiles else slots
+    splits = _max_prefill_split_count(call, num_tiles)
+    has_enough_tiles = _num_tokens_and_sequences(call)[1] == 1 and 2 * num_tiles > splits
+    return 0 if _max_keys(call) < 2 * _MIN_PREFILL_SPLIT_KEYS or splits < 2 or has_enough_tiles else splits
 
 
-def _most_prefill_slots(call: Call, num_tiles: int) -> int:
+def _max_prefill_split_count(call: Call, num_tiles: int) -> int:
     k_cache = call.inputs[1]
     assert k_cache is not None
     shared = _prefill_shared(_width(call), _is_quantized(len(call.inputs)))
-    return min(_blocks_at_a_time(call, shared) // k_cache.shape[1], num_tiles * div_up(_longest(call), _SHORTEST_SPLIT))
+    return min(
+        _resident_blocks(call, shared) // k_cache.shape[1], num_tiles * div_up(_max_keys(call), _MIN_PREFILL_SPLIT_KEYS)
+    )
 
 
-def _prefill_combine_blocks(call: Call, num_tiles: int, num_slots: int) -> int:
+def _prefill_combine_blocks(call: Call, num_tiles: int, num_splits: int) -> int:
     """Combine blocks of one kv head: enough for all tiles that may be split, at most those that are resident."""
     k_cache = call.inputs[1]
     assert k_cache is not None
-    most = _COMBINE_BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
-    rows = min(num_tiles, num_slots // 2) * _PREFILL_ROWS
-    return min(rows // _COMBINE_ROWS, max(1, most // k_cache.shape[1]))
+    max_blocks = _COMBINE_BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
+    rows = min(num_tiles, num_splits // 2) * _PREFILL_ROWS
+    return min(rows // _COMBINE_ROWS, max(1, max_blocks // k_cache.shape[1]))
 
 
-def _blocks_at_a_time(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
+def _resident_blocks(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
     """Resident blocks of the GPU: keys are not split further, since more blocks would only queue."""
-    of_one = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
-    return max(1, min(by_registers, of_one)) * call.device.num_multiprocessors
+    by_shared_memory = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
+    return max(1, min(by_registers, by_shared_memory)) * call.device.num_multiprocessors
 
 
-def _most_decode_blocks(call: Call, rows: int) -> int:
+def _max_decode_blocks(call: Call, rows: int) -> int:
     shared = _decode_shared(_width(call), _is_quantized(len(call.inputs)), rows)
-    return _blocks_at_a_time(call, shared, _BLOCKS_PER_MULTIPROCESSOR * _FEW_DECODE_ROWS // rows)
+    return _resident_blocks(call, shared, _BLOCKS_PER_MULTIPROCESSOR * _SMALL_DECODE_ROWS // rows)
 
 
 def _decode_partials_bytes(call: Call) -> int:
     """Workspace for any number of splits: no more blocks than this have partial results."""
-    return _most_decode_blocks(call, _FEW_DECODE_ROWS) * _DECODE_ROWS * (_width(call) + 2) * 4
+    return _max_decode_blocks(call, _SMALL_DECODE_ROWS) * _DECODE_ROWS * (_width(call) + 2) * 4
 
 
 def _partials_bytes(call: Call) -> int:
     k_cache = call.inputs[1]
     assert k_cache is not None
-    parts = _most_prefill_slots(call, _most_prefill_tiles(call)) * k_cache.shape[1]
-    return _decode_partials_bytes(call) + parts * _PREFILL_ROWS * (_width(call) + 2) * 4
+    prefill_partials = _max_prefill_split_count(call, _max_prefill_tiles(call)) * k_cache.shape[1]
+    return _decode_partials_bytes(call) + prefill_partials * _PREFILL_ROWS * (_width(call) + 2) * 4
 
 
 def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
@@ -296,8 +301,8 @@ def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
     codes).
     """
     row = 2 * (width + _PADDING)
-    of_warp = 2 * 2 * 16 * (width + 16) if is_quantized else 2 * 16 * row
-    return rows * row + _DECODE_WARPS * of_warp
+    warp_bytes = 2 * 2 * 16 * (width + 16) if is_quantized else 2 * 16 * row
+    return rows * row + _DECODE_WARPS * warp_bytes
 
 
 def _prefill_shared(width: int, is_quantized: bool) -> int:
@@ -306,6 +311,6 @@ def _prefill_shared(width: int, is_quantized: bool) -> int:
     """
     row, keys = 2 * (width + _PADDING), 32
     stage = 2 * keys * width if is_quantized else 2 * keys * row
-    widened = 2 * keys * row + 4 * keys * 4 if is_quantized else 0
+    dequantized = 2 * keys * row + 4 * keys * 4 if is_quantized else 0
     queries = _PREFILL_ROWS * row
-    return stage + (max(queries, stage + widened) if width <= 96 else queries + stage + widened)
+    return stage + (max(queries, stage + dequantized) if width <= 96 else queries + stage + dequantized)

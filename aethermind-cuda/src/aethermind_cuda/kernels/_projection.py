@@ -21,16 +21,16 @@ _CHUNK_INPUTS = 32
 _BYTES_PER_CHUNK = 64
 """Shared memory per token and stage, for 16-bit inputs."""
 
-_FEW_TOKENS = 8
-_MOST_FEW_TOKENS = 32
-_MOST_FEW_WARPS = 8
-_MANY_TOKENS = 64
-_MANY_WARPS = 4
+_SKINNY_TOKENS = 8
+_MAX_SKINNY_TOKENS = 32
+_MAX_SKINNY_WARPS = 8
+_TILED_TOKENS = 64
+_TILED_WARPS = 4
 _TILES_PER_WARP = 2
 _STAGES = 3
-_MOST_SPLIT_TOKENS = 2 * _MANY_TOKENS
-_MOST_PARTS = 16
-_LEAST_GROUPS = 4
+_MAX_SPLIT_K_TOKENS = 2 * _TILED_TOKENS
+_MAX_K_SPLITS = 16
+_MIN_GROUPS_PER_SPLIT = 4
 """Fewest groups of a split of K: fewer do not amortise its start."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 _SUM_THREADS = 256
@@ -42,14 +42,14 @@ _RING_BYTES = 8192
 class Projection:
     """The kernels of `csrc/<source>.cu`: x · weightᵀ of one weight, or of both of a SwiGLU.
 
-    A warp processes `group_chunks` times 32 inputs per step. `few_tokens` is the limit of the widest skinny kernel,
-    which reads a weight once; float32 has only the kernel for eight tokens.
+    A warp processes `group_chunks` times 32 inputs per step. `max_skinny_tokens` is the limit of the widest skinny
+    kernel, which reads a weight once; float32 has only the kernel for eight tokens.
     """
 
     source: str
     num_weights: int
     group_chunks: int
-    few_tokens: int = _FEW_TOKENS
+    max_skinny_tokens: int = _SKINNY_TOKENS
 
     def launch(
         self,
@@ -68,15 +68,15 @@ class Projection:
         num_tokens, num_outputs, num_inputs = sizes
         tiles = div_up(num_outputs, _TILE_OUTPUTS)
         is_half = dtype is not DType.FLOAT32
-        if is_half and num_tokens > _MOST_FEW_TOKENS and not is_invariant:
-            kind, tokens, warps = "many", _MANY_TOKENS, _MANY_WARPS
-            tiles = div_up(tiles * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
+        if is_half and num_tokens > _MAX_SKINNY_TOKENS and not is_invariant:
+            kind, tokens, warps = "tiled", _TILED_TOKENS, _TILED_WARPS
+            tiles = div_up(tiles * self.num_weights, _TILED_WARPS * _TILES_PER_WARP)
             shared_bytes = _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
         else:
-            tokens = self.few_tokens if is_half and num_tokens > _FEW_TOKENS else _FEW_TOKENS
-            is_gemv = is_half and tokens == _FEW_TOKENS and bool(dense) and all(map(has_whole_vectors, dense))
-            kind = "gemv" if is_gemv else f"few{tokens}"
-            warps = max(1, min(_MOST_FEW_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
+            tokens = self.max_skinny_tokens if is_half and num_tokens > _SKINNY_TOKENS else _SKINNY_TOKENS
+            is_gemv = is_half and tokens == _SKINNY_TOKENS and bool(dense) and all(map(has_whole_vectors, dense))
+            kind = "gemv" if is_gemv else f"skinny{tokens}"
+            warps = max(1, min(_MAX_SKINNY_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
             shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
             shared_bytes += warps * _RING_BYTES * is_gemv
         grid = div_up(num_tokens, tokens), tiles, 1
@@ -89,7 +89,7 @@ class SplitProjection:
     """The kernels of a projection with a quantised weight, `csrc/<source>.cu`.
 
     From nine tokens on a block dequantises 128 outputs once for up to 64 tokens. Where that makes too few blocks to
-    occupy the GPU, blocks split K, and `sum_parts.cu` reduces.
+    occupy the GPU, blocks split K, and `split_k_reduce.cu` reduces.
     """
 
     source: str
@@ -107,26 +107,26 @@ class SplitProjection:
     ) -> Iterator[Launch]:
         """The launches for `sizes` (tokens, outputs, inputs); `arguments` begin with the output.
 
-        `workspace` is the address of `parts_bytes`. The summation order depends on the number of tokens.
+        `workspace` is the address of `split_k_workspace_bytes`. The summation order depends on the number of tokens.
         """
         num_tokens, num_outputs, _ = sizes
-        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
-            yield self.by_token(format, sizes, arguments, dtype)
+        if dtype is DType.FLOAT32 or num_tokens <= _SKINNY_TOKENS:
+            yield self.batch_invariant_launch(format, sizes, arguments, dtype)
             return
-        tokens = next((count for count in (16, 32) if num_tokens <= count), _MANY_TOKENS)
-        num_parts = self._num_parts(sizes, device)
-        shape = (num_parts, self.num_weights, num_tokens, num_outputs)
-        parts = DeviceArray(workspace, DType.FLOAT32, shape) if num_parts > 1 else None
-        grid = div_up(num_tokens, tokens), self._blocks_of_outputs(num_outputs), num_parts
-        block, shared_bytes = (_MANY_WARPS * _WARP, 1, 1), _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
+        tokens = next((count for count in (16, 32) if num_tokens <= count), _TILED_TOKENS)
+        num_splits = self._num_splits(sizes, device)
+        shape = (num_splits, self.num_weights, num_tokens, num_outputs)
+        partials = DeviceArray(workspace, DType.FLOAT32, shape) if num_splits > 1 else None
+        grid = div_up(num_tokens, tokens), self._blocks_of_outputs(num_outputs), num_splits
+        block, shared_bytes = (_TILED_WARPS * _WARP, 1, 1), _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
         is_plain = format_family(format) == f"int{format.bits}"
-        entry = f"{self.source}_many{tokens}_int{format.bits}{'' if is_plain else '_any'}_{dtype}"
-        yield Launch(self.source, entry, grid, block, (*arguments, parts), shared_bytes)
-        if parts is not None:
+        entry = f"{self.source}_tiled{tokens}_int{format.bits}{'' if is_plain else '_affine'}_{dtype}"
+        yield Launch(self.source, entry, grid, block, (*arguments, partials), shared_bytes)
+        if partials is not None:
             out, bias = arguments[0], arguments[3] if self.num_weights == 1 else None
-            yield _sum_parts(out, parts, bias, dtype)
+            yield _split_k_reduce(out, partials, bias, dtype)
 
-    def by_token(
+    def batch_invariant_launch(
         self, format: WeightFormat, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType
     ) -> Launch:
         """The batch-invariant launch: its summation order does not depend on the number of tokens."""
@@ -134,41 +134,41 @@ class SplitProjection:
         gemv = quantized_gemv(self.source, format, sizes, arguments, arguments[1]) if self.num_weights == 1 else None
         if gemv is not None:
             return gemv
-        few = Projection(self.source, self.num_weights, self.group_chunks)
+        skinny = Projection(self.source, self.num_weights, self.group_chunks)
         family = f"int{format.bits}" if dtype is DType.FLOAT32 else format_family(format)
-        return few.launch(f"{family}_{dtype}", sizes, arguments, dtype, is_invariant=True)
+        return skinny.launch(f"{family}_{dtype}", sizes, arguments, dtype, is_invariant=True)
 
-    def parts_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
+    def split_k_workspace_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
         """The workspace for at most this many tokens."""
         num_tokens, num_outputs, num_inputs = sizes
-        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
+        if dtype is DType.FLOAT32 or num_tokens <= _SKINNY_TOKENS:
             return 0
-        most = 0
-        for tokens in range(_MANY_TOKENS, _MOST_SPLIT_TOKENS + 1, _MANY_TOKENS):
+        max_partial_rows = 0
+        for tokens in range(_TILED_TOKENS, _MAX_SPLIT_K_TOKENS + 1, _TILED_TOKENS):
             tokens = min(tokens, num_tokens)
-            num_parts = self._num_parts((tokens, num_outputs, num_inputs), device)
-            most = max(most, num_parts * tokens if num_parts > 1 else 0)
-        return most * self.num_weights * num_outputs * DType.FLOAT32.itemsize
+            num_splits = self._num_splits((tokens, num_outputs, num_inputs), device)
+            max_partial_rows = max(max_partial_rows, num_splits * tokens if num_splits > 1 else 0)
+        return max_partial_rows * self.num_weights * num_outputs * DType.FLOAT32.itemsize
 
     def _blocks_of_outputs(self, num_outputs: int) -> int:
-        return div_up(div_up(num_outputs, _TILE_OUTPUTS) * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
+        return div_up(div_up(num_outputs, _TILE_OUTPUTS) * self.num_weights, _TILED_WARPS * _TILES_PER_WARP)
 
-    def _num_parts(self, sizes: tuple[int, int, int], device: DeviceFacts) -> int:
+    def _num_splits(self, sizes: tuple[int, int, int], device: DeviceFacts) -> int:
         """The number of splits of K, none of which is empty."""
         num_tokens, num_outputs, num_inputs = sizes
-        if num_tokens > _MOST_SPLIT_TOKENS:
+        if num_tokens > _MAX_SPLIT_K_TOKENS:
             return 1
-        num_blocks = self._blocks_of_outputs(num_outputs) * div_up(num_tokens, _MANY_TOKENS)
+        num_blocks = self._blocks_of_outputs(num_outputs) * div_up(num_tokens, _TILED_TOKENS)
         # One block more than are resident would double the time.
         wanted = _BLOCKS_PER_MULTIPROCESSOR * device.num_multiprocessors // max(1, num_blocks)
         num_groups = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
-        most = max(1, min(wanted, num_groups // _LEAST_GROUPS, _MOST_PARTS))
-        return div_up(num_groups, div_up(num_groups, most)) if num_groups else 1
+        max_splits = max(1, min(wanted, num_groups // _MIN_GROUPS_PER_SPLIT, _MAX_K_SPLITS))
+        return div_up(num_groups, div_up(num_groups, max_splits)) if num_groups else 1
 
 
-def _sum_parts(out: DeviceArray, parts: DeviceArray, bias: DeviceArray | None, dtype: DType) -> Launch:
-    num_parts, num_weights, num_tokens, num_outputs = parts.shape
-    entry = f"sum_parts{'_silu' if num_weights > 1 else ''}_{dtype}"
-    arguments = (out, parts, bias, num_tokens, num_outputs, out.dtype is not dtype, num_parts)
+def _split_k_reduce(out: DeviceArray, partials: DeviceArray, bias: DeviceArray | None, dtype: DType) -> Launch:
+    num_splits, num_weights, num_tokens, num_outputs = partials.shape
+    entry = f"split_k_reduce{'_silu' if num_weights > 1 else ''}_{dtype}"
+    arguments = (out, partials, bias, num_tokens, num_outputs, out.dtype is not dtype, num_splits)
     grid = div_up(num_outputs, _SUM_THREADS), num_tokens, 1
-    return Launch("sum_parts", entry, grid, (_SUM_THREADS, 1, 1), arguments)
+    return Launch("split_k_reduce", entry, grid, (_SUM_THREADS, 1, 1), arguments)

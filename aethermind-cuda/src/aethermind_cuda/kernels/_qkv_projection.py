@@ -15,9 +15,9 @@ from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
-__all__ = ["most_tokens_at_once", "qkv_projection"]
+__all__ = ["max_fused_tokens", "qkv_projection"]
 
-_DENSE = Projection("qkv_projection", num_weights=1, group_chunks=2, few_tokens=32)
+_DENSE = Projection("qkv_projection", num_weights=1, group_chunks=2, max_skinny_tokens=32)
 _QUANTIZED = Projection("qkv_projection_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
 _TILE_OUTPUTS = 16
 
@@ -36,9 +36,9 @@ def _addresses(arrays: Sequence[DeviceArray | None]) -> ctypes.Array[ctypes.c_vo
     return (ctypes.c_void_p * 3)(*(None if array is None else array.address for array in arrays))
 
 
-def most_tokens_at_once(linear: Kernel) -> int:
+def max_fused_tokens(linear: Kernel) -> int:
     """Most tokens of the single launch; beyond, three launches of `linear` are faster."""
-    return _DENSE.few_tokens if DENSE in (linear.weight_formats or ()) else _QUANTIZED.few_tokens
+    return _DENSE.max_skinny_tokens if DENSE in (linear.weight_formats or ()) else _QUANTIZED.max_skinny_tokens
 
 
 def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
@@ -65,7 +65,7 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
             dense = [weight for weight in weights if weight is not None]
             return _DENSE.launch(str(x.dtype), sizes, (call,), x.dtype, is_invariant=True, dense=dense)
         layout = QuantizedLayout(format, (widths[0], num_inputs))
-        arguments = (call, layout.num_blocks, layout.log2_chunks, layout.shift)
+        arguments = (call, layout.num_blocks, layout.log2_chunks, layout.affine_term)
         gemv = quantized_gemv(_QUANTIZED.source, format, sizes, arguments, x)
         if gemv is not None:
             return gemv

@@ -18,10 +18,10 @@ _WARP = 32
 _TILE_OUTPUTS = 16
 _TOKENS = 8
 _GROUP_INPUTS = GROUP_CHUNKS * 32
-_MOST_WARPS = 8
-_MOST_SMALL_WARPS = 10
+_MAX_WARPS = 8
+_MAX_LIGHT_WARPS = 10
 """Warps of kernels with fewer registers: codes of up to four bits without zero points or offsets, and of two."""
-_FEWER_WARPS = 7
+_MAX_WARPS_OF_MANY_TILES = 7
 """Warps per block where blocks are many: small blocks start and finish independently."""
 _MANY_TILES = 512
 _RING_BYTES = 4096
@@ -47,10 +47,10 @@ def quantized_gemv(
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)
     family = format_family(format)
-    most = _MOST_SMALL_WARPS if family in ("int4", "int2", "int1") else _MOST_WARPS
+    max_warps = _MAX_LIGHT_WARPS if family in ("int4", "int2", "int1") else _MAX_WARPS
     if tiles >= _MANY_TILES:
-        most = _FEWER_WARPS
-    warps = div_up(num_groups, div_up(num_groups, most))
+        max_warps = _MAX_WARPS_OF_MANY_TILES
+    warps = div_up(num_groups, div_up(num_groups, max_warps))
     entry = f"{source}_gemv_{family}_{x.dtype}"
     shared_bytes = warps * (_RING_BYTES + _SUMS_BYTES)
     grid = div_up(num_tokens, _TOKENS), tiles, 1

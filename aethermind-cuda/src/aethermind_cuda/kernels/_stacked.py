@@ -34,7 +34,7 @@ def stacked_product_bytes(x: DeviceArray, weights: Sequence[DeviceArray]) -> int
 
 def _stacked(arrays: Sequence[DeviceArray]) -> DeviceArray | None:
     """One array of all rows; None if they are not adjacent."""
-    if not arrays or not all(one.is_before(other) for one, other in pairwise(arrays)):
+    if not arrays or not all(first.is_followed_by(second) for first, second in pairwise(arrays)):
         return None
     num_rows = sum(array.shape[0] for array in arrays)
     return arrays[0]._replace(shape=(num_rows, *arrays[0].shape[1:]))

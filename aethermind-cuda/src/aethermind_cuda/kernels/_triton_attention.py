@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
-from aethermind_cuda.kernels._heads import given, last_dim
-from aethermind_cuda.kernels._paged_attention import tensor_core_launches, whole_prefill_tiles
+from aethermind_cuda.kernels._heads import last_dim, present
+from aethermind_cuda.kernels._paged_attention import estimate_prefill_tiles, tensor_core_launches
 from aethermind_cuda.launch import Call, KernelFunction, Launch
 from aethermind_cuda.library import Cubins
 from aethermind_cuda.probe import capability_of_first, probe_driver
@@ -37,11 +37,11 @@ class _Compiled(NamedTuple):
 
 def with_triton(kernel: Kernel) -> Kernel:
     """A variant of a `paged_attention` kernel with Triton's prefill, preferred to it."""
-    own = kernel.function
-    assert isinstance(own, KernelFunction)
-    function: Any = own._replace(launches=_launches)
+    kernel_function = kernel.function
+    assert isinstance(kernel_function, KernelFunction)
+    function: Any = kernel_function._replace(launches=_launches)
     return dataclasses.replace(
-        kernel, name="cuda/triton", priority=kernel.priority + 1, function=function, supports=_reason_against
+        kernel, name="cuda/triton", priority=kernel.priority + 1, function=function, supports=_unsupported_reason
     )
 
 
@@ -66,7 +66,7 @@ def _find(dtype: str, head_dim: int, capability: tuple[int, int]) -> _Compiled |
     return _Compiled(name, launch["threads"], launch["dynamic_shared_bytes"], launch["rows"])
 
 
-def _reason_against(signature: Signature) -> str | None:
+def _unsupported_reason(signature: Signature) -> str | None:
     head_dim, capability = last_dim(signature, 0), first_capability()
     if capability is None:
         return "no GPU was found whose kernels Triton could have compiled"
@@ -96,13 +96,13 @@ def _launches(call: Call) -> Iterator[Launch]:
 
 def _fills_device(call: Call) -> bool:
     """With fewer tiles the CUDA C++ kernel, which splits keys, is faster."""
-    _, k_cache, *_ = given(call.inputs)
-    return 2 * whole_prefill_tiles(call) * k_cache.shape[1] >= call.device.num_multiprocessors
+    _, k_cache, *_ = present(call.inputs)
+    return 2 * estimate_prefill_tiles(call) * k_cache.shape[1] >= call.device.num_multiprocessors
 
 
 def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
     """Arguments in the order of the Triton function, then its two empty scratch buffers."""
-    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = given(call.inputs)
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = present(call.inputs)
     (num_tokens, num_heads, _), (_, num_kv_heads, block_size, _) = q.shape, k_cache.shape
     num_sequences, blocks_per_sequence = block_tables.shape
     arguments = (

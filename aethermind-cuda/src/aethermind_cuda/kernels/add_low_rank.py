@@ -9,7 +9,7 @@ from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
 
-_COLUMNS_OF_THREAD = 4
+_COLUMNS_PER_THREAD = 4
 
 
 def _add_low_rank(call: Call) -> Iterator[Launch]:
@@ -18,8 +18,8 @@ def _add_low_rank(call: Call) -> Iterator[Launch]:
     assert x is not None
     assert cu_ranks is not None
     num_rows, num_outputs = out.shape
-    threads = threads_for(div_up(num_outputs, _COLUMNS_OF_THREAD), most=256)
-    grid = (num_rows, div_up(num_outputs, threads * _COLUMNS_OF_THREAD), 1)
+    threads = threads_for(div_up(num_outputs, _COLUMNS_PER_THREAD), max_threads=256)
+    grid = (num_rows, div_up(num_outputs, threads * _COLUMNS_PER_THREAD), 1)
     sizes = (x.shape[1], num_outputs, cu_ranks.size - 1)
     arguments = (out, y, x, down, up, cu_ranks, adapters, *sizes)
     yield Launch("add_low_rank", f"add_low_rank_{out.dtype}", grid, (threads, 1, 1), arguments)

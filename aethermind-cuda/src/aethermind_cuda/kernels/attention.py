@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from aethermind_cuda.kernels._common import cuda_kernel, threads_for
-from aethermind_cuda.kernels._heads import THREADS, given, supports_head_dim
+from aethermind_cuda.kernels._heads import THREADS, present, supports_head_dim
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
@@ -14,7 +14,7 @@ __all__ = ["KERNELS"]
 
 def _attention(call: Call) -> Iterator[Launch]:
     """A block computes one head of a query."""
-    q, k, v = given(call.inputs)
+    q, k, v = present(call.inputs)
     (out,) = call.outputs
     num_queries, num_heads, head_dim = q.shape[-3:]
     num_keys, num_kv_heads = k.shape[-3:-1]
@@ -29,7 +29,7 @@ def _alibi(call: Call) -> Iterator[Launch]:
     scores, slopes = call.inputs
     (out,) = call.outputs
     blocks = prod(out.shape[:-1]) if out.size else 0
-    threads = threads_for(out.shape[-1], most=256)
+    threads = threads_for(out.shape[-1], max_threads=256)
     arguments = (out, scores, slopes, *out.shape[-3:])
     yield Launch("alibi", f"alibi_{out.dtype}", (blocks, 1, 1), (threads, 1, 1), arguments)
 

@@ -11,7 +11,7 @@ __all__ = ["KERNELS", "elementwise", "silu_mul_halves"]
 
 _THREADS = 256
 _ELEMENTS_PER_BLOCK = 2048
-_MOST_BLOCKS = 1 << 16
+_MAX_BLOCKS = 1 << 16
 _ROW_THREADS = 128
 _ROW_ELEMENTS = 8
 """Elements per thread for rows of whole 16-byte vectors of 16-bit values."""
@@ -19,7 +19,7 @@ _ROW_ELEMENTS = 8
 
 def elementwise(entry: str, out: DeviceArray, *inputs: DeviceArray | None) -> Launch:
     """The launch of an entry point; `out` may alias the first of `inputs`."""
-    blocks = min(_MOST_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # grid-stride loop
+    blocks = min(_MAX_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # grid-stride loop
     arguments = (out, *inputs, Int64(out.size))
     return Launch("elementwise", f"elementwise_{entry}_{out.dtype}", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
 

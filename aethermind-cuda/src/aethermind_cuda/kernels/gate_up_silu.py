@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from aethermind_cuda.cublas import WORKSPACE_BYTES
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._cublaslt import CUBLASLT, LEAST_TOKENS, has_cublaslt
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
 from aethermind_cuda.kernels.elementwise import elementwise, silu_mul_halves
@@ -17,10 +17,10 @@ from aethermind_cuda.launch import Call, Launch, Work
 
 __all__ = ["KERNELS"]
 
-_MOST_STACKED_TOKENS = 512
+_MAX_STACKED_TOKENS = 512
 """From this many tokens each of the two products fills the GPU, and a stacked one would only double the workspace."""
 
-_GATE_UP = Projection("gate_up_silu", num_weights=2, group_chunks=2, few_tokens=32)
+_GATE_UP = Projection("gate_up_silu", num_weights=2, group_chunks=2, max_skinny_tokens=32)
 
 
 def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
@@ -38,7 +38,7 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
     return launches
 
 
-_by_any_number = _launches(is_invariant=False)
+_without_cublaslt = _launches(is_invariant=False)
 
 
 def _products(call: Call) -> Iterator[Work]:
@@ -47,10 +47,10 @@ def _products(call: Call) -> Iterator[Work]:
     assert x is not None
     assert w_gate is not None
     assert w_up is not None
-    if x.shape[0] < LEAST_TOKENS:
-        yield from _by_any_number(call)
+    if x.shape[0] < MIN_CUBLASLT_TOKENS:
+        yield from _without_cublaslt(call)
         return
-    if x.shape[0] <= _MOST_STACKED_TOKENS:
+    if x.shape[0] <= _MAX_STACKED_TOKENS:
         product = stacked_product(x, (w_gate, w_up), (), call.workspace)
         if product is not None:
             yield product
@@ -65,8 +65,8 @@ def _products(call: Call) -> Iterator[Work]:
 def _workspace_bytes(call: Call) -> int:
     x, *weights = call.inputs
     assert x is not None
-    fewer = x._replace(shape=(min(x.shape[0], _MOST_STACKED_TOKENS), x.shape[1]))
-    stacked = stacked_product_bytes(fewer, [weight for weight in weights if weight is not None])
+    stackable = x._replace(shape=(min(x.shape[0], _MAX_STACKED_TOKENS), x.shape[1]))
+    stacked = stacked_product_bytes(stackable, [weight for weight in weights if weight is not None])
     return max(stacked, WORKSPACE_BYTES + call.outputs[0].nbytes)
 
 
@@ -81,6 +81,6 @@ KERNELS = (
         workspace_bytes=_workspace_bytes,
         is_batch_invariant=False,
     ),
-    cuda_kernel("gate_up_silu", _by_any_number, is_batch_invariant=False),
+    cuda_kernel("gate_up_silu", _without_cublaslt, is_batch_invariant=False),
     cuda_kernel("gate_up_silu", _launches(is_invariant=True), name="cuda/by_token", priority=-1),
 )

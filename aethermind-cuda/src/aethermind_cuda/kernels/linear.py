@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._cublaslt import CUBLASLT, LEAST_TOKENS, has_cublaslt
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
 __all__ = ["KERNELS", "dense_product"]
 
-_LINEAR = Projection("linear", num_weights=1, group_chunks=2, few_tokens=32)
+_LINEAR = Projection("linear", num_weights=1, group_chunks=2, max_skinny_tokens=32)
 
 
 def _launch(
@@ -44,12 +44,12 @@ def _arrays(call: Call) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceAr
     return call.outputs[0], x, weight, biases[0] if biases else None
 
 
-_by_any_number = _launches(is_invariant=False)
+_without_cublaslt = _launches(is_invariant=False)
 
 
 def _products(call: Call) -> Iterator[Work]:
-    if call.outputs[0].shape[0] < LEAST_TOKENS:
-        yield from _by_any_number(call)
+    if call.outputs[0].shape[0] < MIN_CUBLASLT_TOKENS:
+        yield from _without_cublaslt(call)
     else:
         yield dense_product(*_arrays(call), call.workspace)
 
@@ -68,7 +68,7 @@ KERNELS = tuple(
             workspace_bytes=lambda _: WORKSPACE_BYTES,
             is_batch_invariant=False,
         ),
-        cuda_kernel(operator, _by_any_number, is_batch_invariant=False),
+        cuda_kernel(operator, _without_cublaslt, is_batch_invariant=False),
         cuda_kernel(operator, _launches(is_invariant=True), name="cuda/by_token", priority=-1),
     )
 )

@@ -10,8 +10,8 @@ from aethermind_cuda.launch import Call, DeviceArray, Launch
 
 __all__ = ["KERNELS"]
 
-_SIDE = 64
-_MOST_MATRICES = 65535
+_TILE = 64
+_MAX_GRID_Z = 65535
 """Limit of gridDim.z."""
 
 
@@ -22,8 +22,8 @@ def _launches(call: Call) -> Iterator[Launch]:
     assert b is not None
     (num_rows, num_inner), num_columns = a.shape[-2:], b.shape[-1]
     num_matrices = prod(out.shape[:-2])
-    for first in range(0, num_matrices, _MOST_MATRICES):
-        grid = div_up(num_columns, _SIDE), div_up(num_rows, _SIDE), min(_MOST_MATRICES, num_matrices - first)
+    for first in range(0, num_matrices, _MAX_GRID_Z):
+        grid = div_up(num_columns, _TILE), div_up(num_rows, _TILE), min(_MAX_GRID_Z, num_matrices - first)
         arguments = (*(_from_matrix(array, first) for array in (out, a, b)), num_rows, num_inner, num_columns)
         yield Launch("matmul", f"matmul_{out.dtype}", grid, (256, 1, 1), arguments)
 

@@ -17,9 +17,9 @@ from aethermind.hal.memory import align_up
 from aethermind_cuda.cublas import DenseProduct
 from aethermind_cuda.kernels import linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
-from aethermind_cuda.kernels._cublaslt import CUBLASLT, LEAST_TOKENS
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS
 from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS, code_type, last_dim
-from aethermind_cuda.kernels._qkv_projection import most_tokens_at_once, qkv_projection
+from aethermind_cuda.kernels._qkv_projection import max_fused_tokens, qkv_projection
 from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
@@ -53,7 +53,7 @@ def _with_projection(operator: str, projection: Kernel) -> Kernel:
         dtypes=projection.dtypes,
         priority=projection.priority,
         workspace_bytes=lambda call: _workspace_bytes(projection, call),
-        supports=lambda signature: projection.supports(signature) or _reason_against(signature),
+        supports=lambda signature: projection.supports(signature) or _unsupported_reason(signature),
         packs={name: pack for pack in projection.packs.values() for name in ("w_q", "w_k", "w_v")},
         weight_formats=projection.weight_formats,
         is_batch_invariant=projection.is_batch_invariant,
@@ -61,7 +61,7 @@ def _with_projection(operator: str, projection: Kernel) -> Kernel:
     )
 
 
-def _reason_against(signature: Signature) -> str | None:
+def _unsupported_reason(signature: Signature) -> str | None:
     head_dim = last_dim(signature, _K_CACHE)
     if head_dim is None or head_dim > MAX_HEAD_DIM:
         return f"takes heads of up to {MAX_HEAD_DIM} elements, not {head_dim}"
@@ -70,26 +70,30 @@ def _reason_against(signature: Signature) -> str | None:
 
 def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
     project: Callable[[Call], Iterator[Work]] = projection.function  # type: ignore[assignment]
-    project_at_once, most_at_once = qkv_projection(projection), most_tokens_at_once(projection)
+    project_fused, max_fused = qkv_projection(projection), max_fused_tokens(projection)
     is_cublaslt = projection.name == CUBLASLT
 
     def launches(call: Call) -> Iterator[Work]:
         calls = _projections(call)
         num_tokens = call.outputs[0].shape[0]
-        product = _one_product(calls, call.workspace) if is_cublaslt and num_tokens >= LEAST_TOKENS else None
+        product = (
+            _stacked_projection(calls, call.workspace) if is_cublaslt and num_tokens >= MIN_CUBLASLT_TOKENS else None
+        )
         if product is not None:
             yield product
-        elif num_tokens <= most_at_once or projection.is_batch_invariant:
-            yield project_at_once(calls)
+        elif num_tokens <= max_fused or projection.is_batch_invariant:
+            yield project_fused(calls)
         else:
-            for one in calls:
-                yield from project(one)
-        yield _finish_heads(call, [one.outputs[0] for one in calls], None if product is None else product.out)
+            for projection_call in calls:
+                yield from project(projection_call)
+        yield _epilogue(
+            call, [projection_call.outputs[0] for projection_call in calls], None if product is None else product.out
+        )
 
     return launches
 
 
-def _one_product(calls: Sequence[Call], workspace: int) -> DenseProduct | None:
+def _stacked_projection(calls: Sequence[Call], workspace: int) -> DenseProduct | None:
     """Project q, k and v as columns of one matrix, where the three weights are adjacent."""
     inputs = [call.inputs for call in calls]
     x = inputs[0][0]
@@ -98,7 +102,7 @@ def _one_product(calls: Sequence[Call], workspace: int) -> DenseProduct | None:
     return stacked_product(x, weights, [bias for *_, bias in inputs], workspace)
 
 
-def _finish_heads(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray | None) -> Launch:
+def _epilogue(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray | None) -> Launch:
     """The epilogue; the projections are three arrays or columns of one matrix."""
     q_norm, k_norm, table, slots, k_cache, v_cache, *scales = call.inputs[7:]
     out = call.outputs[0]
@@ -134,7 +138,7 @@ def _log2_lanes(head_bytes: int, multiples: Iterable[int]) -> int:
     head.
     """
     lanes, rest = divmod(head_bytes, 2 * _VECTOR_BYTES)
-    is_wide = not rest and lanes in (1, 2, 4, 8, 16, 32) and not any(one % _VECTOR_BYTES for one in multiples)
+    is_wide = not rest and lanes in (1, 2, 4, 8, 16, 32) and not any(multiple % _VECTOR_BYTES for multiple in multiples)
     return lanes.bit_length() - 1 if is_wide else -1
 
 
@@ -142,7 +146,7 @@ def _projections(call: Call) -> list[Call]:
     """Project q to the output, k and v to the workspace; the projections share the rest of it."""
     x, w_q, w_k, w_v, b_q, b_k, b_v, *_ = call.inputs
     q, (_, num_kv_heads, _, head_dim) = call.outputs[0], _shape_of_cache(call)
-    size = _keys_bytes(call)
+    size = _projected_key_bytes(call)
     num_tokens = q.shape[0]
     k, v = (DeviceArray(call.workspace + i * size, q.dtype, (num_tokens, num_kv_heads * head_dim)) for i in range(2))
     outputs = (q._replace(shape=(num_tokens, q.shape[1] * head_dim)), k, v)
@@ -154,7 +158,9 @@ def _projections(call: Call) -> list[Call]:
 
 def _workspace_bytes(projection: Kernel, call: Call) -> int:
     function: Any = projection.function
-    separate: int = 2 * _keys_bytes(call) + max(function.workspace_bytes(one) for one in _projections(call))
+    separate: int = 2 * _projected_key_bytes(call) + max(
+        function.workspace_bytes(projection_call) for projection_call in _projections(call)
+    )
     if projection.name != CUBLASLT:
         return separate
     x, *weights = call.inputs[:4]
@@ -162,7 +168,7 @@ def _workspace_bytes(projection: Kernel, call: Call) -> int:
     return max(separate, stacked_product_bytes(x, [weight for weight in weights if weight is not None]))
 
 
-def _keys_bytes(call: Call) -> int:
+def _projected_key_bytes(call: Call) -> int:
     """Workspace of the keys of a step before rotation, and the same for its values."""
     _, num_kv_heads, _, head_dim = _shape_of_cache(call)
     nbytes = call.outputs[0].shape[0] * num_kv_heads * head_dim * call.outputs[0].dtype.itemsize

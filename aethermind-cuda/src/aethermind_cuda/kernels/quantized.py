@@ -15,10 +15,10 @@ from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, 
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import has_cublaslt
 from aethermind_cuda.kernels._dequantize import (
-    LEAST_DEQUANTIZED_GATE_UP_TOKENS,
-    LEAST_DEQUANTIZED_TOKENS,
+    MIN_DEQUANTIZED_GATE_UP_TOKENS,
+    MIN_DEQUANTIZED_TOKENS,
     dequantized_product,
-    product_bytes,
+    dequantized_product_bytes,
 )
 from aethermind_cuda.kernels._projection import SplitProjection
 from aethermind_cuda.kernels.elementwise import elementwise
@@ -53,9 +53,9 @@ def _launches(
             arguments = (out, x, weight, biases[0] if biases else None, *sizes, out.dtype is not x.dtype)
         else:
             arguments = (out, x, *operands, *sizes)
-        arguments = (*arguments, layout.num_blocks, layout.log2_chunks, layout.shift)
+        arguments = (*arguments, layout.num_blocks, layout.log2_chunks, layout.affine_term)
         if is_invariant:
-            yield projection.by_token(format, sizes, arguments, x.dtype)
+            yield projection.batch_invariant_launch(format, sizes, arguments, x.dtype)
         else:
             yield from projection.launches(format, sizes, arguments, x.dtype, call.device, call.workspace)
 
@@ -63,15 +63,15 @@ def _launches(
 
 
 def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Call], Iterator[Work]]:
-    by_own_kernels = _launches(projection, format, is_invariant=False)
+    without_cublaslt = _launches(projection, format, is_invariant=False)
 
     def products(call: Call) -> Iterator[Work]:
         x, *operands = call.inputs
         (out,) = call.outputs
         assert x is not None
         # With a bias cuBLASLt needs 16-byte aligned rows (see `cublas`).
-        if x.shape[0] < _least_dequantized(projection) or out.shape[1] % _ROW_OUTPUTS:
-            yield from by_own_kernels(call)
+        if x.shape[0] < _min_dequantized_tokens(projection) or out.shape[1] % _ROW_OUTPUTS:
+            yield from without_cublaslt(call)
             return
         layout = QuantizedLayout(format, (out.shape[1], x.shape[1]))
         weight, other = (*operands, None)[:2]
@@ -80,7 +80,7 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
             yield from dequantized_product(layout, out, x, weight, other, call.workspace)
             return
         assert other is not None
-        up = out._replace(address=call.workspace + product_bytes(layout, x.dtype))
+        up = out._replace(address=call.workspace + dequantized_product_bytes(layout, x.dtype))
         yield from dequantized_product(layout, out, x, weight, None, call.workspace)
         yield from dequantized_product(layout, up, x, other, None, call.workspace)
         yield elementwise("silu_mul", out, out, up)
@@ -88,24 +88,24 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
     return products
 
 
-def _least_dequantized(projection: SplitProjection) -> int:
-    return LEAST_DEQUANTIZED_TOKENS if projection is _LINEAR else LEAST_DEQUANTIZED_GATE_UP_TOKENS
+def _min_dequantized_tokens(projection: SplitProjection) -> int:
+    return MIN_DEQUANTIZED_TOKENS if projection is _LINEAR else MIN_DEQUANTIZED_GATE_UP_TOKENS
 
 
-def _parts_bytes(projection: SplitProjection, call: Call) -> int:
+def _split_k_workspace_bytes(projection: SplitProjection, call: Call) -> int:
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
-    return projection.parts_bytes((x.shape[0], out.shape[1], x.shape[1]), x.dtype, call.device)
+    return projection.split_k_workspace_bytes((x.shape[0], out.shape[1], x.shape[1]), x.dtype, call.device)
 
 
 def _products_bytes(projection: SplitProjection, format: WeightFormat, call: Call) -> int:
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
-    nbytes = _parts_bytes(projection, call)
-    if x.shape[0] < _least_dequantized(projection):
+    nbytes = _split_k_workspace_bytes(projection, call)
+    if x.shape[0] < _min_dequantized_tokens(projection):
         return nbytes
-    of_product = product_bytes(QuantizedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
-    return max(nbytes, of_product if projection is _LINEAR else of_product + out.nbytes)
+    dequantized_bytes = dequantized_product_bytes(QuantizedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
+    return max(nbytes, dequantized_bytes if projection is _LINEAR else dequantized_bytes + out.nbytes)
 
 
 def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
@@ -132,12 +132,12 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
         operator,
         _launches(projection, format, is_invariant=False),
         name=f"cuda/{name}",
-        workspace_bytes=partial(_parts_bytes, projection),
+        workspace_bytes=partial(_split_k_workspace_bytes, projection),
         is_batch_invariant=False,
         **shared,
     )
-    by_token = _launches(projection, format, is_invariant=True)
-    yield cuda_kernel(operator, by_token, name=f"cuda/{name}_by_token", priority=-1, **shared)
+    invariant = _launches(projection, format, is_invariant=True)
+    yield cuda_kernel(operator, invariant, name=f"cuda/{name}_by_token", priority=-1, **shared)
 
 
 _FORMATS = tuple(

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
-from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, code_type, given, supports_head_dim
+from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, code_type, present, supports_head_dim
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
 
 
 def _rope(call: Call) -> Iterator[Launch]:
-    x, table = given(call.inputs)
+    x, table = present(call.inputs)
     (out,) = call.outputs
     num_tokens, num_heads, head_dim = x.shape
     num_rows = num_tokens * num_heads
@@ -24,15 +24,15 @@ def _rope(call: Call) -> Iterator[Launch]:
 
 
 def _rope_table(call: Call) -> Iterator[Launch]:
-    positions, inv_freq = given(call.inputs)
+    positions, inv_freq = present(call.inputs)
     (table,) = call.outputs
     arguments = (table, positions, inv_freq, inv_freq.size, float(call.attributes["scale"]))
-    threads = (threads_for(inv_freq.size, most=128), 1, 1)
+    threads = (threads_for(inv_freq.size, max_threads=128), 1, 1)
     yield Launch("rope_table", "rope_table", (positions.size, 1, 1), threads, arguments)
 
 
 def _shift_keys(call: Call) -> Iterator[Launch]:
-    k_cache, blocks, num_tokens, table = given(call.inputs)
+    k_cache, blocks, num_tokens, table = present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
     arguments = (k_cache, blocks, num_tokens, table, *k_cache.shape, is_interleaved)
@@ -41,7 +41,7 @@ def _shift_keys(call: Call) -> Iterator[Launch]:
 
 
 def _shift_keys_quantized(call: Call) -> Iterator[Launch]:
-    k_cache, blocks, num_tokens, table, k_scale = given(call.inputs)
+    k_cache, blocks, num_tokens, table, k_scale = present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
     arguments = (k_cache, k_scale, blocks, num_tokens, table, *k_cache.shape, is_interleaved, code_type(k_cache))

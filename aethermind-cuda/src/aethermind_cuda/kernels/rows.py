@@ -15,13 +15,13 @@ __all__ = ["KERNELS", "permute_heads", "transpose"]
 
 _VECTOR_BYTES = 16
 _TILE = 32
-_MOST_MATRICES = 65535
+_MAX_GRID_Z = 65535
 """Limit of gridDim.z."""
 
 
 def _launch(entry: str, blocks: int, row: DeviceArray, *arguments: DeviceArray | int | None) -> Launch:
     """One block per row; `row` is an array with rows of the length that a block copies."""
-    threads = threads_for(row.shape[-1] * row.dtype.itemsize // _VECTOR_BYTES, most=256)
+    threads = threads_for(row.shape[-1] * row.dtype.itemsize // _VECTOR_BYTES, max_threads=256)
     return Launch("rows", f"rows_{entry}_{_word(row)}", (blocks, 1, 1), (threads, 1, 1), arguments)
 
 
@@ -35,7 +35,7 @@ def _embedding(call: Call) -> Iterator[Launch]:
     assert token_ids is not None
     assert table is not None
     num_rows, width = table.shape
-    threads = threads_for(width * table.dtype.itemsize // _VECTOR_BYTES, most=256)
+    threads = threads_for(width * table.dtype.itemsize // _VECTOR_BYTES, max_threads=256)
     arguments = (out, token_ids, table, num_rows, width)
     yield Launch("embedding", f"embedding_{table.dtype}", (token_ids.size, 1, 1), (threads, 1, 1), arguments)
 
@@ -85,8 +85,8 @@ def transpose(out: DeviceArray, x: DeviceArray) -> Iterator[Launch]:
     num_rows, num_columns = x.shape[-2:]
     matrix_bytes = num_rows * num_columns * x.dtype.itemsize
     num_matrices = prod(x.shape[:-2])
-    for first in range(0, num_matrices, _MOST_MATRICES):
-        grid = div_up(num_columns, _TILE), div_up(num_rows, _TILE), min(_MOST_MATRICES, num_matrices - first)
+    for first in range(0, num_matrices, _MAX_GRID_Z):
+        grid = div_up(num_columns, _TILE), div_up(num_rows, _TILE), min(_MAX_GRID_Z, num_matrices - first)
         part_out, part_x = (
             DeviceArray(array.address + first * matrix_bytes, array.dtype, array.shape) for array in (out, x)
         )

@@ -13,12 +13,12 @@ from aethermind_cuda.launch import Call, DeviceArray, Launch
 __all__ = ["KERNELS"]
 
 _FLOAT32 = frozenset({DType.FLOAT32})
-_RANGE_LOGITS = 8192
+_LOGITS_PER_BLOCK = 8192
 """Logits of a row per block, as in `adjust_logits.cu`."""
 _SORTING_THREADS = 512
 """Capacity of `common/row_candidates.cuh`."""
 _SEGMENT_UNIT = 128
-_MOST_SEGMENTS = 2048
+_MAX_SEGMENTS = 2048
 """Limit of segments: their maxima are sorted in the memory of candidates."""
 _SEGMENTS_PER_BLOCK = 32
 """Segments per block: four per warp."""
@@ -27,15 +27,15 @@ _PARTS = 32
 _ALIGNMENT = 256
 
 
-def _adjusting(entry: str) -> Callable[[Call], Iterator[Launch]]:
+def _logits_processor(entry: str) -> Callable[[Call], Iterator[Launch]]:
     """Kernel arguments: the inputs after the logits in order, then the vocabulary size."""
 
     def launches(call: Call) -> Iterator[Launch]:
         (out,) = call.outputs
         num_rows, size = out.shape
         sizes = (size, _width(call)) if entry == "mask_tokens" else (size,)
-        grid = (num_rows, div_up(size, _RANGE_LOGITS), 1)
-        threads = threads_for(size, most=512)
+        grid = (num_rows, div_up(size, _LOGITS_PER_BLOCK), 1)
+        threads = threads_for(size, max_threads=512)
         arguments = (out, *call.inputs, *sizes)
         yield Launch("adjust_logits", f"adjust_logits_{entry}", grid, (threads, 1, 1), arguments)
 
@@ -50,7 +50,7 @@ def _width(call: Call) -> int:
 
 def _segments(size: int) -> tuple[int, int]:
     """The length and the number of a row's segments (`common/row_segments.cuh`)."""
-    length = _SEGMENT_UNIT * max(1, div_up(size, _SEGMENT_UNIT * _MOST_SEGMENTS))
+    length = _SEGMENT_UNIT * max(1, div_up(size, _SEGMENT_UNIT * _MAX_SEGMENTS))
     return length, div_up(size, length)
 
 
@@ -94,7 +94,7 @@ def _token_logprobs(call: Call) -> Iterator[Launch]:
 _ADJUSTMENTS = ("bias_tokens", "mask_tokens", "repetition_penalty", "suppress_tokens")
 
 KERNELS = (
-    *(cuda_kernel(name, _adjusting(name), dtypes=_FLOAT32) for name in _ADJUSTMENTS),
+    *(cuda_kernel(name, _logits_processor(name), dtypes=_FLOAT32) for name in _ADJUSTMENTS),
     cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32, workspace_bytes=_sampling_bytes),
     cuda_kernel("token_logprobs", _token_logprobs, dtypes=_FLOAT32),
 )

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from aethermind.hal.tensor import contiguous_strides, num_spanned
-from aethermind_sim.memory import Span, opened
+from aethermind_sim.memory import Span, accessible
 from torch_npu import memory
 from torch_npu.streams import current_device, current_stream
 
@@ -116,7 +116,7 @@ def _now(op: Any, args: Any, kwargs: Any) -> Any:
     device = _device_of(args)
     current_stream(device).synchronize()
     tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-    with opened(_spans(tensors, [])):
+    with accessible(_spans(tensors, [])):
         result = op(*tree_map(_on_cpu, args), **tree_map(_on_cpu, kwargs))
         if isinstance(result, torch.Tensor):
             result = result.clone()
@@ -179,10 +179,10 @@ class _Work:
         self._call = by, tree_map(_on_cpu, args), tree_map(_on_cpu, kwargs)
         self._made = list(map(_on_cpu, made))
 
-    def __call__(self, **renewed: Any) -> None:
+    def __call__(self, **updatable_arguments: Any) -> None:
         by, args, kwargs = self._call
-        with opened(self._spans), torch.no_grad():
-            results = by(*args, **{**kwargs, **renewed})
+        with accessible(self._spans), torch.no_grad():
+            results = by(*args, **{**kwargs, **updatable_arguments})
             if self._made:
                 results = results if isinstance(results, (tuple, list)) else (results,)
                 for output, result in zip(self._made, results, strict=True):

@@ -8,7 +8,7 @@ namespace aether {
 
 // Lets the dependent kernel launch once every block of this one has started. Its blocks occupy free multiprocessor
 // resources and wait there.
-__device__ __forceinline__ void let_next_kernel_launch() {
+__device__ __forceinline__ void launch_dependents() {
 #if !defined(AETHER_EMULATED) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -16,7 +16,7 @@ __device__ __forceinline__ void let_next_kernel_launch() {
 
 // Waits until the preceding kernel has completed and its writes are visible. Before this call a kernel may only read
 // weights and must not write. Every thread calls it, or a kernel could end before its predecessor.
-__device__ __forceinline__ void wait_for_kernel_before() {
+__device__ __forceinline__ void wait_for_predecessor() {
 #if !defined(AETHER_EMULATED) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -24,8 +24,8 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 
 // The prologue of a kernel without work to do before the wait.
 __device__ __forceinline__ void begin_kernel() {
-  let_next_kernel_launch();
-  wait_for_kernel_before();
+  launch_dependents();
+  wait_for_predecessor();
 }
 
 }  // namespace aether

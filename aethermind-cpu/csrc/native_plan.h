@@ -1,6 +1,6 @@
 // An execution plan whose operands have addresses: native kernel calls that a team of threads runs in order.
-#ifndef AETHER_CPU_PLAN_RUNNER_H
-#define AETHER_CPU_PLAN_RUNNER_H
+#ifndef AETHER_CPU_NATIVE_PLAN_H
+#define AETHER_CPU_NATIVE_PLAN_H
 
 #include <aethermind/kernel_abi.h>
 
@@ -100,4 +100,4 @@ class NativePlan {
 
 }  // namespace aether::cpu
 
-#endif  // AETHER_CPU_PLAN_RUNNER_H
+#endif  // AETHER_CPU_NATIVE_PLAN_H

@@ -1,5 +1,5 @@
-// A histogram of a row by distance from the largest logit, in bins of 1/64 nat: finds the bin in which a running sum
-// ends.
+// A histogram of a row's logits by distance from the largest one, in bins of 1/64 nat: finds the bin in which a running
+// sum over descending logits ends.
 #pragma once
 
 #include "common/radix_top_p.cuh"
@@ -32,9 +32,9 @@ struct CoarseHistogram {
     for_each_logit<kFewVectorsAhead>(row.logits, row.size, [&](float value, int index) {
       const uint64_t weight = weight_of(value, index);
       total += weight;
-      const int own = bin(value);
-      if (own < kBins) {
-        histogram.add(own, weight);
+      const int value_bin = bin(value);
+      if (value_bin < kBins) {
+        histogram.add(value_bin, weight);
       }
     });
     return block_sum(total);  // includes a barrier
@@ -42,7 +42,7 @@ struct CoarseHistogram {
 
   // Finds the bin in which the running sum reaches a target and the mass before it; -1 if there is none.
   template <class Measure>
-  __device__ __forceinline__ Found find(uint64_t target) const {
+  __device__ __forceinline__ FoundBin find(uint64_t target) const {
     return find_bin<Measure>(histogram, [](int i) { return i; }, Mass{0, 0}, target);
   }
 

@@ -1,4 +1,4 @@
-#include "plan_runner.h"
+#include "native_plan.h"
 
 #include <algorithm>
 #include <new>
