@@ -61,9 +61,9 @@ def _class(name: str, cls: type) -> Iterator[str]:
     if not issubclass(cls, dict) and cls.__init__ is not object.__init__:  # type: ignore[misc]
         yield f"```text\n{_signature(name, cls)}\n```\n"
     yield _prose(cls.__doc__)
-    own = vars(cls).get("__init__")
-    if own is not None and own.__doc__ and not own.__doc__.startswith("Initialize self"):
-        yield _prose(own.__doc__)
+    init = vars(cls).get("__init__")
+    if init is not None and init.__doc__ and not init.__doc__.startswith("Initialize self"):
+        yield _prose(init.__doc__)
     members: dict[str, Any] = {}
     for base in cls.__mro__:
         if base.__module__.startswith("aethermind"):
@@ -92,9 +92,9 @@ def _doc_of(value: Any) -> str | None:
 
 
 def _signature(name: str, function: Any) -> str:
-    """A signature as it would be written, an argument on a line where all of them do not fit on one."""
+    """A formatted signature: on a single line, or parameter argument per line if it is too long."""
     signature = inspect.signature(function)
-    arguments = [text for text in _written(signature) if text not in ("self", "cls")]
+    arguments = [text for text in _format_parameters(signature) if text not in ("self", "cls")]
     end = "" if signature.return_annotation in (signature.empty, "None") else f" -> {signature.return_annotation}"
     line = f"{name}({', '.join(arguments)}){end}"
     if len(line) <= 100:
@@ -102,17 +102,21 @@ def _signature(name: str, function: Any) -> str:
     return "\n".join((f"{name}(", *(f"    {text}," for text in arguments), f"){end}"))
 
 
-def _written(signature: inspect.Signature) -> Iterator[str]:
+def _format_parameters(signature: inspect.Signature) -> Iterator[str]:
     is_keyword_only = False
-    for one in signature.parameters.values():
-        if one.kind is one.KEYWORD_ONLY and not is_keyword_only:
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword_only:
             is_keyword_only = True
             yield "*"
-        if one.annotation is one.empty:
-            yield one.name if one.default is one.empty else f"{one.name}={_value(one.default)}"
+        if parameter.annotation is parameter.empty:
+            yield (
+                parameter.name
+                if parameter.default is parameter.empty
+                else f"{parameter.name}={_value(parameter.default)}"
+            )
         else:
-            default = "" if one.default is one.empty else f" = {_value(one.default)}"
-            yield f"{one.name}: {one.annotation}{default}"
+            default = "" if parameter.default is parameter.empty else f" = {_value(parameter.default)}"
+            yield f"{parameter.name}: {parameter.annotation}{default}"
 
 
 def _value(default: Any) -> str:

@@ -18,28 +18,28 @@ __all__ = ["PAGE", "with_tables"]
 
 PAGE = ROOT / "docs/using/configuration.md"
 
-_SETTINGS = tuple(one for section in SECTIONS for one in section.settings.values())
+_SETTINGS = tuple(setting for section in SECTIONS for setting in section.settings.values())
 
 
-def _row(one: Setting) -> str:
-    default = f"unset: {one.unset}" if one.default is None else f"`{json.dumps(one.default)}`"
-    return f"| `{one.name}` | {default} | {one.help} |\n"
+def _row(setting: Setting) -> str:
+    default = f"unset: {setting.unset}" if setting.default is None else f"`{json.dumps(setting.default)}`"
+    return f"| `{setting.name}` | {default} | {setting.help} |\n"
 
 
-def _renamed_row(one: Setting, old: str) -> str:
-    return f"| `{one.section}.{old}` | `{one.name}` | `{flag_of(one)}` |\n"
+def _renamed_row(setting: Setting, old: str) -> str:
+    return f"| `{setting.section}.{old}` | `{setting.name}` | `{flag_of(setting)}` |\n"
 
 
 def with_tables(page: str) -> str:
     """The page with the current rows below the heads of its two tables."""
     keys = "".join(map(_row, _SETTINGS))
-    renamed = "".join(_renamed_row(one, old) for one in _SETTINGS for old in one.old_names)
+    renamed = "".join(_renamed_row(setting, old) for setting in _SETTINGS for old in setting.old_names)
     page = _with_rows(page, "| key | default | meaning |\n|---|---|---|\n", keys)
     return _with_rows(page, "| old key | key | flag |\n|---|---|---|\n", renamed)
 
 
 def _with_rows(page: str, head: str, rows: str) -> str:
-    return re.sub(rf"({re.escape(head)})(\|.*\n)*", lambda found: found[1] + rows, page)
+    return re.sub(rf"({re.escape(head)})(\|.*\n)*", lambda match: match[1] + rows, page)
 
 
 if __name__ == "__main__":

@@ -71,10 +71,12 @@ def _build_all(
             say(f"{path.name:<64} {path.stat().st_size / 2**20:6.2f} MiB  {took}")
         return ledger.wheel(distribution)
 
-    wanted = [distribution for distribution in distributions() if distribution.name not in without]
-    longest_first = sorted(wanted, key=lambda distribution: not distribution.is_compiled)
+    selected = [distribution for distribution in distributions() if distribution.name not in without]
+    longest_first = sorted(selected, key=lambda distribution: not distribution.is_compiled)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip((one.name for one in longest_first), pool.map(build, longest_first), strict=True))
+        return dict(
+            zip((distribution.name for distribution in longest_first), pool.map(build, longest_first), strict=True)
+        )
 
 
 class _Ledger:

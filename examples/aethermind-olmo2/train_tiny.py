@@ -64,7 +64,7 @@ def trained(tokenizer: Tokenizer) -> transformers.Olmo2ForCausalLM:
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         optimizer.step()
-    print(f"loss {loss.item():.4f}, {sum(one.numel() for one in model.parameters())} parameters")
+    print(f"loss {loss.item():.4f}, {sum(parameter.numel() for parameter in model.parameters())} parameters")
     return model
 
 

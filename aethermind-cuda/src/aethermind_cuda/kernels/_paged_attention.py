@@ -22,7 +22,7 @@ from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import THREADS, code_type, last_dim, supports_head_dim
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
-__all__ = ["paged_attention_kernels", "tensor_core_launches", "estimate_prefill_tiles"]
+__all__ = ["estimate_prefill_tiles", "paged_attention_kernels", "tensor_core_launches"]
 
 _DECODE_ROWS = 16
 _SMALL_DECODE_ROWS = 8

@@ -13,7 +13,7 @@ from aethermind.graph import StepLoop
 from aethermind.hal.host_memory import HostAllocator, HostDevices, HostEvents, HostStreams, HostTransfer
 
 ARENA = hal.DeviceId("arena")
-SIZE, UNIT = 1 << 32, 64  # the system commits a page at its first access
+SIZE, ALIGNMENT = 1 << 32, 64  # the system commits a page at its first access
 
 
 class ArenaAllocator(hal.Allocator):
@@ -22,15 +22,15 @@ class ArenaAllocator(hal.Allocator):
     def __init__(self) -> None:
         self._host = HostAllocator(ARENA)
         self._lock = RLock()  # reentrant: a garbage collection inside `alloc` may release another buffer
-        self._left: dict[int, list[int]] = defaultdict(list)
-        self._next, self._used, self._peak, self._count = UNIT, 0, 0, 0
+        self._free_lists: dict[int, list[int]] = defaultdict(list)
+        self._next, self._used, self._peak, self._count = ALIGNMENT, 0, 0, 0
 
     def alloc(self, nbytes: int, kind: hal.MemoryKind = hal.MemoryKind.DEVICE) -> hal.Buffer:
         if kind is not hal.MemoryKind.DEVICE or nbytes < 0:
             return self._host.alloc(nbytes, kind)
-        size = max(1, -(-nbytes // UNIT)) * UNIT
+        size = max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
         with self._lock:
-            begin = self._left[size].pop() if self._left[size] else self._next
+            begin = self._free_lists[size].pop() if self._free_lists[size] else self._next
             if begin + size > SIZE:
                 raise OutOfMemoryError(
                     f"Could not allocate {nbytes} bytes on {ARENA}: {self._used} of its {SIZE} bytes are in use. "
@@ -47,7 +47,7 @@ class ArenaAllocator(hal.Allocator):
 
     def _free(self, begin: int, size: int, nbytes: int) -> None:
         with self._lock:
-            self._left[size].append(begin)
+            self._free_lists[size].append(begin)
             self._used -= nbytes
 
 
@@ -89,4 +89,4 @@ class ArenaBackend(hal.Backend):
 
     def compile(self, plan: Any, memory: Any) -> StepLoop:
         """Compile a plan to Python kernels over the host's view of the arena."""
-        return StepLoop(plan, {place: self._base + address for place, address in memory.items()})
+        return StepLoop(plan, {location: self._base + address for location, address in memory.items()})

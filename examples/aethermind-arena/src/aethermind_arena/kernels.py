@@ -11,7 +11,7 @@ from aethermind.ops import catalog
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    return _wide(x) @ _wide(weight).T + (0 if bias is None else bias)
+    return _to_float32(x) @ _to_float32(weight).T + (0 if bias is None else bias)
 
 
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
@@ -28,9 +28,9 @@ def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: A
     out = np.zeros_like(q)
     for begin, end, length, table in zip(starts, starts[1:], lengths, tables, strict=False):
         keys, values = (_read(cache, table, length, q.shape[1]) for cache in (k, v))
-        ago = np.arange(length - (end - begin), length)[:, None] - np.arange(length)
-        is_seen = (ago >= 0) & ((window <= 0) | (ago < window))
-        scores = np.where(is_seen, q[begin:end].swapaxes(0, 1) @ keys.swapaxes(1, 2) * scale, -np.inf)
+        distance = np.arange(length - (end - begin), length)[:, None] - np.arange(length)
+        is_visible = (distance >= 0) & ((window <= 0) | (distance < window))
+        scores = np.where(is_visible, q[begin:end].swapaxes(0, 1) @ keys.swapaxes(1, 2) * scale, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30))
         out[begin:end] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
     return out
@@ -39,45 +39,45 @@ def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: A
 def _read(cache: Any, table: Any, length: int, num_heads: int) -> Any:
     """Gather a sequence from its blocks, repeated for query heads: float32 [num_heads, length, head_dim]."""
     blocks = cache[table[: -(-length // cache.shape[2])]].swapaxes(0, 1)
-    kept = blocks.reshape(len(blocks), -1, cache.shape[3])[:, :length]
-    return _wide(np.repeat(kept, num_heads // len(kept), axis=0))
+    sequence = blocks.reshape(len(blocks), -1, cache.shape[3])[:, :length]
+    return _to_float32(np.repeat(sequence, num_heads // len(sequence), axis=0))
 
 
 def kv_cache_write(inputs: Any, outputs: Any, _: Any) -> None:
-    new, is_kept = inputs[:2], inputs[2] >= 0
-    block, offset = np.divmod(inputs[2][is_kept], outputs[0].shape[2])
+    new, has_slot = inputs[:2], inputs[2] >= 0
+    block, offset = np.divmod(inputs[2][has_slot], outputs[0].shape[2])
     for cache, rows in zip(outputs, new, strict=True):
-        cache[block, :, offset] = rows[is_kept]
+        cache[block, :, offset] = rows[has_slot]
 
 
-def _wide(array: Any) -> Any:
+def _to_float32(array: Any) -> Any:
     """Convert to float32: kernels compute in float32 and round once."""
     return array.astype(np.float32, copy=False)
 
 
-def _storing(compute: Any) -> Any:
+def _write_output(compute: Any) -> Any:
     return lambda inputs, outputs, attributes: np.copyto(outputs[0], compute(*inputs, **attributes), casting="unsafe")
 
 
-_COMPUTED = {
+_FUNCTIONS = {
     "embedding": lambda token_ids, table: table[token_ids],
     "gather_rows": lambda x, rows: x[rows],
     "add": np.add,
     "mul": np.multiply,
-    "silu": lambda x: _wide(x) / (1 + np.exp(np.minimum(-_wide(x), 88))),
-    "rms_norm": lambda x, weight, eps: rms_norm(_wide(x), weight, eps),
-    "rope": lambda x, *rest, **options: rope(_wide(x), *rest, **options),
-    "paged_attention": lambda q, *rest, **options: paged_attention(_wide(q), *rest, **options),
+    "silu": lambda x: _to_float32(x) / (1 + np.exp(np.minimum(-_to_float32(x), 88))),
+    "rms_norm": lambda x, weight, eps: rms_norm(_to_float32(x), weight, eps),
+    "rope": lambda x, *rest, **options: rope(_to_float32(x), *rest, **options),
+    "paged_attention": lambda q, *rest, **options: paged_attention(_to_float32(q), *rest, **options),
     "linear": linear,
     "lm_head": linear,
 }
-_OWN = {"kv_cache_write": kv_cache_write} | {name: _storing(compute) for name, compute in _COMPUTED.items()}
+_KERNELS = {"kv_cache_write": kv_cache_write} | {name: _write_output(compute) for name, compute in _FUNCTIONS.items()}
 _REFERENCES = reference_kernels(catalog.load(), "arena")
 _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
 KERNELS = [
     *(
         Kernel(name, "arena", f"arena {name}", _DTYPES, function=f, is_batch_invariant=False)
-        for name, f in _OWN.items()
+        for name, f in _KERNELS.items()
     ),
-    *(one for one in _REFERENCES if one.operator not in _OWN or one.is_batch_invariant),
+    *(kernel for kernel in _REFERENCES if kernel.operator not in _KERNELS or kernel.is_batch_invariant),
 ]

@@ -22,7 +22,7 @@ class BlackboxExecutor(InlineExecutor):
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Load the weights; returns the runner, whose steps are recorded."""
         runner = super().load(cache, on_progress)
-        runner.observer = self._watch
+        runner.observer = self._record_step
         return runner
 
     def close(self) -> None:
@@ -30,11 +30,11 @@ class BlackboxExecutor(InlineExecutor):
         super().close()
         self._recorder.close()
 
-    def _watch(self, executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+    def _record_step(self, executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
         """Run a step between two records; a step that never ends is in the file."""
         ids = " ".join(entry.request.request_id for entry in decision.scheduled)
-        place = self._recorder.begin(decision.num_batched_tokens, len(decision.copies), ids)
+        offset = self._recorder.begin(decision.num_batched_tokens, len(decision.copies), ids)
         started = time.perf_counter()
         executor.run(symbols)
         executor.synchronize()
-        self._recorder.end(place, time.perf_counter() - started)
+        self._recorder.end(offset, time.perf_counter() - started)

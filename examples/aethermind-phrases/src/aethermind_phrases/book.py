@@ -30,10 +30,10 @@ def read() -> list[str]:
 def continuations(
     phrases: Sequence[str], encode: Callable[[str], Sequence[int]]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Map the first tokens of a phrase (at least two) to the rest, for phrases within a sentence and at its start."""
-    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    """Map the first tokens of a phrase (at least two) to the others, for phrases within a sentence and at its start."""
+    result: dict[tuple[int, ...], tuple[int, ...]] = {}
     for phrase in phrases:
         for written in (f" {phrase}", phrase, phrase[:1].upper() + phrase[1:], f" {phrase[:1].upper()}{phrase[1:]}"):
             tokens = tuple(encode(written))
-            found |= {tokens[:end]: tokens[end:] for end in range(2, len(tokens))}
-    return found
+            result |= {tokens[:end]: tokens[end:] for end in range(2, len(tokens))}
+    return result

@@ -18,13 +18,13 @@ class AvoidPhrases:
 
     def __init__(self, params: Any, tokenizer: Any) -> None:
         """Create the processor of one request."""
-        more = (params.extra_args or {}).get("phrases", [])
-        if not isinstance(more, list) or not all(isinstance(phrase, str) for phrase in more):
+        extra = (params.extra_args or {}).get("phrases", [])
+        if not isinstance(extra, list) or not all(isinstance(phrase, str) for phrase in extra):
             raise InvalidArgumentError("extra_args['phrases'] should be a list of texts.")
-        self._rests = book.continuations([*book.read(), *more], tokenizer.encode)
+        self._continuations = book.continuations([*book.read(), *extra], tokenizer.encode)
 
     def __call__(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int], logits: Any) -> None:
         """Modify a row of logits, float32 [V], in place."""
-        for beginning, rest in self._rests.items():
-            if len(rest) == 1 and tuple(output_token_ids[-len(beginning) :]) == beginning:
-                logits[rest[0]] = float("-inf")
+        for prefix, continuation in self._continuations.items():
+            if len(continuation) == 1 and tuple(output_token_ids[-len(prefix) :]) == prefix:
+                logits[continuation[0]] = float("-inf")

@@ -16,16 +16,20 @@ class PhraseProposer:
 
     def __init__(self, compiled: Any) -> None:
         """`compiled` is the model that verifies the drafts."""
-        self._rests = book.continuations(book.read(), compiled.source.tokenizer().encode)
-        self._lengths = sorted({len(beginning) for beginning in self._rests}, reverse=True)
+        self._continuations = book.continuations(book.read(), compiled.source.tokenizer().encode)
+        self._lengths = sorted({len(prefix) for prefix in self._continuations}, reverse=True)
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
         """Draft up to `limits` tokens per request; none where its text does not end within a phrase."""
-        return [self._rest(request.all_token_ids, most) for request, most in zip(requests, limits, strict=True)]
+        return [
+            self._continuation(request.all_token_ids, limit) for request, limit in zip(requests, limits, strict=True)
+        ]
 
     def forget(self, request_id: str) -> None:
         """No state to drop."""
 
-    def _rest(self, tokens: Sequence[int], most: int) -> list[int]:
-        found = (self._rests.get(tuple(tokens[-length:])) for length in self._lengths if length <= len(tokens))
-        return list(next(filter(None, found), ()))[:most]
+    def _continuation(self, tokens: Sequence[int], limit: int) -> list[int]:
+        matches = (
+            self._continuations.get(tuple(tokens[-length:])) for length in self._lengths if length <= len(tokens)
+        )
+        return list(next(filter(None, matches), ()))[:limit]

@@ -31,19 +31,19 @@ class SqliteStore:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, or None if the key is missing."""
         with self._database() as database:
-            found = [database.execute("SELECT value FROM kv WHERE key = ?", (key,)).fetchone() for key in keys]
+            rows = [database.execute("SELECT value FROM kv WHERE key = ?", (key,)).fetchone() for key in keys]
             database.executemany(f"UPDATE kv SET used = {_USED} WHERE key = ?", [(key,) for key in keys])
-        return [None if row is None else row[0] for row in found]
+        return [None if row is None else row[0] for row in rows]
 
     def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """Store (key, value) pairs and evict the least recently used ones beyond the limit."""
         with self._database() as database:
             database.executemany(f"INSERT OR REPLACE INTO kv VALUES (?, ?, {_USED})", entries)
             sizes = database.execute("SELECT used, LENGTH(value) FROM kv ORDER BY used DESC").fetchall()
-            kept = 0
+            total = 0
             for used, num_bytes in sizes:
-                kept += num_bytes
-                if kept > self._size:
+                total += num_bytes
+                if total > self._size:
                     database.execute("DELETE FROM kv WHERE used <= ?", (used,))
                     break
 

@@ -33,8 +33,8 @@ class Ternary(WeightFormat):
             scales = np.abs(values).mean(axis=1, keepdims=True).astype(np.float16)
         if not np.isfinite(scales).all():
             raise InvalidArgumentError("A weight with values that are infinite, NaN or too large cannot be ternary.")
-        wide = scales.astype(np.float32)
-        codes = np.rint(np.clip(values / np.where(wide > 0, wide, 1), -1, 1)).astype(np.int8)
+        scales_f32 = scales.astype(np.float32)
+        codes = np.rint(np.clip(values / np.where(scales_f32 > 0, scales_f32, 1), -1, 1)).astype(np.int8)
         return QuantizedWeight(self, codes, scales)
 
 

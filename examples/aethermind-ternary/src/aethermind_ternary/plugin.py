@@ -26,5 +26,5 @@ def register_kernels(registry: Any) -> None:
 def _parse(name: str) -> WeightFormat | None:
     if name != "ternary":
         return None
-    found: WeightFormat = import_module("aethermind_ternary.format").TERNARY
-    return found
+    weight_format: WeightFormat = import_module("aethermind_ternary.format").TERNARY
+    return weight_format
