@@ -111,27 +111,27 @@ void NativePlan::prepare(Team& team, const Team::Lock& held) {
   std::copy(max_symbols_.begin(), max_symbols_.end(), greatest.begin());
   set_shapes(greatest);
   current_symbols_ = greatest;
-  const ScratchRequest most = scratch_request(team.num_workers());
+  const ScratchRequest largest = scratch_request(team.num_workers());
   try {
-    team.reserve_scratch(held, most.nbytes);
+    team.reserve_scratch(held, largest.nbytes);
   } catch (const std::bad_alloc&) {
-    require(false, *most.kernel,
-            "it asks for " + std::to_string(most.nbytes) + " bytes of scratch for each of " +
+    require(false, *largest.kernel,
+            "it asks for " + std::to_string(largest.nbytes) + " bytes of scratch for each of " +
                 std::to_string(team.num_workers()) + " workers, which cannot be allocated");
   }
   prepared_num_workers_ = team.num_workers();
 }
 
 NativePlan::ScratchRequest NativePlan::scratch_request(int num_workers) const {
-  ScratchRequest most{};
+  ScratchRequest largest{};
   for (const BoundStep& step : steps_) {
     if (step.kernel->scratch_bytes == nullptr) continue;
     const size_t nbytes =
         step.kernel->scratch_bytes(tensors_.data() + step.first_input, tensors_.data() + step.first_output,
                                    attributes_.data() + step.first_attribute, num_workers);
-    if (nbytes > most.nbytes) most = {nbytes, step.kernel};
+    if (nbytes > largest.nbytes) largest = {nbytes, step.kernel};
   }
-  return most;
+  return largest;
 }
 
 void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t end, int64_t* marks) {

@@ -41,7 +41,7 @@ class ReleasedGil {
 // A shared_ptr for objects whose destructor waits for threads: the last reference is dropped by Python, or while the
 // GIL is released. (py::release_gil_before_calling_cpp_dtor reacquires the GIL as gil_scoped_release does.)
 template <typename T>
-std::shared_ptr<T> held(T* object) {
+std::shared_ptr<T> share_released(T* object) {
   return {object, [](T* last) {
             std::optional<ReleasedGil> released;
             if (!ReleasedGil::is_released()) released.emplace();

@@ -32,7 +32,7 @@ void bind_stream(py::module_& module) {
   using ReleaseGil = py::call_guard<ReleasedGil>;
 
   py::class_<Stream, std::shared_ptr<Stream>>(module, "Stream")
-      .def(py::init([](std::shared_ptr<Team> team) { return held(new Stream(std::move(team))); }))
+      .def(py::init([](std::shared_ptr<Team> team) { return share_released(new Stream(std::move(team))); }))
       .def("run",
            [](Stream& self, const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin,
               size_t end) {

@@ -17,7 +17,7 @@ std::vector<CpuSet> as_cpu_sets(const Processors& processors) { return {processo
 void bind_team(py::module_& module) {
   py::class_<Team, std::shared_ptr<Team>>(module, "Team")
       .def(py::init([](int num_workers, const Processors& cpu_sets) {
-             return held(new Team(num_workers, as_cpu_sets(cpu_sets)));
+             return share_released(new Team(num_workers, as_cpu_sets(cpu_sets)));
            }),
            py::arg("num_workers"), py::arg("cpu_sets") = Processors())
       .def_property_readonly("num_workers", &Team::num_workers)

@@ -41,10 +41,11 @@ __attribute__((noinline)) void dot_rows(const T* x, const T* down, int64_t k, fl
       for (int j = 0; j < C; ++j) sums[r][j] = fma(value, factors[j], sums[r][j]);
     }
   };
-  const int64_t whole = k - k % kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) add(i, [](const T* p) __attribute__((always_inline)) { return load(p); });
-  if (whole < k) {
-    add(whole, [lanes = k - whole](const T* p) __attribute__((always_inline)) { return load(p, lanes); });
+  const int64_t tail_begin = k - k % kLanes;
+  for (int64_t i = 0; i < tail_begin; i += kLanes)
+    add(i, [](const T* p) __attribute__((always_inline)) { return load(p); });
+  if (tail_begin < k) {
+    add(tail_begin, [lanes = k - tail_begin](const T* p) __attribute__((always_inline)) { return load(p, lanes); });
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -75,7 +76,7 @@ AETHER_INLINE void add_adapter(const T* x, const T* y, T* out, int64_t num_rows,
     dot_all_ranks<T, 1, kDotRanksOfOneRow>(x + r * k, down, num_ranks, k, h + r * num_ranks);
   }
   float ones[kLoraRowBlock];
-  for (float& one : ones) one = 1.0f;
+  for (float& factor : ones) factor = 1.0f;
   for (int64_t c = columns.begin; c < columns.end; c += kLoraColumnBlock) {
     const int64_t count = smaller(columns.end - c, kLoraColumnBlock);
     for (int64_t j = 0; j < num_ranks; ++j) rows_of_up[j] = up + j * n + c;
@@ -96,7 +97,7 @@ AETHER_INLINE void add_adapter(const T* x, const T* y, T* out, int64_t num_rows,
 template <class T>
 void add_low_rank(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   const T *y = data<const T>(in[0]), *x = data<const T>(in[1]);
-  const int32_t *cuts = data<const int32_t>(in[4]), *adapters = data<const int32_t>(in[5]);
+  const int32_t *cu_ranks = data<const int32_t>(in[4]), *adapters = data<const int32_t>(in[5]);
   const int64_t rows = in[0].shape[0], n = in[0].shape[1], k = in[1].shape[1];
   T* target = data<T>(out[0]);
   const int64_t row_blocks = ceil_div(rows, kLoraRowBlock);
@@ -112,8 +113,8 @@ void add_low_rank(const am_tensor* in, const am_tensor* out, const am_attr*, con
       const int32_t adapter = adapters[row];
       const int64_t first = row;
       while (row < end && adapters[row] == adapter) ++row;
-      const int64_t begin = adapter < 0 ? 0 : cuts[adapter];
-      const int64_t num_ranks = adapter < 0 ? 0 : cuts[adapter + 1] - begin;
+      const int64_t begin = adapter < 0 ? 0 : cu_ranks[adapter];
+      const int64_t num_ranks = adapter < 0 ? 0 : cu_ranks[adapter + 1] - begin;
       if (columns.begin >= columns.end) continue;
       if (num_ranks > 0) {
         add_adapter(x + first * k, y + first * n, target + first * n, row - first, data<const T>(in[2]) + begin * k,

@@ -29,8 +29,8 @@ class DenseWeight {
     if (num_rows > kTuning.gemv_max_rows) {
       gemm_large<Micro>(x, num_rows, k_, num_items, panels_per_item, team, panel, finish);
     } else {
-      const SkinnySplit cut(num_rows, k_, steps_, num_items, panels_per_item);
-      gemm_skinny<Micro>(cut, x, team, panel, finish);
+      const SkinnySplit split(num_rows, k_, steps_, num_items, panels_per_item);
+      gemm_skinny<Micro>(split, x, team, panel, finish);
     }
   }
 

@@ -42,9 +42,9 @@ struct AttentionLayout {
         queries(larger(1, kMaxQueryRows / group)),
         rows(queries * group) {}
 
-  // Shortens query blocks to `most` queries, but not below kMinQueryRows.
-  void limit_query_block(int64_t most) {
-    queries = smaller(queries, larger(most, larger(1, kMinQueryRows / group)));
+  // Limits query blocks to `max_queries` queries, but not below kMinQueryRows.
+  void limit_query_block(int64_t max_queries) {
+    queries = smaller(queries, larger(max_queries, larger(1, kMinQueryRows / group)));
     rows = queries * group;
   }
 
@@ -236,7 +236,7 @@ AETHER_INLINE void attend_key_blocks(const QueryBlock& query_block, int64_t key_
                                      float scale, const AttentionLayout<T, S>& layout,
                                      const AttentionScratch<T, S>& scratch, FinishFn finish) {
   const int64_t num_rows = query_block.count * layout.group;
-  const TileSplit cut(num_rows);
+  const TileSplit split(num_rows);
   const int64_t begin = larger(query_block.begin(), key_block_begin * kKeyBlock),
                 end = smaller(query_block.end(), key_block_end * kKeyBlock);
   for (int64_t j = 0; j < kKeyBlock; ++j) scratch.key_scales[j] = scale * kLog2E;
@@ -255,17 +255,17 @@ AETHER_INLINE void attend_key_blocks(const QueryBlock& query_block, int64_t key_
         scratch.value_scales[j] = stored.value_scales[block.rows[j]];
       }
     }
-    // Nothing of a worker's first block has been prefetched: the rest of it is prefetched beside its first panels.
+    // Nothing of a worker's first block has been prefetched: packing its first panels prefetches the others.
     const int64_t num_cold = b == first ? smaller(kUnprefetchedPanels, block.num_panels) : 0;
-    Prefetcher<S> rest(stored, block, num_cold * kPanelColumns, layout.head_dim, 2 * kUnprefetchedPanels);
-    pack_panels(block, 0, num_cold, stored, layout, scratch, rest);
+    Prefetcher<S> cold_prefetcher(stored, block, num_cold * kPanelColumns, layout.head_dim, 2 * kUnprefetchedPanels);
+    pack_panels(block, 0, num_cold, stored, layout, scratch, cold_prefetcher);
     const int64_t steps_of_tile = block.num_panels + layout.padded_dim / kPanelColumns * layout.value_steps();
     Prefetcher<S> prefetcher(stored, next, 0, layout.head_dim,
-                             2 * (block.num_panels - num_cold) + cut.count * steps_of_tile);
+                             2 * (block.num_panels - num_cold) + split.count * steps_of_tile);
     pack_panels(block, num_cold, block.num_panels, stored, layout, scratch, prefetcher);
-    for (int64_t tile = 0; tile < cut.count; ++tile) {
-      attend_tile(query_block, b * kKeyBlock, block, cut.begin(tile), cut.size(tile), layout, scratch, prefetcher);
-      finish(b, cut.begin(tile), cut.begin(tile + 1));
+    for (int64_t tile = 0; tile < split.count; ++tile) {
+      attend_tile(query_block, b * kKeyBlock, block, split.begin(tile), split.size(tile), layout, scratch, prefetcher);
+      finish(b, split.begin(tile), split.begin(tile + 1));
     }
   }
 }

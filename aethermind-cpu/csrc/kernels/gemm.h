@@ -37,8 +37,8 @@ AETHER_INLINE void prefetch_line(const void* line) { __builtin_prefetch(line, 0,
 struct Prefetch {
   int64_t distance = 0;  // bytes from the panel's begin to the first line prefetched
   int64_t count = 0;     // lines of each panel in every interval, one after another
-  int64_t rows_distance =
-      0;  // bytes to the next tile if it is outside the caches: one line of it per line of this tile
+  // Bytes to the next tile if it is outside the caches: one line of it per line of this tile.
+  int64_t rows_distance = 0;
 };
 
 // Splits the prefetch of the next panels (`num_lines` lines each, `distance` bytes ahead) among `num_tiles` tiles that
@@ -50,8 +50,8 @@ AETHER_INLINE Prefetch prefetch_share(int64_t distance, int64_t num_lines, int64
   const int64_t num_shares = smaller(num_tiles, larger(1, ceil_div(num_lines, larger(1, num_intervals))));
   if (tile >= num_shares) return {};
   const int64_t count = ceil_div(num_lines, larger(1, num_shares * num_intervals));
-  const int64_t others = larger(0, num_lines - count * num_intervals);
-  return {distance + others * tile / larger(1, num_shares - 1) * kLineBytes, count};
+  const int64_t remaining = larger(0, num_lines - count * num_intervals);
+  return {distance + remaining * tile / larger(1, num_shares - 1) * kLineBytes, count};
 }
 
 // The fewest rows that a tile has where several tiles share the rows (TileSplit).
@@ -147,11 +147,12 @@ struct TileKernelTable {
   static const TileKernelTable kAll;  // gemm_kernel_table.h
 };
 
-// Rows cut into tiles of nearly equal size.
+// Split of rows into tiles of nearly equal size.
 struct TileSplit {
   int64_t count, rows;
 
-  explicit TileSplit(int64_t num_rows, int64_t most = kTileRows) : count(ceil_div(num_rows, most)), rows(num_rows) {}
+  explicit TileSplit(int64_t num_rows, int64_t max_rows = kTileRows)
+      : count(ceil_div(num_rows, max_rows)), rows(num_rows) {}
 
   int64_t begin(int64_t tile) const { return rows * tile / count; }
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
@@ -196,48 +197,49 @@ AETHER_INLINE void pack_tile(RowFn row, int64_t num_rows, int64_t k_begin, int64
 template <class Micro, class RowFn>
 AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int64_t k_count, char* tiles) {
   const int64_t num_lines = ceil_div(k_count, kLineK<Micro>);
-  const TileSplit cut(num_rows);
-  for (int64_t tile = 0; tile < cut.count; ++tile) {
-    pack_tile<Micro>([&](int64_t r) { return row(cut.begin(tile) + r); }, cut.size(tile), k_begin, k_count,
-                     tiles + cut.begin(tile) * num_lines * kLineBytes);
+  const TileSplit split(num_rows);
+  for (int64_t tile = 0; tile < split.count; ++tile) {
+    pack_tile<Micro>([&](int64_t r) { return row(split.begin(tile) + r); }, split.size(tile), k_begin, k_count,
+                     tiles + split.begin(tile) * num_lines * kLineBytes);
   }
 }
 
 // Multiplies tiles by `num_panels` panels, from `offset` bytes into each panel; C has rows of `num_panels * 16` floats.
 // `tile_at(i)` is tile i of TileSplit(num_rows). A tile kernel takes its panels from as many equal parts of the list,
 // so that each part is one sequential stream where panels are adjacent in memory. `next` is the panel that is
-// multiplied after these (or null) and is prefetched. Tiles that `are_far` from this core are prefetched beside the
-// first panels.
+// multiplied after these (or null) and is prefetched. Tiles that `are_uncached` are prefetched while the
+// first panels are multiplied.
 template <class Micro, class TileAtFn>
 AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_t k_count, const char* const* panels,
                                       int64_t num_panels, int64_t offset, bool is_first, float* c, const char* next,
-                                      bool are_far = false) {
+                                      bool are_uncached = false) {
   const int64_t num_steps = ceil_div(k_count, Micro::kStepK), num_intervals = ceil_div(num_steps, kStepsPerPrefetch);
   const int64_t row_stride = num_panels * kPanelColumns;
-  const TileSplit cut(num_rows);
-  const int64_t panels_at_once = cut.count == 1 ? panels_per_tile(num_rows) : kTilePanels;
-  const int64_t part = panels_at_once == 1 ? 0 : num_panels / panels_at_once;
-  const int64_t num_single = num_panels - part * panels_at_once;
-  for (int64_t p = 0; p < part + num_single; ++p) {
-    const bool is_single = p >= part;
-    const int64_t first = is_single ? part * panels_at_once + (p - part) : p;
+  const TileSplit split(num_rows);
+  const int64_t panels_per_call = split.count == 1 ? panels_per_tile(num_rows) : kTilePanels;
+  const int64_t part_panels = panels_per_call == 1 ? 0 : num_panels / panels_per_call;
+  const int64_t num_single = num_panels - part_panels * panels_per_call;
+  for (int64_t p = 0; p < part_panels + num_single; ++p) {
+    const bool is_single = p >= part_panels;
+    const int64_t first = is_single ? part_panels * panels_per_call + (p - part_panels) : p;
     const char* w[kMaxTilePanels];
-    for (int64_t i = 0; i < (is_single ? 1 : panels_at_once); ++i) w[i] = panels[first + i * part] + offset;
-    const bool is_last = p + 1 == part + num_single;
-    const char* following = is_last ? next : panels[p + 1 == part ? part * panels_at_once : first + 1] + offset;
-    const bool may_prefetch = num_rows >= kTuning.min_prefetch_rows && (cut.count == 1 || following);
+    for (int64_t i = 0; i < (is_single ? 1 : panels_per_call); ++i) w[i] = panels[first + i * part_panels] + offset;
+    const bool is_last = p + 1 == part_panels + num_single;
+    const char* following =
+        is_last ? next : panels[p + 1 == part_panels ? part_panels * panels_per_call : first + 1] + offset;
+    const bool may_prefetch = num_rows >= kTuning.min_prefetch_rows && (split.count == 1 || following);
     const int64_t ahead = prefetch_distance(num_rows, kTuning.skinny_prefetch_bytes);
-    const int64_t distance = !may_prefetch ? 0 : cut.count == 1 ? ahead : following - w[0];
-    for (int64_t tile = 0; tile < cut.count; ++tile) {
-      const int64_t begin = cut.begin(tile), size = cut.size(tile);
+    const int64_t distance = !may_prefetch ? 0 : split.count == 1 ? ahead : following - w[0];
+    for (int64_t tile = 0; tile < split.count; ++tile) {
+      const int64_t begin = split.begin(tile), size = split.size(tile);
       const auto& table = TileKernelTable<Micro>::kAll;
       const TileKernel multiply = is_single ? table.single_panel[size] : table.multi_panel[size];
       const Tile x = tile_at(tile);
       Prefetch prefetch =
-          may_prefetch ? prefetch_share(distance, num_steps, num_intervals, tile, cut.count) : Prefetch();
-      prefetch.rows_distance = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1).x - x.x : 0;
+          may_prefetch ? prefetch_share(distance, num_steps, num_intervals, tile, split.count) : Prefetch();
+      prefetch.rows_distance = are_uncached && p == 0 && tile + 1 < split.count ? tile_at(tile + 1).x - x.x : 0;
       multiply({x, w, num_steps, prefetch, c + begin * row_stride + first * kPanelColumns, row_stride,
-                part * kPanelColumns, is_first});
+                part_panels * kPanelColumns, is_first});
     }
   }
 }
@@ -248,9 +250,9 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
                                   int64_t num_panels, int64_t offset, bool is_first, float* c,
                                   const char* next = nullptr) {
   const int64_t tile_row_bytes = ceil_div(k_count, kLineK<Micro>) * kLineBytes;
-  const TileSplit cut(num_rows);
+  const TileSplit split(num_rows);
   multiply_each_tile<Micro>(
-      [&](int64_t tile) { return packed_tile(tiles + cut.begin(tile) * tile_row_bytes, cut.size(tile)); }, num_rows,
+      [&](int64_t tile) { return packed_tile(tiles + split.begin(tile) * tile_row_bytes, split.size(tile)); }, num_rows,
       k_count, panels, num_panels, offset, is_first, c, next);
 }
 
@@ -260,15 +262,15 @@ template <class Micro, class BetweenFn>
 AETHER_INLINE void multiply_cached(const char* tile, int64_t num_rows, int64_t k_count, const char* const* panels,
                                    int64_t num_panels, float* c, BetweenFn between) {
   const int64_t num_steps = ceil_div(k_count, Micro::kStepK), row_stride = num_panels * kPanelColumns;
-  const int64_t panels_at_once = panels_per_tile(num_rows);
+  const int64_t panels_per_call = panels_per_tile(num_rows);
   const auto& table = TileKernelTable<Micro>::kAll;
   for (int64_t p = 0; p < num_panels;) {
-    const bool is_single = p + panels_at_once > num_panels;
+    const bool is_single = p + panels_per_call > num_panels;
     const TileKernel multiply = is_single ? table.single_panel[num_rows] : table.multi_panel[num_rows];
     multiply({packed_tile(tile, num_rows), panels + p, num_steps, Prefetch(), c + p * kPanelColumns, row_stride,
               kPanelColumns, true});
-    p += is_single ? 1 : panels_at_once;
-    between(is_single ? 1 : panels_at_once);
+    p += is_single ? 1 : panels_per_call;
+    between(is_single ? 1 : panels_per_call);
   }
 }
 

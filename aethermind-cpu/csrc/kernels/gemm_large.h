@@ -1,10 +1,10 @@
-// Large GEMM: products of many rows (prefill), which are bound by arithmetic. They are cut into blocks that fit a
+// Large GEMM: products of many rows (prefill), which are bound by arithmetic. They are split into blocks that fit a
 // core's caches.
 //
 // Rows that hold what a tile kernel multiplies are read in place. Otherwise all workers first pack the rows into tiles
 // (gemm.h): each packs some of them into its own scratch, where all workers read them. Then a claim is a block of rows
 // by a group of panels. It is computed kTuning.k_block of K at a time, so that its tiles (288 KiB of bfloat16), its
-// accumulators (144 KiB) and a slice of two panels (64 KiB) stay in a second-level cache of 1 MiB.
+// accumulators (144 KiB) and a slice of two panels (64 KiB) fit a second-level cache of 1 MiB.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -24,7 +24,7 @@ constexpr bool can_read_in_place(int64_t k) {
   return Micro::kReadsRowsInPlace && k % Micro::kStepK == 0 && row_bytes % kAliasingStride != 0;
 }
 
-// Rows cut into blocks of several tiles, and blocks into passes: one pass multiplies several blocks by the whole
+// Split of rows into blocks of several tiles, and blocks into passes: one pass multiplies several blocks by the whole
 // weight. Packed rows of a pass fit in kTuning.shared_tile_bytes.
 template <class Micro>
 struct RowBlocks {
@@ -33,9 +33,9 @@ struct RowBlocks {
   RowBlocks(int64_t num_rows, int64_t k, bool are_in_place) : num_rows(num_rows), row_bytes(tile_row_bytes(k)) {
     block_rows = round_up(ceil_div(num_rows, ceil_div(num_rows, kTuning.row_block)), kTileRows);
     count = ceil_div(num_rows, block_rows);
-    const int64_t most =
+    const int64_t max_blocks =
         are_in_place ? kInPlaceBlocksPerPass : larger(1, kTuning.shared_tile_bytes / (block_rows * row_bytes));
-    blocks_per_pass = ceil_div(count, ceil_div(count, most));
+    blocks_per_pass = ceil_div(count, ceil_div(count, max_blocks));
   }
 
   static int64_t tile_row_bytes(int64_t k) { return larger(1, ceil_div(k, kLineK<Micro>)) * kLineBytes; }
@@ -70,27 +70,27 @@ class ActivationTiles {
     if (first > 0) team_->barrier(team_);  // until no worker reads the tiles of the pass before
     for (int64_t number = team_->worker; number < count * blocks.num_tiles(); number += team_->num_workers) {
       const int64_t block = first + number / blocks.num_tiles(), tile = number % blocks.num_tiles();
-      const TileSplit cut(blocks.size(block));
-      if (tile >= cut.count) continue;
-      const T* rows = row(block, cut, tile);
-      pack_tile<Micro>([&](int64_t r) { return rows + r * k_; }, cut.size(tile), 0, k_, packed(number));
+      const TileSplit split(blocks.size(block));
+      if (tile >= split.count) continue;
+      const T* rows = row(block, split, tile);
+      pack_tile<Micro>([&](int64_t r) { return rows + r * k_; }, split.size(tile), 0, k_, packed(number));
     }
     team_->barrier(team_);
   }
 
-  // Tile `tile` of `cut`, the tiles of block `block`, from column `k_begin` on, in the pass that begins with `first`.
-  AETHER_INLINE Tile at(int64_t first, int64_t block, const TileSplit& cut, int64_t tile, int64_t k_begin) const {
+  // Tile `tile` of `split`, the tiles of block `block`, from column `k_begin` on, in the pass that begins with `first`.
+  AETHER_INLINE Tile at(int64_t first, int64_t block, const TileSplit& split, int64_t tile, int64_t k_begin) const {
     if (can_read_in_place<Micro, T>(k_)) {
-      return {reinterpret_cast<const char*>(row(block, cut, tile) + k_begin), k_ * static_cast<int64_t>(sizeof(T)),
+      return {reinterpret_cast<const char*>(row(block, split, tile) + k_begin), k_ * static_cast<int64_t>(sizeof(T)),
               kLineBytes};
     }
-    const int64_t num_rows = cut.size(tile), number = (block - first) * blocks.num_tiles() + tile;
+    const int64_t num_rows = split.size(tile), number = (block - first) * blocks.num_tiles() + tile;
     return packed_tile(packed(number) + num_rows * (k_begin / kLineK<Micro>)*kLineBytes, num_rows);
   }
 
  private:
-  const T* row(int64_t block, const TileSplit& cut, int64_t tile) const {
-    return x_ + (blocks.begin(block) + cut.begin(tile)) * k_;
+  const T* row(int64_t block, const TileSplit& split, int64_t tile) const {
+    return x_ + (blocks.begin(block) + split.begin(tile)) * k_;
   }
 
   char* packed(int64_t number) const {
@@ -104,7 +104,7 @@ class ActivationTiles {
   int64_t offset_bytes_;
 };
 
-// Indivisible items of some panels each, cut into groups that get smaller towards the end (guided self-scheduling,
+// Indivisible items of some panels each, split into groups that get smaller towards the end (guided self-scheduling,
 // Polychronopoulos and Kuck, 1987), so that workers finish together. A group is multiplied by `num_blocks` blocks of
 // rows, each of them a claim.
 struct ItemGroups {
@@ -119,8 +119,9 @@ struct ItemGroups {
 
   // Items of the group that begins with item `begin`.
   int64_t size(int64_t begin) const {
-    const int64_t left = num_items - begin, even = round_up(ceil_div(left * num_blocks, num_claims), granularity);
-    return smaller(left, smaller(max_size, even));
+    const int64_t remaining = num_items - begin,
+                  even = round_up(ceil_div(remaining * num_blocks, num_claims), granularity);
+    return smaller(remaining, smaller(max_size, even));
   }
   int64_t count() const {
     int64_t groups = 0;
@@ -158,13 +159,13 @@ AETHER_INLINE void gemm_large(const T* x, int64_t num_rows, int64_t k, int64_t n
   const auto multiply = [&](int64_t first, int64_t block, int64_t item, int64_t count, bool is_first,
                             const char* after) __attribute__((always_inline)) {
     const int64_t num_panels = count * panels_per_item, size = rows.size(block);
-    const TileSplit cut(size);
+    const TileSplit split(size);
     const char* panels[kMaxPanels];
     for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item, count, p);
     for (int64_t k_begin = 0; k_begin < k; k_begin += kTuning.k_block) {
       const int64_t k_count = smaller(kTuning.k_block, k - k_begin), k_end = k_begin + k_count;
-      multiply_each_tile<Micro>([&](int64_t tile) { return tiles.at(first, block, cut, tile, k_begin); }, size, k_count,
-                                panels, num_panels, k_begin / Micro::kStepK * kStepBytes, k_begin == 0, c,
+      multiply_each_tile<Micro>([&](int64_t tile) { return tiles.at(first, block, split, tile, k_begin); }, size,
+                                k_count, panels, num_panels, k_begin / Micro::kStepK * kStepBytes, k_begin == 0, c,
                                 k_end < k ? panels[0] + k_end / Micro::kStepK * kStepBytes : after, is_first);
     }
     finish(rows.begin(block), size, item, count, c, num_panels * kPanelColumns);
@@ -182,9 +183,10 @@ AETHER_INLINE void gemm_large(const T* x, int64_t num_rows, int64_t k, int64_t n
       const int64_t end = begin + groups.size(begin);
       // This worker's next claim usually comes after one claim of every other worker.
       const int64_t next = index + team->num_workers < num_blocks ? begin : smaller(end, num_items - 1);
-      const int64_t items_at_once = k <= kTuning.k_block ? larger(1, kEpiloguePanels / panels_per_item) : end - begin;
-      for (int64_t item = begin; item < end; item += items_at_once) {
-        const int64_t count = smaller(items_at_once, end - item);
+      const int64_t items_per_epilogue =
+          k <= kTuning.k_block ? larger(1, kEpiloguePanels / panels_per_item) : end - begin;
+      for (int64_t item = begin; item < end; item += items_per_epilogue) {
+        const int64_t count = smaller(items_per_epilogue, end - item);
         multiply(first, first + index, item, count, item == begin,
                  panel(item + count < end ? item + count : next, 1, 0));
       }

@@ -21,7 +21,7 @@ struct CacheLayout {
   int64_t offset(int64_t slot) const { return slot / block_size * block_stride() + slot % block_size * head_dim; }
 };
 
-// The two caches of a layer, outputs of a kernel: keys, then values.
+// The two caches of a layer, outputs of a kernel: keys (kv = 0), then values (kv = 1).
 template <class T>
 struct FloatCache {
   CacheLayout layout;
@@ -30,8 +30,8 @@ struct FloatCache {
   FloatCache(const am_tensor* out) : layout(out[0]), caches{data<T>(out[0]), data<T>(out[1])} {}
 
   template <class V>
-  AETHER_INLINE void write(int which, int64_t slot, int64_t head, const V* values) const {
-    T* target = caches[which] + layout.offset(slot) + head * layout.head_stride();
+  AETHER_INLINE void write(int kv, int64_t slot, int64_t head, const V* values) const {
+    T* target = caches[kv] + layout.offset(slot) + head * layout.head_stride();
     for (int64_t i = 0; i < layout.head_dim; i += kLanes) {
       const int64_t n = smaller(layout.head_dim - i, kLanes);
       store(target + i, load(values + i, n), n);
@@ -53,9 +53,9 @@ struct QuantizedCache {
         scales{data<float>(out[2]), data<float>(out[3])} {}
 
   template <class V>
-  AETHER_INLINE void write(int which, int64_t slot, int64_t head, const V* values) const {
+  AETHER_INLINE void write(int kv, int64_t slot, int64_t head, const V* values) const {
     const int64_t offset = layout.offset(slot) + head * layout.head_stride();
-    scales[which][offset / layout.head_dim] = quantize_row(dtype, values, layout.head_dim, caches[which] + offset);
+    scales[kv][offset / layout.head_dim] = quantize_row(dtype, values, layout.head_dim, caches[kv] + offset);
   }
 };
 
@@ -68,7 +68,7 @@ void kv_cache_write_quantized(const am_tensor* in, const am_tensor* out, const a
     if (slots[t] < 0) continue;
     for (int64_t h = 0; h < cache.layout.num_heads; ++h) {
       const int64_t source = (t * cache.layout.num_heads + h) * cache.layout.head_dim;
-      for (int which = 0; which < 2; ++which) cache.write(which, slots[t], h, data<const T>(in[which]) + source);
+      for (int kv = 0; kv < 2; ++kv) cache.write(kv, slots[t], h, data<const T>(in[kv]) + source);
     }
   }
 }

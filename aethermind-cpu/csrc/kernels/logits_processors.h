@@ -12,7 +12,7 @@ namespace aether::cpu::AETHER_ISA {
 // Copies the logits to `out` and replaces those of the listed tokens by `change(row, index into tokens, logit)`.
 template <class F>
 AETHER_INLINE void change_listed_tokens(const am_tensor& logits, const am_tensor& tokens, const am_tensor& cu_tokens,
-                                        const am_tensor& out, const am_team* team, F change) {
+                                        const am_tensor& out, const am_team* team, F adjust) {
   const int64_t vocab = logits.shape[1];
   const int32_t* token = data<const int32_t>(tokens);
   const int32_t* cu = data<const int32_t>(cu_tokens);
@@ -21,7 +21,7 @@ AETHER_INLINE void change_listed_tokens(const am_tensor& logits, const am_tensor
     const float* source = data<const float>(logits) + r * vocab;
     float* target = data<float>(out) + r * vocab;
     if (source != target) std::memcpy(target, source, static_cast<size_t>(vocab) * sizeof(float));
-    for (int32_t i = cu[r]; i < cu[r + 1]; ++i) target[token[i]] = change(r, i, target[token[i]]);
+    for (int32_t i = cu[r]; i < cu[r + 1]; ++i) target[token[i]] = adjust(r, i, target[token[i]]);
   }
 }
 

@@ -36,10 +36,10 @@ struct MatmulShape {
 
   int64_t block_k() const { return smaller(k, kMatmulBlockK); }
   // Scratch must not shrink with more rows, so it is sized for the largest block, not for row_block.
-  int64_t most_rows() const { return round_up(smaller(rows, kTuning.row_block), kTileRows); }
-  int64_t tile_bytes() const { return most_rows() * ceil_div(block_k(), kLineK<Micro>) * kLineBytes; }
+  int64_t max_rows() const { return round_up(smaller(rows, kTuning.row_block), kTileRows); }
+  int64_t tile_bytes() const { return max_rows() * ceil_div(block_k(), kLineK<Micro>) * kLineBytes; }
   int64_t panel_bytes() const { return ceil_div(block_k(), Micro::kStepK) * kStepBytes; }
-  int64_t sum_bytes() const { return most_rows() * group * kPanelColumns * static_cast<int64_t>(sizeof(float)); }
+  int64_t sum_bytes() const { return max_rows() * group * kPanelColumns * static_cast<int64_t>(sizeof(float)); }
   size_t bytes() const { return static_cast<size_t>(tile_bytes() + group * panel_bytes() + sum_bytes()); }
 };
 

@@ -64,23 +64,23 @@ inline constexpr TailMask kTailMask;
 // Scales a row's `size` scores and returns the greatest. Scores outside `range` become -∞, even NaN (`min` returns its
 // second operand). A score's result does not depend on how many others there are.
 AETHER_INLINE float scale_scores(float* scores, int64_t size, const KeyRange& range, const float* key_scales) {
-  Vec best = set1(kMasked);
+  Vec row_max = set1(kMasked);
   if (range.covers(size)) {
     for (int64_t j = 0; j < size; j += kLanes) {
       const Vec scaled = load(scores + j) * load(key_scales + j);
       store(scores + j, scaled);
-      best = max(best, scaled);
+      row_max = max(row_max, scaled);
     }
-    return reduce_max(best);
+    return reduce_max(row_max);
   }
   for (int64_t j = 0; j < size; j += kLanes) {
     const int64_t end = larger(0, smaller(range.end - j, kLanes)), begin = larger(0, smaller(range.begin - j, kLanes));
     const Vec scaled = load(scores + j) * load(key_scales + j);
     const Vec limited = min(min(scaled, load(kTailMask.values + 16 - end)), load(kTailMask.values + 32 - begin));
     store(scores + j, limited);
-    best = max(best, limited);
+    row_max = max(row_max, limited);
   }
-  return reduce_max(best);
+  return reduce_max(row_max);
 }
 
 // Vectors of exponentials that are interleaved.
@@ -135,8 +135,8 @@ AETHER_INLINE void softmax_tile(float* scores, int64_t num_rows, int64_t num_vec
   float bases[kTileRows];
   for (int64_t i = 0; i < num_rows; ++i) {
     const KeyRange range = next_range();
-    const float best = scale_scores(scores + i * size, size, range, key_scales);
-    rows[i].max = best > kMasked ? best : kMasked;
+    const float row_max = scale_scores(scores + i * size, size, range, key_scales);
+    rows[i].max = row_max > kMasked ? row_max : kMasked;
     bases[i] = range.is_empty() ? -kMasked : rows[i].max;
   }
   for (int64_t i = 0; i < num_rows; ++i) {

@@ -46,8 +46,9 @@ void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
       Word block[kPanelColumns][kBlockSteps] = {};
       Word words[kPanelColumns];
       const int64_t offset = step * static_cast<int64_t>(sizeof(Word));
-      const int64_t left = row_bytes - offset;
-      const int64_t bytes = left < static_cast<int64_t>(sizeof block[0]) ? left : static_cast<int64_t>(sizeof block[0]);
+      const int64_t remaining = row_bytes - offset;
+      const int64_t bytes =
+          remaining < static_cast<int64_t>(sizeof block[0]) ? remaining : static_cast<int64_t>(sizeof block[0]);
       for (int64_t c = 0; c < columns; ++c)
         std::memcpy(block[c], panel + c * row_bytes + offset, static_cast<size_t>(bytes));
       const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;

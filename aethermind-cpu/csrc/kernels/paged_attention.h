@@ -36,7 +36,7 @@ struct PartialRows {
   OnlineSoftmaxState* state(float* sums) const { return reinterpret_cast<OnlineSoftmaxState*>(sums + padded_dim); }
 };
 
-// How one sequence's attention is cut into work items.
+// How one sequence's attention is split into work items.
 struct SequenceSplit {
   QueryBlock last_query_block;
   // Of one kv head: query blocks, key blocks, key blocks per chunk, work items, first partial row.
@@ -65,7 +65,7 @@ struct PagedBatch {
         num_workers(team->num_workers) {
     layout.limit_query_block(num_heads * cu_seqlens_q[num_sequences] / (kItemsPerWorker * num_workers));
     for (int64_t s = 0; s < num_sequences; ++s) {
-      const SequenceSplit whole = cut(s, 0);
+      const SequenceSplit whole = split(s, 0);
       num_key_blocks += whole.num_query_blocks * whole.num_key_blocks * num_heads;
     }
   }
@@ -79,7 +79,7 @@ struct PagedBatch {
 
   // Sequence s, after `first_row` partial rows of the sequences before. A context is split when it would be a large
   // share of a worker's work.
-  SequenceSplit cut(int64_t s, int64_t first_row) const {
+  SequenceSplit split(int64_t s, int64_t first_row) const {
     SequenceSplit result = {{}, ceil_div(num_queries(s), layout.queries), 0, 0, 0, first_row};
     if (result.num_query_blocks == 0) return result;
     result.last_query_block = query_block(s, result.num_query_blocks - 1);
@@ -96,19 +96,19 @@ struct PagedBatch {
     }
     return result;
   }
-  int64_t end_row(const SequenceSplit& cut) const {
-    return cut.first_row +
-           (cut.is_split() ? num_heads * cut.num_key_blocks * cut.last_query_block.count * layout.group : 0);
+  int64_t end_row(const SequenceSplit& split) const {
+    return split.first_row +
+           (split.is_split() ? num_heads * split.num_key_blocks * split.last_query_block.count * layout.group : 0);
   }
 };
 
 // Index of the partial row of row r in a key block.
 template <class T, class S>
-AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceSplit& cut, int64_t head,
+AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceSplit& split, int64_t head,
                                   int64_t key_block, int64_t r) {
-  const int64_t num_rows = cut.last_query_block.count * batch.layout.group;
-  return cut.first_row + (head * cut.num_key_blocks + key_block - cut.last_query_block.first_key_block()) * num_rows +
-         r;
+  const int64_t num_rows = split.last_query_block.count * batch.layout.group;
+  return split.first_row +
+         (head * split.num_key_blocks + key_block - split.last_query_block.first_key_block()) * num_rows + r;
 }
 
 // Merges the partial rows of all split sequences; the workers divide the rows.
@@ -118,19 +118,19 @@ AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows
   const AttentionLayout<T, S>& layout = batch.layout;
   int64_t first_row = 0, item = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const SequenceSplit cut = batch.cut(s, first_row);
-    first_row = batch.end_row(cut);
-    if (!cut.is_split()) continue;
-    const int64_t num_rows = cut.last_query_block.count * layout.group;
+    const SequenceSplit split = batch.split(s, first_row);
+    first_row = batch.end_row(split);
+    if (!split.is_split()) continue;
+    const int64_t num_rows = split.last_query_block.count * layout.group;
     for (int64_t i = 0; i < batch.num_heads * num_rows; ++i, ++item) {
       if (item % team->num_workers != team->worker) continue;
       const int64_t head = i / num_rows, r = i % num_rows;
-      float* sums = partial.sums(partial_row(batch, cut, head, cut.last_query_block.first_key_block(), r));
+      float* sums = partial.sums(partial_row(batch, split, head, split.last_query_block.first_key_block(), r));
       OnlineSoftmaxState all = *partial.state(sums);
-      for (int64_t key_block = 1; key_block < cut.num_key_blocks; ++key_block) {
-        float* more =
-            partial.sums(partial_row(batch, cut, head, cut.last_query_block.first_key_block() + key_block, r));
-        merge_partials(all, sums, *partial.state(more), more, layout.padded_dim);
+      for (int64_t key_block = 1; key_block < split.num_key_blocks; ++key_block) {
+        float* next =
+            partial.sums(partial_row(batch, split, head, split.last_query_block.first_key_block() + key_block, r));
+        merge_partials(all, sums, *partial.state(next), next, layout.padded_dim);
       }
       const int64_t query = batch.cu_seqlens_q[s] + r / layout.group;
       const int64_t column = (head * layout.group + r % layout.group) * layout.head_dim;
@@ -141,14 +141,16 @@ AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows
 
 // Some queries of a sequence, one kv head, and a range of key blocks.
 struct WorkItem {
-  SequenceSplit cut;
+  SequenceSplit split;
   int64_t sequence, head, index;  // index: of the query block, or of the chunk of a split context
   QueryBlock query_block;
 
-  int64_t key_block_begin() const { return query_block.first_key_block() + (cut.is_split() ? index * cut.chunk : 0); }
+  int64_t key_block_begin() const {
+    return query_block.first_key_block() + (split.is_split() ? index * split.chunk : 0);
+  }
   int64_t key_block_end() const {
-    return cut.is_split() ? smaller(key_block_begin() + cut.chunk, query_block.end_key_block())
-                          : query_block.end_key_block();
+    return split.is_split() ? smaller(key_block_begin() + split.chunk, query_block.end_key_block())
+                            : query_block.end_key_block();
   }
 };
 
@@ -157,25 +159,25 @@ template <class T, class S>
 class WorkItems {
  public:
   explicit WorkItems(const PagedBatch<T, S>& batch) : batch_(batch) {
-    if (batch.num_sequences > 0) cut_ = batch.cut(0, 0);
+    if (batch.num_sequences > 0) split_ = batch.split(0, 0);
   }
 
   // Item `number`. Numbers must not decrease from call to call: the walk over the sequences continues where it stopped.
   WorkItem at(int64_t number) {
-    while (number - first_item_ >= cut_.num_items * batch_.num_heads) {
-      first_item_ += cut_.num_items * batch_.num_heads;
-      cut_ = batch_.cut(++sequence_, batch_.end_row(cut_));
+    while (number - first_item_ >= split_.num_items * batch_.num_heads) {
+      first_item_ += split_.num_items * batch_.num_heads;
+      split_ = batch_.split(++sequence_, batch_.end_row(split_));
     }
     // The last query block has the most keys: longest first balances the end.
-    const int64_t index = cut_.num_items - 1 - (number - first_item_) / batch_.num_heads;
+    const int64_t index = split_.num_items - 1 - (number - first_item_) / batch_.num_heads;
     const int64_t head = (number - first_item_) % batch_.num_heads;
-    return {cut_, sequence_, head, index, batch_.query_block(sequence_, cut_.is_split() ? 0 : index)};
+    return {split_, sequence_, head, index, batch_.query_block(sequence_, split_.is_split() ? 0 : index)};
   }
 
  private:
   const PagedBatch<T, S>& batch_;
   int64_t sequence_ = 0, first_item_ = 0;
-  SequenceSplit cut_{};
+  SequenceSplit split_{};
 };
 
 // Row numbers in the cache of one sequence's keys of one head.
@@ -205,9 +207,9 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
 
   int64_t num_items = 0, num_partial_rows = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const SequenceSplit cut = batch.cut(s, num_partial_rows);
-    num_items += cut.num_items * cache.num_heads;
-    num_partial_rows = batch.end_row(cut);
+    const SequenceSplit split = batch.split(s, num_partial_rows);
+    num_items += split.num_items * cache.num_heads;
+    num_partial_rows = batch.end_row(split);
   }
   const auto rows_of = [&](const WorkItem& item) {
     return PagedKeyRows{batch.block_tables + item.sequence * batch.table_width, cache.num_heads, cache.block_size,
@@ -228,10 +230,10 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
                  smaller(next.query_block.end(), next.key_block_end() * kKeyBlock), rows_of(next));
     };
     const int64_t first_query =
-        batch.cu_seqlens_q[item.sequence] + (item.cut.is_split() ? 0 : item.index * layout.queries);
+        batch.cu_seqlens_q[item.sequence] + (item.split.is_split() ? 0 : item.index * layout.queries);
     const int64_t offset = first_query * row_stride + item.head * layout.group * cache.head_dim;
     const T* q = data<const T>(in[0]) + offset;
-    if (!item.cut.is_split()) {
+    if (!item.split.is_split()) {
       attend(q, data<T>(out[0]) + offset, query_block, stored, find_rows, find_next_block, scale, layout, scratch);
       return;
     }
@@ -239,7 +241,7 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
     attend_key_blocks(query_block, item.key_block_begin(), item.key_block_end(), stored, find_rows, find_next_block,
                       scale, layout, scratch, [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
                         for (int64_t r = row_begin; r < row_end; ++r) {
-                          float* sums = partial.sums(partial_row(batch, item.cut, item.head, key_block, r));
+                          float* sums = partial.sums(partial_row(batch, item.split, item.head, key_block, r));
                           std::memcpy(sums, scratch.partial_sums + (r - row_begin) * layout.padded_dim,
                                       static_cast<size_t>(layout.padded_dim) * sizeof(float));
                           *partial.state(sums) = scratch.partial[r - row_begin];

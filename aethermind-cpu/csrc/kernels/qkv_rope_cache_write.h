@@ -55,7 +55,9 @@ AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, c
       {W(in[3]), data<const T>(in[6]), nullptr, false},
   };
   // Items number the heads of the three projections consecutively: the projection of an item, and its head.
-  const auto which = [&](int64_t item) { return item < num_heads ? 0 : item < num_heads + num_kv_heads ? 1 : 2; };
+  const auto projection_of = [&](int64_t item) {
+    return item < num_heads ? 0 : item < num_heads + num_kv_heads ? 1 : 2;
+  };
   const auto head_of = [&](int64_t item) { return item < num_heads ? item : (item - num_heads) % num_kv_heads; };
   const int64_t last_panel[2] = {ceil_div(num_heads * head_dim, kPanelColumns) - 1,
                                  ceil_div(num_kv_heads * head_dim, kPanelColumns) - 1};
@@ -66,14 +68,14 @@ AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, c
         const int64_t item = item_begin + p / item_panels;
         const int64_t panel = head_of(item) * head_dim / kPanelColumns + p % item_panels;
         const int64_t last = last_panel[item < num_heads ? 0 : 1];
-        return projections[which(item)].weight.panel(smaller(panel, last));
+        return projections[projection_of(item)].weight.panel(smaller(panel, last));
       },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, float* c, int64_t stride) {
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t t = row_begin + r;
           for (int64_t i = 0; i < items; ++i) {
             const int64_t head = head_of(item_begin + i);
-            const int projection = which(item_begin + i);
+            const int projection = projection_of(item_begin + i);
             const T* bias = projections[projection].bias;
             float* values = c + r * stride + i * item_panels * kPanelColumns + head * head_dim % kPanelColumns;
             finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim,

@@ -93,14 +93,14 @@ template <class CandidateFn>
 inline QuantizedBlock choose(const LaneFloats* x, int64_t length, const CandidateRanges& ranges, float low, float high,
                              CandidateFn candidate) {
   QuantizedBlock best = candidate(ranges.values[0]);
-  double least[kPanelColumns], errors[kPanelColumns];
-  errors_of(x, length, best, low, high, least);
+  double best_errors[kPanelColumns], errors[kPanelColumns];
+  errors_of(x, length, best, low, high, best_errors);
   for (int i = 1; i < ranges.count; ++i) {
     const QuantizedBlock block = candidate(ranges.values[i]);
     errors_of(x, length, block, low, high, errors);
     for (int c = 0; c < kPanelColumns; ++c) {
-      if (!(errors[c] < least[c])) continue;
-      least[c] = errors[c];
+      if (!(errors[c] < best_errors[c])) continue;
+      best_errors[c] = errors[c];
       best.scales[c] = block.scales[c];
       best.scales_f32.v[c] = block.scales_f32.v[c];
       best.zeros.v[c] = block.zeros.v[c];
@@ -114,21 +114,21 @@ inline QuantizedBlock choose(const LaneFloats* x, int64_t length, const Candidat
 template <class StartFn, class SumsFn, class FitFn>
 inline QuantizedBlock choose_fitted(const CandidateRanges& ranges, StartFn start, SumsFn sums_of, FitFn fit) {
   QuantizedBlock best = {};
-  double least[kPanelColumns];
-  for (double& each : least) each = static_cast<double>(INFINITY);
+  double best_errors[kPanelColumns];
+  for (double& error : best_errors) error = static_cast<double>(INFINITY);
   for (int i = 0; i < ranges.count; ++i) {
     QuantizedBlock block = start(ranges.values[i]);
-    for (int turn = 0;; ++turn) {
+    for (int iteration = 0;; ++iteration) {
       const auto sums = sums_of(block);
       for (int c = 0; c < kPanelColumns; ++c) {
-        if (!(sums.errors[c] < least[c])) continue;
-        least[c] = sums.errors[c];
+        if (!(sums.errors[c] < best_errors[c])) continue;
+        best_errors[c] = sums.errors[c];
         best.scales[c] = block.scales[c];
         best.offsets[c] = block.offsets[c];
         best.scales_f32.v[c] = block.scales_f32.v[c];
         best.offsets_f32.v[c] = block.offsets_f32.v[c];
       }
-      if (turn == kNumFits) break;
+      if (iteration == kNumFits) break;
       block = fit(sums);
     }
   }
@@ -166,18 +166,18 @@ struct ScaleSums {
 };
 
 inline ScaleSums scale_sums_of(const LaneFloats* x, int64_t length, const QuantizedBlock& block,
-                               const LaneFloats& typical) {
+                               const LaneFloats& rms) {
   const LaneFloats inverse = inverses(block.scales_f32);
   ScaleSums sums = {};
   for (int64_t k = 0; k < length; ++k) {
     AETHER_FOR_LANES {
       const float value = x[k].v[c];
       const float code = code_of(value, inverse.v[c], 0.0f, -8.0f, 7.0f);
-      const double weight = typical.v[c] + __builtin_fabsf(value), wide_code = code, weighted = weight * wide_code;
+      const double weight = rms.v[c] + __builtin_fabsf(value), wide = code, weighted = weight * wide;
       const double error = value - block.scales_f32.v[c] * code;
       sums.errors[c] += weight * (error * error);
       sums.products[c] += weighted * static_cast<double>(value);
-      sums.squares[c] += weighted * wide_code;
+      sums.squares[c] += weighted * wide;
     }
   }
   return sums;
@@ -197,7 +197,7 @@ inline QuantizedBlock fit_scale(const ScaleSums& sums) {
 
 // 4 bits: the value of largest magnitude (the first of equals) maps to a negative code, of which there is one more.
 inline QuantizedBlock quantize_int4_symmetric(const LaneFloats* x, int64_t length) {
-  LaneFloats peak = x[0], largest, typical;
+  LaneFloats peak = x[0], largest, rms;
   double squares[kPanelColumns] = {};
   AETHER_FOR_LANES largest.v[c] = __builtin_fabsf(peak.v[c]);
   for (int64_t k = 0; k < length; ++k) {
@@ -208,7 +208,7 @@ inline QuantizedBlock quantize_int4_symmetric(const LaneFloats* x, int64_t lengt
       squares[c] += static_cast<double>(x[k].v[c]) * static_cast<double>(x[k].v[c]);
     }
   }
-  AETHER_FOR_LANES typical.v[c] = static_cast<float>(__builtin_sqrt(squares[c] / static_cast<double>(length)));
+  AETHER_FOR_LANES rms.v[c] = static_cast<float>(__builtin_sqrt(squares[c] / static_cast<double>(length)));
   const auto start = [&](float range) {
     QuantizedBlock block = {};
     LaneFloats exact;
@@ -217,7 +217,7 @@ inline QuantizedBlock quantize_int4_symmetric(const LaneFloats* x, int64_t lengt
     return block;
   };
   return choose_fitted(
-      kSignedRanges4, start, [&](const QuantizedBlock& block) { return scale_sums_of(x, length, block, typical); },
+      kSignedRanges4, start, [&](const QuantizedBlock& block) { return scale_sums_of(x, length, block, rms); },
       fit_scale);
 }
 
@@ -230,16 +230,16 @@ inline QuantizedBlock quantize_zero_point(const LaneFloats* x, int64_t length, i
     }
   }
   AETHER_FOR_LANES extent.v[c] = high.v[c] - low.v[c];
-  const float most = static_cast<float>((1 << bits) - 1);
-  const CandidateRanges& tried = bits == 8 ? kZeroPointRanges8 : bits == 4 ? kZeroPointRanges4 : kZeroPointRanges2;
-  return choose(x, length, tried, 0.0f, most, [&](float range) {
+  const float max_code = static_cast<float>((1 << bits) - 1);
+  const CandidateRanges& ranges = bits == 8 ? kZeroPointRanges8 : bits == 4 ? kZeroPointRanges4 : kZeroPointRanges2;
+  return choose(x, length, ranges, 0.0f, max_code, [&](float range) {
     QuantizedBlock block = {};
     LaneFloats exact;
     AETHER_FOR_LANES exact.v[c] = extent.v[c] / range;
     set_scales(block, exact);
     AETHER_FOR_LANES {
-      const float share = -low.v[c] * (range < most ? range : most);
-      block.zeros.v[c] = block.scales_f32.v[c] != 0.0f ? __builtin_rintf(share / extent.v[c]) : 0.0f;
+      const float scaled = -low.v[c] * (range < max_code ? range : max_code);
+      block.zeros.v[c] = block.scales_f32.v[c] != 0.0f ? __builtin_rintf(scaled / extent.v[c]) : 0.0f;
     }
     return block;
   });
@@ -263,19 +263,19 @@ struct AffineSums {
   double errors[kPanelColumns], codes[kPanelColumns], squares[kPanelColumns], products[kPanelColumns];
 };
 
-inline AffineSums affine_sums_of(const LaneFloats* x, int64_t length, const QuantizedBlock& block, float most) {
+inline AffineSums affine_sums_of(const LaneFloats* x, int64_t length, const QuantizedBlock& block, float max_code) {
   const LaneFloats inverse = inverses(block.scales_f32);
   AffineSums sums = {};
   for (int64_t k = 0; k < length; ++k) {
     AETHER_FOR_LANES {
       const float value = x[k].v[c], offset = block.offsets_f32.v[c];
-      const float code = code_of(value - offset, inverse.v[c], 0.0f, 0.0f, most);
-      const double wide_code = code;
+      const float code = code_of(value - offset, inverse.v[c], 0.0f, 0.0f, max_code);
+      const double wide = code;
       const double error = value - (block.scales_f32.v[c] * code + offset);
       sums.errors[c] += error * error;
-      sums.codes[c] += wide_code;
-      sums.squares[c] += wide_code * wide_code;
-      sums.products[c] += static_cast<double>(value) * wide_code;
+      sums.codes[c] += wide;
+      sums.squares[c] += wide * wide;
+      sums.products[c] += static_cast<double>(value) * wide;
     }
   }
   return sums;
@@ -306,18 +306,18 @@ inline QuantizedBlock quantize_affine(const LaneFloats* x, int64_t length, int b
       totals[c] += x[k].v[c];
     }
   }
-  const float most = static_cast<float>((1 << bits) - 1);
+  const float max_code = static_cast<float>((1 << bits) - 1);
   const auto start = [&](float range) {
     LaneFloats scales, offsets;
     AETHER_FOR_LANES {
       scales.v[c] = (high.v[c] - low.v[c]) / range;
-      offsets.v[c] = 0.5f * low.v[c] + 0.5f * high.v[c] - 0.5f * most * from_half(to_half(scales.v[c]));
+      offsets.v[c] = 0.5f * low.v[c] + 0.5f * high.v[c] - 0.5f * max_code * from_half(to_half(scales.v[c]));
     }
     return affine_of(scales, offsets);
   };
   return choose_fitted(
       bits == 8 ? kOffsetRanges8 : kOffsetRanges4, start,
-      [&](const QuantizedBlock& block) { return affine_sums_of(x, length, block, most); },
+      [&](const QuantizedBlock& block) { return affine_sums_of(x, length, block, max_code); },
       [&](const AffineSums& sums) { return fit_affine(sums, totals, length); });
 }
 

@@ -46,23 +46,23 @@ inline void affine_errors(const LaneFloats* x, int64_t length, const LaneFloats&
 inline void choose_sub_scales(const LaneFloats* x, int64_t length, const LaneFloats (&super_scales)[2],
                               const LaneFloats (&start)[2], uint8_t (*sub_scales)[kPanelColumns],
                               QuantizedBlock& group) {
-  double least[kPanelColumns], errors[kPanelColumns];
-  for (double& each : least) each = static_cast<double>(INFINITY);
+  double best_errors[kPanelColumns], errors[kPanelColumns];
+  for (double& error : best_errors) error = static_cast<double>(INFINITY);
   for (int scale_change : kScaleCandidates) {
     for (int offset_change : kOffsetCandidates) {
-      LaneFloats tried[2], scales, offsets;
+      LaneFloats candidates[2], scales, offsets;
       AETHER_FOR_LANES {
-        tried[0].v[c] = round_sub_scale(start[0].v[c] + static_cast<float>(scale_change));
-        tried[1].v[c] = round_sub_scale(start[1].v[c] + static_cast<float>(offset_change));
-        scales.v[c] = tried[0].v[c] * super_scales[0].v[c];
-        offsets.v[c] = tried[1].v[c] * super_scales[1].v[c];
+        candidates[0].v[c] = round_sub_scale(start[0].v[c] + static_cast<float>(scale_change));
+        candidates[1].v[c] = round_sub_scale(start[1].v[c] + static_cast<float>(offset_change));
+        scales.v[c] = candidates[0].v[c] * super_scales[0].v[c];
+        offsets.v[c] = candidates[1].v[c] * super_scales[1].v[c];
       }
       affine_errors(x, length, scales, offsets, errors);
       for (int c = 0; c < kPanelColumns; ++c) {
-        if (!(errors[c] < least[c])) continue;
-        least[c] = errors[c];
-        sub_scales[0][c] = static_cast<uint8_t>(tried[0].v[c]);
-        sub_scales[1][c] = static_cast<uint8_t>(tried[1].v[c]);
+        if (!(errors[c] < best_errors[c])) continue;
+        best_errors[c] = errors[c];
+        sub_scales[0][c] = static_cast<uint8_t>(candidates[0].v[c]);
+        sub_scales[1][c] = static_cast<uint8_t>(candidates[1].v[c]);
         group.scales_f32.v[c] = scales.v[c];
         group.offsets_f32.v[c] = offsets.v[c];
       }

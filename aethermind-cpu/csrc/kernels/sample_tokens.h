@@ -35,12 +35,12 @@ inline int64_t partition(Candidate* items, int64_t begin, int64_t end) {
   if (comes_before(items[last], items[middle])) swap_candidates(items[last], items[middle]);
   swap_candidates(items[middle], items[last]);
   const Candidate pivot = items[last];
-  int64_t place = begin;
+  int64_t pivot_index = begin;
   for (int64_t i = begin; i < last; ++i) {
-    if (comes_before(items[i], pivot)) swap_candidates(items[i], items[place++]);
+    if (comes_before(items[i], pivot)) swap_candidates(items[i], items[pivot_index++]);
   }
-  swap_candidates(items[place], items[last]);
-  return place;
+  swap_candidates(items[pivot_index], items[last]);
+  return pivot_index;
 }
 
 // Reorders the items so that a prefix of their descending order comes first, and returns its length: the shortest
@@ -51,15 +51,15 @@ AETHER_INLINE int64_t select_prefix(Candidate* items, int64_t count, Measure mea
   int64_t begin = 0, end = count;
   double sum = 0.0;
   while (begin < end) {
-    const int64_t place = partition(items, begin, end);
+    const int64_t pivot_index = partition(items, begin, end);
     double before = sum;
-    for (int64_t i = begin; i < place; ++i) before += measure(items[i]);
-    if (place > begin && is_enough(before)) {
-      end = place;
+    for (int64_t i = begin; i < pivot_index; ++i) before += measure(items[i]);
+    if (pivot_index > begin && is_enough(before)) {
+      end = pivot_index;
       continue;
     }
-    sum = before + measure(items[place]);
-    begin = place + 1;
+    sum = before + measure(items[pivot_index]);
+    begin = pivot_index + 1;
     if (is_enough(sum)) break;
   }
   return begin;
@@ -74,10 +74,10 @@ AETHER_INLINE double total_weight(const Candidate* items, int64_t count) {
 inline constexpr int64_t kSumBlock = 1024;  // sample_in_order first finds the block of tokens, then the token
 
 AETHER_INLINE float greatest(const float* x, int64_t size) {
-  Vec best = set1(-__builtin_inff());
+  Vec maximum = set1(-__builtin_inff());
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) best = max(load(x + i), best);
-  float result = reduce_max(best);
+  for (; i + kLanes <= size; i += kLanes) maximum = max(load(x + i), maximum);
+  float result = reduce_max(maximum);
   for (; i < size; ++i) result = x[i] > result ? x[i] : result;
   return result;
 }

@@ -35,23 +35,23 @@ AETHER_INLINE void for_each_claimed(const am_team* team, int64_t num_items, F wo
 //
 // For streams of memory, which are fastest when they are long: static and dynamic schedule combined. The first three
 // quarters of each worker's share are one range and its own; the rest of all shares is claimed dynamically in chunks of
-// at least `least`, with a worker's own share first as a rule.
+// at least `min_chunk`, usually with a worker's own share first.
 template <class F>
-AETHER_INLINE void for_each_chunk(const am_team* team, int64_t total, int64_t grain, int64_t least, F work) {
+AETHER_INLINE void for_each_chunk(const am_team* team, int64_t total, int64_t grain, int64_t min_chunk, F work) {
   const int64_t grains = ceil_div(total, grain), num_workers = team->num_workers;
   const int64_t owned = grains / num_workers * 3 / 4;
   const int64_t shared = ceil_div(grains, num_workers) - owned;  // of the largest share
-  const int64_t chunk = larger(ceil_div(least, grain), ceil_div(shared, 8));
-  const auto work_on = [&](int64_t worker, int64_t begin, int64_t end) {
+  const int64_t chunk = larger(ceil_div(min_chunk, grain), ceil_div(shared, 8));
+  const auto run = [&](int64_t worker, int64_t begin, int64_t end) {
     const int64_t first = grains * worker / num_workers, last = grains * (worker + 1) / num_workers;
     begin = (first + begin) * grain;
     end = smaller(smaller(first + end, last) * grain, total);
     if (begin < end) work(begin, end);
   };
-  work_on(team->worker, 0, owned);
+  run(team->worker, 0, owned);
   for_each_claimed(team, ceil_div(shared, chunk) * num_workers, [&](int64_t item) {
     const int64_t begin = owned + item / num_workers * chunk;
-    work_on(item % num_workers, begin, begin + chunk);
+    run(item % num_workers, begin, begin + chunk);
   });
 }
 

@@ -18,7 +18,7 @@ struct Tuning {
   int64_t skinny_prefetch_bytes = 6144;
   int64_t quantized_prefetch_bytes = 4096;
 
-  // Rows up to which a product streams the weight once (gemm_skinny.h); with more rows it is cut into cache blocks
+  // Rows up to which a product streams the weight once (gemm_skinny.h); with more rows it is split into cache blocks
   // (gemm_large.h).
   int64_t gemv_max_rows = 48;
 

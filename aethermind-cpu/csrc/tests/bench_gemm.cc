@@ -85,7 +85,7 @@ Seconds seconds_of(Team& team, const std::vector<Call>& calls) {
 
 // `format` is null for dense weights.
 void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limits& limits, const Format* format,
-           int64_t least_rows, int64_t most_rows) {
+           int64_t min_rows, int64_t max_rows) {
   const int64_t num_weights = std::strcmp(shape.operator_name, "gate_up_silu") == 0 ? 2 : 1;
   const Tensor weight(entry.dtype, {shape.n, shape.k});
   std::uniform_real_distribution<double> distribution(-0.1, 0.1);
@@ -114,7 +114,7 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     std::memcpy(copies[i].data, packed.memory.get(), packed_bytes);
   }
   for (int64_t rows : kRows) {
-    if ((shape.n > 100000 && rows > 64) || rows < least_rows || rows > most_rows) continue;
+    if ((shape.n > 100000 && rows > 64) || rows < min_rows || rows > max_rows) continue;
     const Tensor x = random(entry.dtype, {rows, shape.k});
     const Tensor out(num_weights == 1 && shape.n > 100000 ? AM_FLOAT32 : entry.dtype, {rows, shape.n});
     std::vector<Call> calls;
@@ -147,9 +147,9 @@ int main(int argc, char** argv) {
               limits.memory_bytes_per_s / 1e9, limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9,
               limits.int8_ops_per_s / 1e9);
   const bool is_quantized = std::strcmp(variant, "quantized") == 0;
-  const char* wanted_rows = is_quantized && argc > 3 ? argv[3] : "1000000";
-  const bool is_exact = wanted_rows[0] == '=';
-  const int64_t most_rows = std::atoi(wanted_rows + is_exact), least_rows = is_exact ? most_rows : 1;
+  const char* rows_argument = is_quantized && argc > 3 ? argv[3] : "1000000";
+  const bool is_exact = rows_argument[0] == '=';
+  const int64_t max_rows = std::atoi(rows_argument + is_exact), min_rows = is_exact ? max_rows : 1;
   const auto best_of = [](std::span<const KernelEntry> table, const char* name) {
     const KernelEntry* best = nullptr;
     for (const KernelEntry& entry : table) {
@@ -164,17 +164,17 @@ int main(int argc, char** argv) {
     if (is_quantized) {
       const auto is_wanted = [&](const char* format) { return argc <= 5 || std::strcmp(argv[5], format) == 0; };
       if (is_wanted("dense"))
-        bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, least_rows, most_rows);
+        bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, min_rows, max_rows);
       for (const Format& format : kFormats) {
         if (is_wanted(format.name))
-          bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, least_rows,
-                most_rows);
+          bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, min_rows,
+                max_rows);
       }
       continue;
     }
     for_each_kernel(shape.operator_name, [&](const KernelEntry& entry) {
       if (std::strcmp(entry.variant, variant) == 0 && (entry.dtype == AM_BFLOAT16 || argc > 3))
-        bench(team, entry, shape, limits, nullptr, least_rows, most_rows);
+        bench(team, entry, shape, limits, nullptr, min_rows, max_rows);
     });
   }
   return 0;

@@ -23,7 +23,7 @@ Tensor integers(const std::vector<int>& values) {
 }
 
 struct Inputs {
-  Tensor y, x, down, up, cuts, adapters;
+  Tensor y, x, down, up, cu_ranks, adapters;
 
   Inputs(am_dtype dtype, const Call& call) {
     const auto rows = static_cast<int64_t>(call.adapters.size());
@@ -33,18 +33,20 @@ struct Inputs {
     x = random(dtype, {rows, call.inner}, 3);
     down = random(dtype, {ends.back(), call.inner}, 5, 0.1);
     up = random(dtype, {ends.back(), call.columns}, 7);
-    cuts = integers(ends);
+    cu_ranks = integers(ends);
     adapters = integers(call.adapters);
   }
-  std::vector<am_tensor> abi() const { return {y.abi(), x.abi(), down.abi(), up.abi(), cuts.abi(), adapters.abi()}; }
+  std::vector<am_tensor> abi() const {
+    return {y.abi(), x.abi(), down.abi(), up.abi(), cu_ranks.abi(), adapters.abi()};
+  }
 };
 
 void check_results(const KernelEntry& entry, const Call& call, const Inputs& in, const Tensor& out) {
   const std::vector<double> x = doubles(in.x), down = doubles(in.down), up = doubles(in.up);
   for (int64_t row = 0; row < in.y.dim(0); ++row) {
     const int adapter = call.adapters[static_cast<size_t>(row)];
-    const auto begin = adapter < 0 ? 0 : static_cast<int64_t>(in.cuts.get(adapter));
-    const auto end = adapter < 0 ? 0 : static_cast<int64_t>(in.cuts.get(adapter + 1));
+    const auto begin = adapter < 0 ? 0 : static_cast<int64_t>(in.cu_ranks.get(adapter));
+    const auto end = adapter < 0 ? 0 : static_cast<int64_t>(in.cu_ranks.get(adapter + 1));
     std::vector<double> weights, magnitudes;
     for (int64_t j = begin; j < end; ++j) {
       weights.push_back(0.0);
