@@ -74,7 +74,9 @@ def with_options(
 
     def decorate(function: _F) -> _F:
         shown = inspect.signature(function)
-        kept = [one for one in shown.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        kept = [
+            parameter for parameter in shown.parameters.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         added = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_as_text(annotation)
@@ -145,7 +147,11 @@ def _as_text(annotation: Any) -> Any:
 
 def _constructor_defaults(cls: type) -> dict[str, Any]:
     parameters = inspect.signature(cls).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    }
 
 
 _BAR_WIDTH = 40

@@ -42,8 +42,8 @@ class ConfiguredCommand(TyperCommand):
 
     def __init__(self, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
-        self._model = next((one for one in self.params if one.name == "model"), None)
-        if any(one.param_type_name == "argument" for one in self.params):
+        self._model = next((parameter for parameter in self.params if parameter.name == "model"), None)
+        if any(parameter.param_type_name == "argument" for parameter in self.params):
             self._model = None
         if self._model is not None:
             several = getattr(self._model, "multiple", False)
@@ -87,7 +87,9 @@ class ConfiguredCommand(TyperCommand):
             ctx.params[self._model.name] = list(named) if isinstance(named, tuple) else named
             ctx.set_parameter_source(self._model.name, ctx.get_parameter_source(_NAMED))
         if ctx.args and not ctx.resilient_parsing:
-            is_text = any(one.param_type_name == "argument" and one.name != _NAMED for one in self.params)
+            is_text = any(
+                parameter.param_type_name == "argument" and parameter.name != _NAMED for parameter in self.params
+            )
             hint = " Put a text of several words in quotes." if is_text else ""
             first = next((ctx.params.get(name) for name in ("prompt", "text") if ctx.params.get(name)), None)
             if is_text and first is not None and looks_like_model(first):
@@ -117,17 +119,17 @@ class ConfiguredCommand(TyperCommand):
     def _configure(self, ctx: Any, file: Any, is_asked: bool) -> None:
         from aethermind.config import resolve
 
-        settings = {one.parameter: one for section in SECTIONS for one in section.settings.values()}
+        settings = {setting.parameter: setting for section in SECTIONS for setting in section.settings.values()}
         flags = _flags(ctx, settings)
         configuration = resolve(SECTIONS, file=file, variables=os.environ, flags=flags)
         if is_asked:
             _print(configuration, as_json=bool(ctx.params.get("as_json")))
             raise typer.Exit()
         lists = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
-        for name, one in configuration.settings.items():
+        for name, setting in configuration.settings.items():
             value, origin = configuration.values[name]
-            if origin != "default" and name not in flags and one.parameter in ctx.params:
-                ctx.params[one.parameter] = _as_parameter(value, is_list=one.parameter in lists)
+            if origin != "default" and name not in flags and setting.parameter in ctx.params:
+                ctx.params[setting.parameter] = _as_parameter(value, is_list=setting.parameter in lists)
 
 
 class ServingCommand(ConfiguredCommand):
@@ -152,7 +154,7 @@ def _check_variables() -> bool:
     from aethermind.config.suggest import did_you_mean
     from aethermind.plugins.discovery import plugin_names
 
-    known = [name for section in SECTIONS for one in section.settings.values() for name in one.variables]
+    known = [name for section in SECTIONS for setting in section.settings.values() for name in setting.variables]
     owned = tuple(f"AETHERMIND_{name}_".upper().replace("-", "_") for name in plugin_names())
     for name in unknown:
         if name not in known and not name.startswith(owned):

@@ -324,8 +324,8 @@ def _why(step: dict[str, Any]) -> str:
         return f"fallback; {reasons}" if step["is_fallback"] else reasons
     if not step["rejected"]:
         return "the only one"
-    reasons = _by_reason(step, [one for one in step["rejected"] if not _is_outranked(one)])
-    outranked = dict.fromkeys(_rival(step, one) for one in step["rejected"] if _is_outranked(one))
+    reasons = _by_reason(step, [kernel for kernel in step["rejected"] if not _is_outranked(kernel)])
+    outranked = dict.fromkeys(_rival(step, kernel) for kernel in step["rejected"] if _is_outranked(kernel))
     parts = [f"not {reasons}"] if reasons else []
     parts += [f"priority {step['priority']} over {_few(list(outranked))}"] if outranked else []
     return "; ".join(parts)
@@ -334,8 +334,8 @@ def _why(step: dict[str, Any]) -> str:
 def _by_reason(step: dict[str, Any], rejected: Iterable[dict[str, str]]) -> str:
     """`a, b: needs head_dim 64; c: computes float32, not bfloat16`: each reason once, with its kernels."""
     names: dict[str, dict[str, None]] = {}
-    for one in rejected:
-        names.setdefault(one["reason"], {})[_rival(step, one)] = None
+    for kernel in rejected:
+        names.setdefault(kernel["reason"], {})[_rival(step, kernel)] = None
     return "; ".join(f"{_few(list(kernels))}: {reason}" for reason, kernels in names.items())
 
 

@@ -58,7 +58,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 def _group(kind: Any, given: dict[str, Any]) -> Any:
     """An instance of a settings dataclass from the options of a command line, which are removed from `given`."""
     settings = settings_of(kind)
-    values = {key: given.pop(one.parameter) for key, one in settings.items()}
+    values = {key: given.pop(setting.parameter) for key, setting in settings.items()}
     try:
         return kind(**{key: _value(value) for key, value in values.items()})
     except InvalidArgumentError as error:
@@ -72,14 +72,14 @@ def _value(given: Any) -> Any:
     return tuple(given) or None if isinstance(given, list) else given
 
 
-def _parameter(one: Setting) -> Parameter:
-    annotation = Annotated[_option_type(one.type), _option(one)]  # type: ignore[valid-type]
-    return Parameter(one.parameter, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation)
+def _parameter(setting: Setting) -> Parameter:
+    annotation = Annotated[_option_type(setting.type), _option(setting)]  # type: ignore[valid-type]
+    return Parameter(setting.parameter, Parameter.KEYWORD_ONLY, default=setting.default, annotation=annotation)
 
 
 def _converted(parameter: Parameter, hint: Any) -> Parameter:
     """A parameter with an annotation that typer understands."""
-    about = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+    about = next((metadata for metadata in getattr(hint, "__metadata__", ()) if isinstance(metadata, Setting)), None)
     if about is None:
         return parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY)
     default = about.default if parameter.default is Parameter.empty else parameter.default
@@ -89,39 +89,40 @@ def _converted(parameter: Parameter, hint: Any) -> Parameter:
 
 def _option_type(kind: Any) -> Any:
     """The type of an option: a list where a setting has several values."""
-    return list[str] | None if any(get_origin(one) is tuple for one in (kind, *get_args(kind))) else kind
+    return list[str] | None if any(get_origin(part) is tuple for part in (kind, *get_args(kind))) else kind
 
 
-def _option(one: Setting, default: Any = ...) -> Any:
+def _option(setting: Setting, default: Any = ...) -> Any:
     """Typer's description of a setting's option."""
-    default = one.default if default is ... else default
-    shown = one.unset if default is None and one.unset not in ("", "none", "the command's") else ""
-    if one.variable is not None:
-        shown = f"{one.variable}, or {shown or default}"
-    is_list = _option_type(one.type) is not one.type
-    check = one.check
+    default = setting.default if default is ... else default
+    shown = setting.unset if default is None and setting.unset not in ("", "none", "the command's") else ""
+    if setting.variable is not None:
+        shown = f"{setting.variable}, or {shown or default}"
+    is_list = _option_type(setting.type) is not setting.type
+    check = setting.check
     return typer.Option(
-        *_spellings(one, default),
-        help=with_flags(f"{one.help} May be given several times." if is_list else one.help),
-        metavar=one.metavar,
+        *_spellings(setting, default),
+        help=with_flags(f"{setting.help} May be given several times." if is_list else setting.help),
+        metavar=setting.metavar,
         min=None if check is None else check.minimum,
         max=None if check is None else check.maximum,
-        autocompletion=_COMPLETERS.get(one.parameter) or (one_of(*check.choices) if check and check.choices else None),
+        autocompletion=_COMPLETERS.get(setting.parameter)
+        or (one_of(*check.choices) if check and check.choices else None),
         show_default=with_flags(shown) or True,
     )
 
 
-def _spellings(one: Setting, default: Any) -> Sequence[str]:
-    if one.flags:
-        return one.flags
-    long = flag_of(one)
-    is_switch = one.type in (bool, bool | None)
+def _spellings(setting: Setting, default: Any) -> Sequence[str]:
+    if setting.flags:
+        return setting.flags
+    long = flag_of(setting)
+    is_switch = setting.type in (bool, bool | None)
     return (f"{long}/--no-{long[2:]}",) if is_switch and default is not False else (long,)
 
 
-def flag_of(one: Setting) -> str:
+def flag_of(setting: Setting) -> str:
     """The long flag of a setting."""
-    return one.flags[0] if one.flags else f"--{one.parameter.replace('_', '-')}"
+    return setting.flags[0] if setting.flags else f"--{setting.parameter.replace('_', '-')}"
 
 
 def is_flag(ctx: typer.Context, name: str | None) -> bool:
@@ -136,8 +137,8 @@ def with_current_flags(args: Sequence[str], params: Sequence[Any]) -> list[str]:
     A replaced flag is logged as a warning.
     """
     names = {param.name for param in params}
-    settings = (one for section in SECTIONS for one in section.settings.values() if one.parameter in names)
-    renamed = {f"--{old.replace('_', '-')}": flag_of(one) for one in settings for old in one.old_names}
+    settings = (setting for section in SECTIONS for setting in section.settings.values() if setting.parameter in names)
+    renamed = {f"--{old.replace('_', '-')}": flag_of(setting) for setting in settings for old in setting.old_names}
     end = args.index("--") if "--" in args else len(args)
     found = []
     for word in args[:end]:
@@ -166,7 +167,7 @@ def with_flags(message: str) -> str:
 def _flags() -> Mapping[str, str]:
     """The flags of options that set an argument of `LLM` or `SamplingParams`, by argument."""
     groups: tuple[Any, ...] = (ModelOptions, OfflineEngineOptions, ExecutionOptions, SamplingOptions)
-    return {name: flag_of(one) for group in groups for name, one in settings_of(group).items()}
+    return {name: flag_of(setting) for group in groups for name, setting in settings_of(group).items()}
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:

@@ -162,8 +162,8 @@ def _as_record(completion: CompletionOutput) -> dict[str, Any]:
 
 def _candidates(known: dict[int, Logprob]) -> list[dict[str, Any]]:
     return [
-        {"token_id": token_id, "text": one.decoded_token, "logprob": one.logprob, "rank": one.rank}
-        for token_id, one in sorted(known.items(), key=lambda item: item[1].rank)
+        {"token_id": token_id, "text": logprob.decoded_token, "logprob": logprob.logprob, "rank": logprob.rank}
+        for token_id, logprob in sorted(known.items(), key=lambda item: item[1].rank)
     ]
 
 

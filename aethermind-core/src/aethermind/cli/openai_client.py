@@ -62,7 +62,7 @@ def choose_model(
 ) -> dict[str, Any]:
     """The entry of /v1/models for the given model, or the first; InvalidArgumentError if there is none."""
     try:
-        models = {str(one["id"]): dict(one) for one in response.json()["data"]}
+        models = {str(model["id"]): dict(model) for model in response.json()["data"]}
     except (ValueError, KeyError, TypeError):
         models = {}
     if response.status_code != 200 or not models:

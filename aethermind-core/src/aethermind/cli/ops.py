@@ -70,9 +70,9 @@ def coverage(operator: Operator, operators: OperatorRegistry, kernels: Sequence[
     """How a device with these kernels computes an operator, in the terms of `ops --help`."""
     if operator.schema.is_view:
         return "view"
-    own = [kernel for kernel in kernels if kernel.operator == operator.name]
-    if own:
-        best = max(own, key=lambda kernel: kernel.priority)
+    candidates = [kernel for kernel in kernels if kernel.operator == operator.name]
+    if candidates:
+        best = max(candidates, key=lambda kernel: kernel.priority)
         return "native" if best.native is not None else "reference" if best.name == "reference" else "python"
     names = parts(operator, operators)
     is_made_of_parts = names and all(coverage(operators[name], operators, kernels) != "none" for name in names)
@@ -121,7 +121,7 @@ def _coverage_record(
 ) -> dict[str, Any]:
     if isinstance(kernels, str):
         return {"coverage": "unknown", "error": kernels, "kernels": []}
-    own = sorted((k for k in kernels if k.operator == operator.name), key=lambda kernel: -kernel.priority)
+    candidates = sorted((k for k in kernels if k.operator == operator.name), key=lambda kernel: -kernel.priority)
     return {
         "coverage": coverage(operator, operators, kernels),
         "error": None,
@@ -133,7 +133,7 @@ def _coverage_record(
                 "priority": kernel.priority,
                 "is_native": kernel.native is not None,
             }
-            for kernel in own
+            for kernel in candidates
         ],
     }
 

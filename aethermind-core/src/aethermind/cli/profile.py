@@ -161,29 +161,31 @@ def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> di
         "marked_seconds": marked,
         "unmarked_seconds": unmarked,
         "overhead_fraction": marked / unmarked - 1 if unmarked > 0 else None,
-        "overhead_s_per_call": (marked - unmarked) / sum(len(one.calls) for one in operators.values()),
-        "operators": [{"operator": name, **_record(one, seconds, limits)} for name, one in slowest_first],
-        "layers": [{"layer": layer, **_record(one, seconds, limits)} for layer, one in layers.items()],
+        "overhead_s_per_call": (marked - unmarked) / sum(len(total.calls) for total in operators.values()),
+        "operators": [{"operator": name, **_record(total, seconds, limits)} for name, total in slowest_first],
+        "layers": [{"layer": layer, **_record(total, seconds, limits)} for layer, total in layers.items()],
     }
 
 
-def _record(one: Total, seconds: float, limits: MeasuredLimits | None) -> dict[str, Any]:
-    cost = one.cost
-    least = (None,) * 3 if limits is None else (one.memory_s(limits), one.arithmetic_s(limits), one.least_s(limits))
+def _record(total: Total, seconds: float, limits: MeasuredLimits | None) -> dict[str, Any]:
+    cost = total.cost
+    least = (
+        (None,) * 3 if limits is None else (total.memory_s(limits), total.arithmetic_s(limits), total.least_s(limits))
+    )
     memory_s, arithmetic_s, least_s = least
     moved = cost.bytes_read + cost.bytes_written
     return {
-        "num_calls": len(one.calls),
-        "seconds": one.seconds,
-        "share": _ratio(one.seconds, seconds),
+        "num_calls": len(total.calls),
+        "seconds": total.seconds,
+        "share": _ratio(total.seconds, seconds),
         "bytes_read": cost.bytes_read,
         "bytes_written": cost.bytes_written,
         "flops": cost.flops,
-        "bytes_per_s": _ratio(moved, one.seconds),
-        "flops_per_s": _ratio(cost.flops, one.seconds),
-        "memory_limit_fraction": _ratio(memory_s, one.seconds),
-        "arithmetic_limit_fraction": _ratio(arithmetic_s, one.seconds),
-        "limit_fraction": _ratio(least_s, one.seconds),
+        "bytes_per_s": _ratio(moved, total.seconds),
+        "flops_per_s": _ratio(cost.flops, total.seconds),
+        "memory_limit_fraction": _ratio(memory_s, total.seconds),
+        "arithmetic_limit_fraction": _ratio(arithmetic_s, total.seconds),
+        "limit_fraction": _ratio(least_s, total.seconds),
     }
 
 

@@ -184,7 +184,7 @@ def _tune_garbage_collector() -> None:
 def named_models(given: list[str] | None, served_model_name: str | None) -> dict[str, str]:
     """The models of `--model` by the name that clients use: NAME in NAME=MODEL, else the given text."""
     given = given or [options.chosen_model(None)]
-    named = [_split_name(one) for one in given]
+    named = [_split_name(text) for text in given]
     if served_model_name is not None:
         if not served_model_name.strip():
             raise InvalidArgumentError("--served-model-name is empty; say what clients call the model.")

@@ -58,8 +58,8 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 def _engine(name: str) -> Any:
     """The field of an engine's option, with the default and description that it has in `EngineConfig`."""
-    one = EngineConfig.__dataclass_fields__[name]
-    return field(default=one.default, metadata=one.metadata)
+    engine_field = EngineConfig.__dataclass_fields__[name]
+    return field(default=engine_field.default, metadata=engine_field.metadata)
 
 
 def _sampling(name: str, help: str, **about: Any) -> Any:

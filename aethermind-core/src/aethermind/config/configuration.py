@@ -58,23 +58,25 @@ class Configuration:
     def to_record(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Values and origins by section and key, for JSON."""
         record: dict[str, dict[str, dict[str, Any]]] = {}
-        for name, one in self.settings.items():
+        for name, setting in self.settings.items():
             value, origin = self.values[name]
-            shown = _HIDDEN if one.is_secret and value is not None else _without_passwords(value)
-            record.setdefault(one.section, {})[one.key] = {"value": shown, "origin": origin}
+            shown = _HIDDEN if setting.is_secret and value is not None else _without_passwords(value)
+            record.setdefault(setting.section, {})[setting.key] = {"value": shown, "origin": origin}
         return record
 
     def _lines(self) -> Iterator[str]:
-        for position, (section, settings) in enumerate(groupby(self.settings.values(), lambda one: one.section)):
+        for position, (section, settings) in enumerate(
+            groupby(self.settings.values(), lambda setting: setting.section)
+        ):
             yield from ("", f"[{section}]") if position else (f"[{section}]",)
-            for one in settings:
-                value, origin = self.values[one.name]
+            for setting in settings:
+                value, origin = self.values[setting.name]
                 if value is None:
-                    yield f"# {one.key} = ...  # {_printable(origin)}; unset: {one.unset}"
-                elif one.is_secret:
-                    yield f"# {one.key} is set and {_HIDDEN}  # {_printable(origin)}"
+                    yield f"# {setting.key} = ...  # {_printable(origin)}; unset: {setting.unset}"
+                elif setting.is_secret:
+                    yield f"# {setting.key} is set and {_HIDDEN}  # {_printable(origin)}"
                 else:
-                    yield f"{one.key} = {_toml(_without_passwords(value))}  # {_printable(origin)}"
+                    yield f"{setting.key} = {_toml(_without_passwords(value))}  # {_printable(origin)}"
 
 
 def resolve(
@@ -89,15 +91,17 @@ def resolve(
     Of `variables`, those of settings are read and the others ignored. `flags` are keyed by full name and have the type
     of their setting already.
     """
-    settings = {one.name: one for section in sections for one in section.settings.values()}
+    settings = {setting.name: setting for section in sections for setting in section.settings.values()}
     owners = {f"{section.name}.{key}": cls for section in sections for cls in section.types for key in _keys(cls)}
     adapters = {name: TypeAdapter(owners[name]) for name in settings}
-    values = {name: SettingValue(one.default, DEFAULT) for name, one in settings.items()}
-    for one, key, raw in _in_file(file, settings) if file is not None else ():
-        where = f"{file}:{one.section}.{key}"
-        values[one.name] = SettingValue(_check(adapters[one.name], one, raw, where, is_text=False), where)
-    for one, variable, text in _in_variables(variables or {}, settings):
-        values[one.name] = SettingValue(_check(adapters[one.name], one, text, variable, is_text=True), variable)
+    values = {name: SettingValue(setting.default, DEFAULT) for name, setting in settings.items()}
+    for setting, key, raw in _in_file(file, settings) if file is not None else ():
+        where = f"{file}:{setting.section}.{key}"
+        values[setting.name] = SettingValue(_check(adapters[setting.name], setting, raw, where, is_text=False), where)
+    for setting, variable, text in _in_variables(variables or {}, settings):
+        values[setting.name] = SettingValue(
+            _check(adapters[setting.name], setting, text, variable, is_text=True), variable
+        )
     values.update(flags or {})
     for section in sections:
         for cls in section.types:
@@ -111,8 +115,8 @@ def _keys(cls: Any) -> Iterator[str]:
 
 def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, Any]]:
     """Each setting that a file has, with the key that the file uses, and the value."""
-    names = list(dict.fromkeys(one.section for one in settings.values()))
-    renamed = {f"{one.section}.{old}": one for one in settings.values() for old in one.old_names}
+    names = list(dict.fromkeys(setting.section for setting in settings.values()))
+    renamed = {f"{setting.section}.{old}": setting for setting in settings.values() for old in setting.old_names}
     for section, content in read_file(file).items():
         if section not in names:
             raise SettingsError(
@@ -124,56 +128,58 @@ def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Sett
         if not isinstance(content, dict):
             raise SettingsError(f"{file} gives {section} the value {content!r}. It is a section: put keys into it.")
         for key, value in content.items():
-            one = settings.get(name := f"{section}.{key}") or renamed.get(name)
-            if one is None:
-                keys = ", ".join(one.key for one in settings.values() if one.section == section)
+            setting = settings.get(name := f"{section}.{key}") or renamed.get(name)
+            if setting is None:
+                keys = ", ".join(setting.key for setting in settings.values() if setting.section == section)
                 raise SettingsError(
                     f"{file} has an unknown key {name}{did_you_mean(name, settings)} Keys of {section} are {keys}."
                 )
-            if key != one.key:
-                if one.key in content:
-                    raise SettingsError(f"{file} has {name} and {one.name}, which mean the same. Keep {one.name}.")
-                _log.warning("%s: %s is deprecated; use %s", file, name, one.name)
-            yield one, key, value
+            if key != setting.key:
+                if setting.key in content:
+                    raise SettingsError(
+                        f"{file} has {name} and {setting.name}, which mean the same. Keep {setting.name}."
+                    )
+                _log.warning("%s: %s is deprecated; use %s", file, name, setting.name)
+            yield setting, key, value
 
 
 def _in_variables(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, str]]:
-    for one in settings.values():
-        given = [(name, variables[name]) for name in one.variables if variables.get(name)]
+    for setting in settings.values():
+        given = [(name, variables[name]) for name in setting.variables if variables.get(name)]
         if len({text for _, text in given}) > 1:
             first, second = (f"{name}={text}" for name, text in given[:2])
-            raise SettingsError(f"{first} and {second} both set {one.name}. Unset one of them.")
+            raise SettingsError(f"{first} and {second} both set {setting.name}. Unset one of them.")
         if given:
-            yield one, *given[0]
+            yield setting, *given[0]
 
 
-def _check(adapter: TypeAdapter[Any], one: Setting, raw: Any, where: str, *, is_text: bool) -> Any:
+def _check(adapter: TypeAdapter[Any], setting: Setting, raw: Any, where: str, *, is_text: bool) -> Any:
     """Convert a value to its setting's type. A file's value has a type already; a variable's is read as text."""
-    may_be_list = "tuple" in str(one.type)
-    is_list = may_be_list and not (isinstance(one.type, UnionType) and str in get_args(one.type))
+    may_be_list = "tuple" in str(setting.type)
+    is_list = may_be_list and not (isinstance(setting.type, UnionType) and str in get_args(setting.type))
     try:
         if is_text:
             value = json.loads(raw) if may_be_list and raw.startswith("[") else (raw,) if is_list else raw
-            checked = adapter.validate_python({one.key: value})
+            checked = adapter.validate_python({setting.key: value})
         else:
             value = [raw] if is_list and isinstance(raw, str) else raw
-            checked = adapter.validate_json(json.dumps({one.key: value}, default=str), strict=True)
+            checked = adapter.validate_json(json.dumps({setting.key: value}, default=str), strict=True)
     except ValidationError as error:
-        raise SettingsError(_sentence(error, one, raw, where)) from None
+        raise SettingsError(_sentence(error, setting, raw, where)) from None
     except (ValueError, RecursionError) as error:
-        shown = "wrong:" if one.is_secret else f"{raw!r} but"
+        shown = "wrong:" if setting.is_secret else f"{raw!r} but"
         raise SettingsError(f"{where} is {shown} should be a JSON list: {error}.") from None
-    return getattr(checked, one.key)
+    return getattr(checked, setting.key)
 
 
-def _sentence(error: ValidationError, one: Setting, raw: Any, where: str) -> str:
+def _sentence(error: ValidationError, setting: Setting, raw: Any, where: str) -> str:
     (first, *_) = error.errors(include_url=False)
     if first["type"] == "value_error":
         return f"{where}: {first['ctx']['error']}"
     accepted = first["msg"].partition(",")[0] if first["type"].endswith("_parsing") else first["msg"]
-    if one.is_secret:
-        return f"{where} is wrong: {accepted.replace('Input', one.name, 1)}."
-    return f"{where} is {raw!r}: {accepted.replace('Input', one.name, 1)}."
+    if setting.is_secret:
+        return f"{where} is wrong: {accepted.replace('Input', setting.name, 1)}."
+    return f"{where} is {raw!r}: {accepted.replace('Input', setting.name, 1)}."
 
 
 def _check_together(section: str, cls: type[Any], values: Mapping[str, SettingValue]) -> None:

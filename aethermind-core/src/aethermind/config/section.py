@@ -88,9 +88,9 @@ def settings_of(cls: Any) -> Mapping[str, Setting]:
     """The settings of a dataclass by field name, in the order of its fields."""
     types = get_type_hints(cls)
     found = {}
-    for one in fields(cast(Any, cls)):
-        about = one.metadata["setting"]
-        found[one.name] = replace(about, key=one.name, type=types[one.name], parameter=about.parameter or one.name)
+    for item in fields(cast(Any, cls)):
+        about = item.metadata["setting"]
+        found[item.name] = replace(about, key=item.name, type=types[item.name], parameter=about.parameter or item.name)
     return found
 
 
@@ -99,11 +99,11 @@ def check_fields(settings: Any) -> None:
 
     Raises InvalidArgumentError for the first value that is refused.
     """
-    for one in fields(settings):
-        value, check = getattr(settings, one.name), one.metadata["setting"].check
-        is_unset = value is None and one.default is None
+    for item in fields(settings):
+        value, check = getattr(settings, item.name), item.metadata["setting"].check
+        is_unset = value is None and item.default is None
         if not (check is None or is_unset or check.accepts(value)):
-            raise InvalidArgumentError(f"{one.name} should be {check.words}, got {value!r}.")
+            raise InvalidArgumentError(f"{item.name} should be {check.words}, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +119,5 @@ class Section:
     @property
     def settings(self) -> Mapping[str, Setting]:
         """The settings by key, in the order of the dataclasses."""
-        found = {key: one for cls in self.types for key, one in settings_of(cls).items()}
-        return {key: replace(one, section=self.name) for key, one in found.items()}
+        found = {key: setting for cls in self.types for key, setting in settings_of(cls).items()}
+        return {key: replace(setting, section=self.name) for key, setting in found.items()}

@@ -15,6 +15,6 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     text, names = str(name), list(known)
     key = text.rpartition(".")[2]
-    elsewhere = [one for one in names if "." in one and one.rpartition(".")[2] == key]
+    elsewhere = [name for name in names if "." in name and name.rpartition(".")[2] == key]
     close = elsewhere or get_close_matches(text, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else "."

@@ -45,7 +45,7 @@ def unmet_requirements() -> list[UnmetRequirement]:
 
 def how_to_meet(unmet: Sequence[UnmetRequirement]) -> str:
     """Name the command with which pip chooses versions that fit."""
-    names = sorted({"aethermind-core"} | {one.distribution for one in unmet})
+    names = sorted({"aethermind-core"} | {requirement.distribution for requirement in unmet})
     return f"Let pip choose versions that fit: pip install --upgrade {' '.join(names)}"
 
 

@@ -101,8 +101,8 @@ class Tenants:
     """Finds the tenant of an API key by the key's hash. If there are none, every request is `ANONYMOUS`."""
 
     def __init__(self, by_hash: Iterable[tuple[str, Tenant]] = ()) -> None:
-        self._by_hash = [(bytes.fromhex(one), tenant) for one, tenant in by_hash]
-        hashes = {one for one, _ in self._by_hash}
+        self._by_hash = [(bytes.fromhex(hashed), tenant) for hashed, tenant in by_hash]
+        hashes = {hashed for hashed, _ in self._by_hash}
         if len(hashes) < len(self._by_hash):
             raise InvalidArgumentError("An API key is given twice; give each tenant a key of its own.")
 
@@ -131,7 +131,7 @@ def read_tenants(keys: Sequence[str], file: Path | None, quota: Quota) -> Tenant
     The file is YAML, TOML or JSON: `keys` is a list of mappings with `key` or `key_sha256`, and optionally `name`,
     `priority` and the fields of `Quota`. The message of a SettingsError names the wrong entry but never contains a key.
     """
-    tenants = [(one, Tenant(tenant.name, tenant.id, quota)) for one, tenant in _named(keys)]
+    tenants = [(hashed, Tenant(tenant.name, tenant.id, quota)) for hashed, tenant in _named(keys)]
     if file is not None:
         tenants += _in_file(file, quota)
     return Tenants(tenants)
@@ -150,7 +150,7 @@ def _id_of(hashed: str) -> str:
     return hashlib.blake2b(bytes.fromhex(hashed), digest_size=16, person=b"aethermind").hexdigest()
 
 
-_QUOTAS = tuple(one.name for one in fields(Quota))
+_QUOTAS = tuple(item.name for item in fields(Quota))
 _FIELDS = ("name", "key", "key_sha256", "priority", *_QUOTAS)
 
 
@@ -186,10 +186,10 @@ def _read_entry(entry: dict[str, Any], number: int, where: str, quota: Quota) ->
     if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
         raise SettingsError(f"{where}: priority should be an integer; smaller is more urgent.")
     try:
-        own = Quota(**{one: entry.get(one, getattr(quota, one)) for one in _QUOTAS})
+        entry_quota = Quota(**{limit: entry.get(limit, getattr(quota, limit)) for limit in _QUOTAS})
     except InvalidArgumentError as error:
         raise SettingsError(f"{where}: {error}") from None
-    return hashed, Tenant(name, _id_of(hashed), own, priority)
+    return hashed, Tenant(name, _id_of(hashed), entry_quota, priority)
 
 
 def _read_hash(entry: dict[str, Any], where: str) -> str:
@@ -200,7 +200,11 @@ def _read_hash(entry: dict[str, Any], where: str) -> str:
         if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
             raise SettingsError(f"{where}: key should be a text of printable ASCII characters.")
         return key_hash(key)
-    if not isinstance(hashed, str) or len(hashed) != 64 or not all(one in "0123456789abcdefABCDEF" for one in hashed):
+    if (
+        not isinstance(hashed, str)
+        or len(hashed) != 64
+        or not all(digit in "0123456789abcdefABCDEF" for digit in hashed)
+    ):
         raise SettingsError(f"{where}: key_sha256 should be the 64 hexadecimal digits of the key's SHA-256.")
     return hashed
 
@@ -288,8 +292,8 @@ class AccessMiddleware:
 
 def header_of(scope: Scope, name: bytes) -> str | None:
     """The first header of a request with this lower-case name; None if there is none. Parses no other header."""
-    for one, value in scope["headers"]:
-        if one == name:
+    for header, value in scope["headers"]:
+        if header == name:
             text: str = value.decode("latin-1")
             return text
     return None

@@ -83,10 +83,10 @@ class Limits:
     """Seconds that requests in flight have to finish when the server stops."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for item in fields(self):
+            value = getattr(self, item.name)
             if not value > 0:
-                raise InvalidArgumentError(f"{one.name} should be more than 0, got {value!r}.")
+                raise InvalidArgumentError(f"{item.name} should be more than 0, got {value!r}.")
 
     if not TYPE_CHECKING:
 
@@ -119,11 +119,11 @@ class SlidingSum:
             self._total -= self._seconds.popleft()[1]
         return self._total
 
-    def wait_s(self, most: int, now: float) -> float:
+    def wait_s(self, limit: int, now: float) -> float:
         """Seconds from `now` until the sum is at most `most` if nothing is added; 0 if it already is."""
         total, wait = self.total(now), 0.0
         for second, amount in self._seconds:
-            if total <= most:
+            if total <= limit:
                 break
             total -= amount
             wait = second + WINDOW_S - now
@@ -230,33 +230,33 @@ class AdmissionController:
             (self._limits.max_queued_requests, "queue_full"),
             (tenant.quota.max_concurrency, "key_concurrency"),
         ]
-        most, code = min((most, code) for most, code in bounds if most is not None)
-        if num_answers > most:
-            message = f"The request is for {num_answers} answers at once, and may be for {most}. Ask for fewer."
+        limit, code = min((limit, code) for limit, code in bounds if limit is not None)
+        if num_answers > limit:
+            message = f"The request is for {num_answers} answers at once, and may be for {limit}. Ask for fewer."
             raise ApiError(400, message, param=field, code=code)
 
     def _check_quota(self, tenant: Tenant, usage: _Usage, num_answers: int) -> None:
         quota, now = tenant.quota, self._clock()
-        most = quota.max_concurrency
-        if most is not None and usage.num_open + num_answers > most:
-            raise _too_many(f"This key has {usage.num_open} answers open and may have {most}", "key_concurrency")
-        most = quota.requests_per_minute
-        if most is not None and (wait := usage.requests.wait_s(most - 1, now)):
-            raise _too_many(f"This key may make {most} requests a minute", "key_request_rate", wait)
-        most = quota.tokens_per_minute
-        if most is not None and (wait := _wait_s(usage, most - 1, now)):
-            raise _too_many(f"This key may use {most} tokens a minute", "key_token_rate", wait)
+        limit = quota.max_concurrency
+        if limit is not None and usage.num_open + num_answers > limit:
+            raise _too_many(f"This key has {usage.num_open} answers open and may have {limit}", "key_concurrency")
+        limit = quota.requests_per_minute
+        if limit is not None and (wait := usage.requests.wait_s(limit - 1, now)):
+            raise _too_many(f"This key may make {limit} requests a minute", "key_request_rate", wait)
+        limit = quota.tokens_per_minute
+        if limit is not None and (wait := _wait_s(usage, limit - 1, now)):
+            raise _too_many(f"This key may use {limit} tokens a minute", "key_token_rate", wait)
 
     def enqueue(self, tenant: Tenant, num_tokens: int, output: OutputTokenBudget) -> int:
         """Count prompt tokens as queued and used, and reserve output tokens of the tenant's quota; returns how many.
 
         ApiError 429 if they exceed what is left of a limit or quota, 400 if they exceed a quota by themselves.
         """
-        most = self._limits.max_queued_tokens
+        limit = self._limits.max_queued_tokens
         # A prompt longer than the whole queue is admitted to an empty queue; otherwise it never would be.
-        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > most:
+        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > limit:
             raise _too_many(
-                f"{self.num_queued_tokens} prompt tokens wait to be read, and {most} may", "token_queue_full"
+                f"{self.num_queued_tokens} prompt tokens wait to be read, and {limit} may", "token_queue_full"
             )
         reserved = self._reservation(tenant, num_tokens, output)
         usage = self._usages[tenant.id]
@@ -331,9 +331,9 @@ class AdmissionTicket:
         self._num_reserved -= num_tokens
 
 
-def _wait_s(usage: _Usage, most: int, now: float) -> float:
+def _wait_s(usage: _Usage, limit: int, now: float) -> float:
     """Seconds until at most `most` tokens are used and reserved; 1 if that depends on the release of reservations."""
-    left = most - usage.num_reserved
+    left = limit - usage.num_reserved
     return usage.tokens.wait_s(max(left, 0), now) or (1.0 if left < 0 else 0.0)
 
 

@@ -55,14 +55,14 @@ class PromptState:
     @classmethod
     def after(cls, output: RequestOutput) -> PromptState:
         """The state of a prompt after all deltas of this output."""
-        num_output_tokens = sum(one.num_tokens for one in output.outputs)
+        num_output_tokens = sum(completion.num_tokens for completion in output.outputs)
         return cls(
             output.prompt, output.prompt_token_ids, output.prompt_logprobs, num_output_tokens, output.num_cached_tokens
         )
 
     def add(self, delta: OutputDelta) -> None:
         """Update the state by the next delta."""
-        self.num_output_tokens += sum(len(one.token_ids) for one in delta.completions)
+        self.num_output_tokens += sum(len(completion.token_ids) for completion in delta.completions)
         self.num_cached_tokens = delta.num_cached_tokens
         if delta.prompt_logprobs is not None:
             self.logprobs = delta.prompt_logprobs
@@ -241,9 +241,10 @@ async def stream_events(
         state = states[place]
         state.add(delta)
         events: list[Event] = []
-        for one in delta.completions:
-            if one.text or one.finish_reason is not None or one.logprobs:  # else its text is still held back
-                events += answer.part(place * num_answers + one.index, one, state)
+        for completion in delta.completions:
+            # Without any of these, its text is still held back: it may be the beginning of a stop string.
+            if completion.text or completion.finish_reason is not None or completion.logprobs:
+                events += answer.part(place * num_answers + completion.index, completion, state)
         num_open -= delta.finished
         if not num_open:
             events += answer.end(states)

@@ -90,14 +90,16 @@ def create_app(
 
 def _post_paths(routes: APIRouter) -> frozenset[str]:
     return frozenset(
-        one.path for one in routes.routes if isinstance(one, APIRoute) and one.methods and "POST" in one.methods
+        route.path
+        for route in routes.routes
+        if isinstance(route, APIRoute) and route.methods and "POST" in route.methods
     )
 
 
 def _paths(routes: APIRouter) -> list[str]:
     """The paths of the documented routes without path parameters."""
-    found = (one for one in routes.routes if isinstance(one, APIRoute) and one.include_in_schema)
-    return [one.path for one in found if "{" not in one.path]
+    found = (route for route in routes.routes if isinstance(route, APIRoute) and route.include_in_schema)
+    return [route.path for route in found if "{" not in route.path]
 
 
 def _add_probes(app: FastAPI) -> None:

@@ -102,16 +102,16 @@ class InFlightRequests:
 
     def cancel(self, request_id: str, tenant_id: str) -> bool:
         """Cancel the tenant's request with this id, or its requests with this client id; False if there is none."""
-        one = self._requests.get(_key(request_id))
-        if one is not None and one.tenant_id == tenant_id:
-            return one.cancel()
+        in_flight = self._requests.get(_key(request_id))
+        if in_flight is not None and in_flight.tenant_id == tenant_id:
+            return in_flight.cancel()
         cancelled = [self._requests[key].cancel() for key in self._keys_by_client_id.get((tenant_id, request_id), ())]
         return any(cancelled)
 
     def abort_all(self) -> None:
         """Close the connections of all remaining requests, after the drain timeout."""
-        for one in list(self._requests.values()):
-            one.abort()
+        for in_flight in list(self._requests.values()):
+            in_flight.abort()
 
 
 class _InFlightRequest(NamedTuple):

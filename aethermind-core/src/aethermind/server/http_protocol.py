@@ -104,7 +104,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         Java's HttpClient asks for an upgrade to HTTP/2 in its first request. The parser does not parse the body behind
         such headers, because it treats the body as data of the upgraded protocol.
         """
-        kept = [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
+        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         if len(kept) == len(self.headers):  # no Upgrade header: a CONNECT request, which cannot be parsed further
             self.send_400_response("")
             return
@@ -217,7 +217,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._error = b""
             return
         self._num_unanswered -= 1
-        self.pipeline = deque(one for one in self.pipeline if one[0] is not cycle)
+        self.pipeline = deque(waiting for waiting in self.pipeline if waiting[0] is not cycle)
         cycle.disconnected = True
         cycle.message_event.set()
 

@@ -111,7 +111,7 @@ async def running(
     async with AsyncExitStack() as stack:
         served = [await _start(name, model, stack) for name, model in models.items()]
         if chat_template is not None:
-            served = [one.with_chat_template(chat_template) for one in served]
+            served = [model.with_chat_template(chat_template) for model in served]
         only_local = is_loopback(listening.getsockname()[0])
         app = create_app(
             served,

@@ -112,9 +112,9 @@ class ServedModel:
         for prompt in prompts:
             read.append(await self.read(prompt))
             await asyncio.sleep(0)
-        for one in read:
-            if one.text is None:
-                self.check_token_ids(one.token_ids, field)
+        for prompt in read:
+            if prompt.text is None:
+                self.check_token_ids(prompt.token_ids, field)
         return read
 
     def check_length(self, num_tokens: int) -> None:
@@ -128,7 +128,7 @@ class ServedModel:
     def check_token_ids(self, token_ids: Collection[int], field: str) -> None:
         """ApiError 400 that names `field` if one of its token ids is outside the vocabulary."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            wrong = next(one for one in token_ids if not 0 <= one < self.vocab_size)
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
             raise ApiError(
                 400,
                 f"{field} has the token id {min(wrong, 2**63)}, which is out of range: the vocabulary has "
@@ -146,7 +146,7 @@ class ServedModels:
         self.loaded = tuple(models)
         """The base models, each with an engine of its own."""
         self._models: dict[str, ServedModel] = {}
-        for model in chain.from_iterable(one.with_adapters() for one in models):
+        for model in chain.from_iterable(base.with_adapters() for base in models):
             if model.name in self._models:
                 raise InvalidArgumentError(
                     f"Two models are called {model.name!r:.80}; give the adapter another name by NAME=PATH."
@@ -171,5 +171,5 @@ class ServedModels:
     def failure(self) -> str | None:
         """The first engine that is down, and why; None while all engines run."""
         return next(
-            (f"{one.name}: {failure}" for one in self.loaded if (failure := one.engine.failure) is not None), None
+            (f"{model.name}: {failure}" for model in self.loaded if (failure := model.engine.failure) is not None), None
         )

@@ -12,7 +12,7 @@ SUITES = Path(__file__).parent / "suites"
 
 def main() -> int:
     """Run pytest on the suites with these arguments, isolated from configuration of the working directory."""
-    own = [
+    kit_options = [
         "-c",
         str(SUITES / "pytest.ini"),
         "--rootdir",
@@ -22,7 +22,7 @@ def main() -> int:
         "--import-mode=importlib",
         "--strict-markers",
     ]
-    return pytest.main([*own, "-p", "aethermind.testing.pytest_plugin", *sys.argv[1:]])
+    return pytest.main([*kit_options, "-p", "aethermind.testing.pytest_plugin", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def kernel_cases(
             drawn[operator.name] = list(operator.samples(np.random.default_rng(_SEED)))
         samples = drawn[operator.name]
         if kernel.weight_formats is None or DENSE in kernel.weight_formats:
-            rivals = [one for one in kernels if one.operator == operator.name]
+            rivals = [rival for rival in kernels if rival.operator == operator.name]
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
-                if is_supported(case) or not any(is_supported(replace(case, kernel=one)) for one in rivals):
+                if is_supported(case) or not any(is_supported(replace(case, kernel=rival)) for rival in rivals):
                     yield case
         if _formatted_inputs(operator, kernel):
             names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
@@ -80,7 +80,7 @@ def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False)
             continue
         seen.add(kind)
         rows = max(group, key=lambda case: _num_rows(case.operator, case.operator.weight_inputs, case.sample))
-        size = max(group, key=lambda case: sum(0 if one is None else one.size for one in case.sample.inputs))
+        size = max(group, key=lambda case: sum(0 if array is None else array.size for array in case.sample.inputs))
         deep = max(group, key=lambda case: _last_dim(case.sample))
         chosen = {id(case): case for case in (rows, size, deep, group[0], group[len(group) // 2])}
         yield KernelGroup(tuple(chosen.values()))

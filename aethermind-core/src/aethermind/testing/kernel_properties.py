@@ -73,8 +73,8 @@ def check_concurrent_streams(case: KernelCase, operators: OperatorRegistry, open
     for stream in streams:
         stream.destroy()
     for outputs, expected in zip(beside, alone, strict=True):
-        for one in outputs:
-            assert_same_bits(one, expected, "concurrently with a run on another stream it has other results")
+        for output in outputs:
+            assert_same_bits(output, expected, "concurrently with a run on another stream it has other results")
 
 
 def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> int:
@@ -88,8 +88,8 @@ def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened
         return 0
     together = KernelCall(case, operators, opened, inputs).run(inputs)
     before = {spec.name: array for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)}
-    for rows, own in parts:
-        alone = KernelCall(case, operators, opened, own).run(own)
+    for rows, subset in parts:
+        alone = KernelCall(case, operators, opened, subset).run(subset)
         for spec, output, whole in zip(case.operator.schema.outputs, alone, together, strict=True):
             what = f"rows {rows.start} to {rows.stop - 1} computed alone differ from those in a batch"
             if spec.alias is None:
@@ -142,18 +142,18 @@ def row_subsets(
         whole = evaluate(operators, operator, inputs, attributes)[position]
     for row in sorted({0, count // 2, count - 1}):
         rows = slice(row, row + 1)
-        own = [
+        subset = [
             array if array is None else _rows(array, spec.pattern, axis, rows)
             for spec, array in zip(operator.schema.inputs, inputs, strict=True)
         ]
         try:
             with np.errstate(all="ignore"):
-                meant = evaluate(operators, operator, own, attributes)[position]
+                meant = evaluate(operators, operator, subset, attributes)[position]
         except (OperatorError, IndexError):
             return  # indices refer to other rows
         if not np.allclose(meant, _rows(whole, pattern, axis, rows), equal_nan=True):
             return  # a row alone has another meaning, as a query of causal attention
-        yield rows, own
+        yield rows, subset
 
 
 def _sequences(names: Sequence[str], inputs: Sequence[Array | None]) -> Iterator[RowSubset]:
@@ -162,21 +162,21 @@ def _sequences(names: Sequence[str], inputs: Sequence[Array | None]) -> Iterator
     assert bounds is not None
     assert lengths is not None
     assert tables is not None
-    chosen = [one for one in range(len(lengths)) if bounds[one] < bounds[one + 1]]
+    chosen = [sequence for sequence in range(len(lengths)) if bounds[sequence] < bounds[sequence + 1]]
     if len(chosen) < 2:
         return
-    for one in sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}):
-        begin, end = int(bounds[one]), int(bounds[one + 1])
+    for sequence in sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}):
+        begin, end = int(bounds[sequence]), int(bounds[sequence + 1])
         for rows in (slice(begin, end), slice(end - 1, end)):  # the whole sequence, and its last query
             q = given["q"]
             assert q is not None
-            own = {
+            subset = {
                 "q": np.ascontiguousarray(q[rows]),
                 "cu_seqlens_q": np.array([0, rows.stop - rows.start], bounds.dtype),
-                "seqlens_k": lengths[one : one + 1].copy(),
-                "block_tables": tables[one : one + 1].copy(),
+                "seqlens_k": lengths[sequence : sequence + 1].copy(),
+                "block_tables": tables[sequence : sequence + 1].copy(),
             }
-            yield rows, [own.get(name, given[name]) for name in names]
+            yield rows, [subset.get(name, given[name]) for name in names]
 
 
 def _rows_of(operator: Operator) -> tuple[int, tuple[str, ...]]:

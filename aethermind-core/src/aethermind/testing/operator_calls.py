@@ -108,7 +108,10 @@ class KernelCall:
         changed = set() if schema.is_view else {spec.alias for spec in schema.outputs}
         changed |= {spec.inplace for spec in schema.outputs} if in_place else set()
         given = self._by_name(inputs)
-        values = [_declare(builder, one, given.get(one.name), is_changed=one.name in changed) for one in schema.inputs]
+        values = [
+            _declare(builder, declared, given.get(declared.name), is_changed=declared.name in changed)
+            for declared in schema.inputs
+        ]
         results = builder.op(case.operator.name, *values, **case.sample.attributes)
         results = results if isinstance(results, tuple) else (results,)
         for position, value in enumerate(results):
@@ -238,9 +241,9 @@ def other_values(
         candidate = [*changed[:position], backwards, *changed[position + 1 :]]
         if operator.check is not None and array.dtype.kind == "i":
             integers = {
-                name: one
-                for name, one in zip(names, candidate, strict=True)
-                if one is not None and one.dtype.kind == "i"
+                name: value
+                for name, value in zip(names, candidate, strict=True)
+                if value is not None and value.dtype.kind == "i"
             }
             try:
                 operator.check(integers, shapes)
@@ -296,7 +299,7 @@ def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence
             for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
         ]
         made = _expected(operators, case.operator, meant, case.sample.attributes)
-        while _cache and sum(_num_bytes(one) for _, one in _cache.values()) + _num_bytes(made) > _MAX_CACHED_BYTES:
+        while _cache and sum(_num_bytes(entry) for _, entry in _cache.values()) + _num_bytes(made) > _MAX_CACHED_BYTES:
             del _cache[next(iter(_cache))]
         _cache[key] = (case.sample, made)
     return _cache[key][1]

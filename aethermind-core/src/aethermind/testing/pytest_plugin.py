@@ -83,7 +83,9 @@ class _Conformance:
             metafunc.parametrize("unknown_kernel", list(self._unknown_kernels()), ids=lambda text: text.split()[1])
         if "uncomputed" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}
-            metafunc.parametrize("uncomputed", [one.name for one in self.runtime.operators if one.name not in computed])
+            metafunc.parametrize(
+                "uncomputed", [operator.name for operator in self.runtime.operators if operator.name not in computed]
+            )
         if "model_check" in metafunc.fixturenames:
             metafunc.parametrize(("model_check", "model_case"), list(self._model_checks()), ids=_name_of_check)
         if "general_architecture" in metafunc.fixturenames:
@@ -121,8 +123,8 @@ class _Conformance:
         name = _operator_of(item)
         if name is None:
             return False
-        own = {"aethermind-core", *self.runtime.providers("devices", self.opened.backend.name)}
-        return not own & set(self.runtime.providers("operators", name))
+        providers = {"aethermind-core", *self.runtime.providers("devices", self.opened.backend.name)}
+        return not providers & set(self.runtime.providers("operators", name))
 
     def _kernels(self) -> Sequence[Kernel]:
         return self.runtime.kernels.kernels(self.opened.backend.name)

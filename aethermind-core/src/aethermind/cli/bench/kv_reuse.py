@@ -75,7 +75,7 @@ def kv_reuse(
         def lost(shared: KVReuse) -> dict[str, Any]:
             return asdict(diverge(expected, np.concatenate([shared.logits(ids) for ids in windows])))
 
-        wanted = [_sources(one) for one in reuse or ()] or [{layer: layer - 1} for layer in range(1, num_layers)]
+        wanted = [_sources(pair) for pair in reuse or ()] or [{layer: layer - 1} for layer in range(1, num_layers)]
         costs = []
         for sources in wanted:
             cost: dict[str, Any] = {"sources": sources, **lost(KVReuse(engine, sources))}
@@ -116,11 +116,11 @@ def _print_report(report: dict[str, Any]) -> None:
     ]
     print(console.columns([("layers", "cosine of keys", "of values"), *neighbours]))
     rows = []
-    for one in report["reuse"]:
-        readers = ", ".join(f"{reader} reads {source}" for reader, source in one["sources"].items())
-        rows.append((readers, *_figures(one)))
-        if "distilled" in one:
-            rows.append(("  distilled", *_figures(one["distilled"])))
+    for result in report["reuse"]:
+        readers = ", ".join(f"{reader} reads {source}" for reader, source in result["sources"].items())
+        rows.append((readers, *_figures(result)))
+        if "distilled" in result:
+            rows.append(("  distilled", *_figures(result["distilled"])))
     print(console.columns([("layers that share", "KL mean", "KL p99", "same top token"), *rows]))
 
 

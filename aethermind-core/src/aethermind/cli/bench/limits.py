@@ -50,11 +50,11 @@ def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
     """The mean of measurements before and after a run; None where the backend measures nothing."""
     from aethermind.hal.backend import MeasuredLimits
 
-    present = [one for one in measured if one is not None]
+    present = [limits for limits in measured if limits is not None]
     if not present:
         return None
-    rates = {label: mean(one.flops_per_s[label] for one in present) for label in present[0].flops_per_s}
-    return MeasuredLimits(mean(one.memory_bytes_per_s for one in present), rates)
+    rates = {label: mean(limits.flops_per_s[label] for limits in present) for label in present[0].flops_per_s}
+    return MeasuredLimits(mean(limits.memory_bytes_per_s for limits in present), rates)
 
 
 def as_record(measured: MeasuredLimits | None) -> dict[str, Any]:

@@ -87,16 +87,16 @@ def quality(
             "num_tokens": len(expected),
             "formats": [],
         }
-    for one in wanted:
+    for weight_format in wanted:
         with _open(
             name,
             dtype=dtype,
-            quantization=one,
+            quantization=weight_format,
             lm_head_quantization=lm_head_quantization,
             kv_cache_dtype=kv_cache_dtype,
             **settings,
         ) as tested:
-            report["formats"].append({"quantization": one, **_measured(tested, expected, windows)})
+            report["formats"].append({"quantization": weight_format, **_measured(tested, expected, windows)})
     if as_json:
         console.print_json(report)
     else:

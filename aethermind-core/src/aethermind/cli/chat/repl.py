@@ -164,10 +164,10 @@ class Repl:
             return "[stopped; /regen answers again, /undo takes your message back]"
         if reply.finish_reason != "length":
             return None
-        most, max_model_len = self.shown_settings()["max_tokens"], self.answerer.max_model_len
+        max_tokens, max_model_len = self.shown_settings()["max_tokens"], self.answerer.max_model_len
         if max_model_len is not None and self.statistics.num_context_tokens >= max_model_len:
             return f"[the context of {max_model_len} tokens is full; /undo or /clear frees it]"
-        return f"[stopped after max_tokens = {most}; /set max_tokens changes it]"
+        return f"[stopped after max_tokens = {max_tokens}; /set max_tokens changes it]"
 
     def shown_settings(self) -> dict[str, Any]:
         """Every setting with its value, or with where its default comes from."""

@@ -37,7 +37,7 @@ def run(repl: Repl, line: str) -> Next:
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
         raise InvalidArgumentError(
-            f"There is no command /{name}{did_you_mean(f'/{name}', [f'/{one}' for one in COMMANDS])} "
+            f"There is no command /{name}{did_you_mean(f'/{name}', [f'/{command_name}' for command_name in COMMANDS])} "
             "/help lists them, and // begins a message with a slash."
         )
     argument = argument.strip()

@@ -32,10 +32,10 @@ def print_table(report: dict[str, Any]) -> None:
     policies = report["policies"]
     rows = [("", *policies)]
     for title, show in _ROWS:
-        rows.append((title, *(show(one) for one in policies.values())))
+        rows.append((title, *(show(record) for record in policies.values())))
     first, *rest = console.columns(rows, indent="").splitlines()
     print("\n".join([console.style(first, "bold", sys.stdout), *rest]))
-    num_rejected = max(one["num_rejected"] for one in policies.values())
+    num_rejected = max(record["num_rejected"] for record in policies.values())
     if num_rejected:
         print(
             f"{num_rejected} of {report['num_requests']} requests need more tokens than the "
@@ -54,11 +54,11 @@ def _time(seconds: float | None) -> str:
 
 
 def _latency(name: str) -> Any:
-    return lambda one: " / ".join(_time(one[name][key]) for key in ("p50", "p90", "p99"))
+    return lambda record: " / ".join(_time(record[name][key]) for key in ("p50", "p90", "p99"))
 
 
 def _share(name: str) -> Any:
-    return lambda one: "-" if one[name] is None else f"{one[name]:.1%}"
+    return lambda record: "-" if record[name] is None else f"{record[name]:.1%}"
 
 
 _ROWS = (
@@ -67,15 +67,15 @@ _ROWS = (
     ("between tokens", _latency("tpot")),
     ("whole answer", _latency("e2e")),
     ("in time", _share("in_time")),
-    ("fairness (Jain)", lambda one: "-" if one["fairness"] is None else f"{one['fairness']:.3f}"),
+    ("fairness (Jain)", lambda record: "-" if record["fairness"] is None else f"{record['fairness']:.3f}"),
     ("engine busy", _share("utilisation")),
-    ("running, mean", lambda one: f"{one['mean_running']:.1f}"),
-    ("waiting, mean / most", lambda one: f"{one['mean_waiting']:.1f} / {one['max_waiting']}"),
+    ("running, mean", lambda record: f"{record['mean_running']:.1f}"),
+    ("waiting, mean / most", lambda record: f"{record['mean_waiting']:.1f} / {record['max_waiting']}"),
     ("KV cache in use", _share("mean_kv_usage")),
     ("prompt tokens reused", _share("cached_share")),
-    ("preemptions", lambda one: str(one["num_preemptions"])),
-    ("rejected", lambda one: str(one["num_rejected"])),
-    ("output tokens/s", lambda one: f"{one['output_tokens_per_s']:.0f}"),
+    ("preemptions", lambda record: str(record["num_preemptions"])),
+    ("rejected", lambda record: str(record["num_rejected"])),
+    ("output tokens/s", lambda record: f"{record['output_tokens_per_s']:.0f}"),
 )
 
 

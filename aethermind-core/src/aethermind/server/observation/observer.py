@@ -63,10 +63,10 @@ class GenerationRecord:
     def update(self, delta: OutputDelta) -> int:
         """Update the record by new output; returns the number of new tokens."""
         num_new = 0
-        for one in delta.completions:
-            num_new += len(one.token_ids)
-            self.answer_reasons[one.index] = one.finish_reason
-            self.longest_answer = max(self.longest_answer, one.num_tokens)
+        for completion in delta.completions:
+            num_new += len(completion.token_ids)
+            self.answer_reasons[completion.index] = completion.finish_reason
+            self.longest_answer = max(self.longest_answer, completion.num_tokens)
         self.num_output_tokens += num_new
         if num_new:
             self.last_token_s = time.perf_counter()
@@ -151,7 +151,9 @@ class HttpRecord:
     @property
     def ttft_s(self) -> float | None:
         """The least time to first token of its prompts."""
-        return min((one.ttft_s for one in self.generations if one.ttft_s is not None), default=None)
+        return min(
+            (generation.ttft_s for generation in self.generations if generation.ttft_s is not None), default=None
+        )
 
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:
@@ -253,11 +255,13 @@ def _fields(record: HttpRecord) -> dict[str, Any]:
         fields |= {
             "model": generations[0].model,
             "stream": record.is_stream,
-            "prompt_tokens": sum(one.num_prompt_tokens for one in generations),
-            "cached_tokens": sum(one.num_cached_tokens for one in generations),
-            "output_tokens": sum(one.num_output_tokens for one in generations),
-            "preemptions": sum(one.num_preemptions for one in generations),
-            "finish_reason": ",".join(dict.fromkeys(reason for one in generations for reason in one.finish_reasons)),
+            "prompt_tokens": sum(generation.num_prompt_tokens for generation in generations),
+            "cached_tokens": sum(generation.num_cached_tokens for generation in generations),
+            "output_tokens": sum(generation.num_output_tokens for generation in generations),
+            "preemptions": sum(generation.num_preemptions for generation in generations),
+            "finish_reason": ",".join(
+                dict.fromkeys(reason for generation in generations for reason in generation.finish_reasons)
+            ),
         }
     if record.embedding is not None:
         fields |= {"model": record.embedding.model, "prompt_tokens": record.embedding.num_prompt_tokens}

@@ -94,7 +94,7 @@ class Tracing:
 
 def _has_failed(record: HttpRecord) -> bool:
     """Whether the request failed by a fault of the server."""
-    reasons = {reason for one in record.generations for reason in one.finish_reasons}
+    reasons = {reason for generation in record.generations for reason in generation.finish_reasons}
     return (record.status or 0) >= 500 or (record.status == 200 and "error" in reasons)
 
 
@@ -129,7 +129,7 @@ def _of_model(model: str, operation: str | None) -> dict[str, Any]:
 def _of_generations(record: HttpRecord, generations: list[GenerationRecord], operation: str | None) -> dict[str, Any]:
     first = generations[0]
     params = first.params
-    queue_s = max((one.queue_s for one in generations if one.queue_s is not None), default=None)
+    queue_s = max((generation.queue_s for generation in generations if generation.queue_s is not None), default=None)
     return {
         **_of_model(first.model, operation),
         "gen_ai.request.max_tokens": params.max_tokens,
@@ -141,10 +141,12 @@ def _of_generations(record: HttpRecord, generations: list[GenerationRecord], ope
         "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
         "gen_ai.request.presence_penalty": params.presence_penalty or None,
         "gen_ai.request.stop_sequences": params.stop or None,
-        "gen_ai.response.finish_reasons": [reason for one in generations for reason in one.finish_reasons],
-        "gen_ai.usage.input_tokens": sum(one.num_prompt_tokens for one in generations),
-        "gen_ai.usage.output_tokens": sum(one.num_output_tokens for one in generations),
-        "gen_ai.usage.cache_read.input_tokens": sum(one.num_cached_tokens for one in generations),
+        "gen_ai.response.finish_reasons": [
+            reason for generation in generations for reason in generation.finish_reasons
+        ],
+        "gen_ai.usage.input_tokens": sum(generation.num_prompt_tokens for generation in generations),
+        "gen_ai.usage.output_tokens": sum(generation.num_output_tokens for generation in generations),
+        "gen_ai.usage.cache_read.input_tokens": sum(generation.num_cached_tokens for generation in generations),
         "aethermind.time_to_first_token_s": record.ttft_s,
         "aethermind.queue_time_s": queue_s,
     }

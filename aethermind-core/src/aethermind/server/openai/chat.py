@@ -263,16 +263,20 @@ def token_logprobs(
         return None
     tokens = []
     for token_id, alternatives in zip(token_ids, logprobs, strict=True):
-        top = [_token_logprob(tokenizer, other, one) for other, one in alternatives.items() if one.rank <= num_top]
+        top = [
+            _token_logprob(tokenizer, other, alternative)
+            for other, alternative in alternatives.items()
+            if alternative.rank <= num_top
+        ]
         tokens.append({**_token_logprob(tokenizer, token_id, alternatives[token_id]), "top_logprobs": top})
     return tokens
 
 
-def _token_logprob(tokenizer: Tokenizer, token_id: int, one: Logprob) -> dict[str, Any]:
+def _token_logprob(tokenizer: Tokenizer, token_id: int, logprob: Logprob) -> dict[str, Any]:
     """A token with its bytes, from which clients can join a character that several tokens encode."""
     raw = tokenizer.token_bytes(token_id)
-    token_bytes = one.decoded_token.encode() if raw is None else raw
-    return {"token": one.decoded_token, "logprob": one.logprob, "bytes": list(token_bytes)}
+    token_bytes = logprob.decoded_token.encode() if raw is None else raw
+    return {"token": logprob.decoded_token, "logprob": logprob.logprob, "bytes": list(token_bytes)}
 
 
 class ChatAnswer(Answer):
@@ -291,7 +295,7 @@ class ChatAnswer(Answer):
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(index, delta_of(Content(text))))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        choices = [self._whole_choice(one) for output in outputs for one in output.outputs]
+        choices = [self._whole_choice(completion) for output in outputs for completion in output.outputs]
         states = [PromptState.after(output) for output in outputs]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(states)}
 
@@ -328,10 +332,10 @@ class ChatAnswer(Answer):
             choice["stop_reason"] = stop_reason
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def _whole_choice(self, one: CompletionOutput) -> dict[str, Any]:
+    def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
         reader = self._new_reader()
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        for piece in reader.read(one.text, is_last=True):
+        for piece in reader.read(completion.text, is_last=True):
             for key, value in delta_of(piece).items():
                 message[key] = value if message.get(key) is None else message[key] + value
         if message["content"] is None and "tool_calls" not in message:
@@ -339,11 +343,11 @@ class ChatAnswer(Answer):
         for call in message.get("tool_calls", ()):
             del call["index"]  # a field of deltas only
         return {
-            "index": one.index,
+            "index": completion.index,
             "message": message,
-            "logprobs": self._logprobs(one.token_ids, one.logprobs),
-            "finish_reason": reader.reason(one.finish_reason),
-            "stop_reason": one.stop_reason,
+            "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+            "finish_reason": reader.reason(completion.finish_reason),
+            "stop_reason": completion.stop_reason,
         }
 
     def _logprobs(

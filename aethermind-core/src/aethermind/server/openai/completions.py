@@ -89,10 +89,16 @@ class CompletionAnswer(Answer):
         choices: list[dict[str, Any]] = []
         prompts = [PromptState.after(output) for output in outputs]
         for output, prompt in zip(outputs, prompts, strict=True):
-            for one in output.outputs:
+            for completion in output.outputs:
                 index = len(choices)
                 delta = CompletionDelta(
-                    index, one.text, one.token_ids, one.logprobs, one.num_tokens, one.finish_reason, one.stop_reason
+                    index,
+                    completion.text,
+                    completion.token_ids,
+                    completion.logprobs,
+                    completion.num_tokens,
+                    completion.finish_reason,
+                    completion.stop_reason,
                 )
                 choices.append(self._choice_of(index, delta, prompt))
         return {**self._head, "choices": choices, "usage": self._usage(prompts)}
@@ -125,7 +131,7 @@ class CompletionAnswer(Answer):
 
     def _usage(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
         """Token counts; the token that an engine generates for an echo alone is not counted."""
-        return usage_of([replace(one, num_output_tokens=0) for one in prompts] if self._is_only_echo else prompts)
+        return usage_of([replace(prompt, num_output_tokens=0) for prompt in prompts] if self._is_only_echo else prompts)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "choices": [choice]}
@@ -163,6 +169,10 @@ def _logprobs_object(scored: Sequence[_ScoredToken], tokenizer: Tokenizer) -> di
     for token_id, alternatives, _ in scored:
         tokens.append(tokenizer.decode([token_id]) if alternatives is None else alternatives[token_id].decoded_token)
         chosen.append(None if alternatives is None else alternatives[token_id].logprob)
-        top.append(None if alternatives is None else {one.decoded_token: one.logprob for one in alternatives.values()})
+        top.append(
+            None
+            if alternatives is None
+            else {alternative.decoded_token: alternative.logprob for alternative in alternatives.values()}
+        )
     offsets = [offset for _, _, offset in scored]
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}

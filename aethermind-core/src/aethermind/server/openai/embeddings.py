@@ -74,17 +74,17 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     state.metrics.count_embedding(record.embedding)
     encode = _base64 if body.encoding_format == "base64" else _floats
-    data = [{"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors)]
+    data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
-def _check_size(num_tokens: int, num_texts: int, most: int) -> None:
+def _check_size(num_tokens: int, num_texts: int, max_tokens: int) -> None:
     """ApiError 400 for several texts that exceed the token queue together. The context length bounds a single text."""
-    if num_texts > 1 and num_tokens > most:
+    if num_texts > 1 and num_tokens > max_tokens:
         raise ApiError(
             400,
-            f"input has {num_tokens} tokens in {num_texts} texts, and a request may have {most}; split it.",
+            f"input has {num_tokens} tokens in {num_texts} texts, and a request may have {max_tokens}; split it.",
             param="input",
             code="token_queue_full",
         )

@@ -151,7 +151,7 @@ def _path_suggestion(request: Request) -> str:
     """The end of the message of a 404: the path that was probably meant. Often a base URL lacks its /v1."""
     path = request.url.path[:_MAX_PATH_CHARS]
     known = request.app.state.documented_paths
-    related = (one for one in known if one.endswith(path) or path.endswith(one))
+    related = (known_path for known_path in known if known_path.endswith(path) or path.endswith(known_path))
     return did_you_mean(next(related, path), known)
 
 

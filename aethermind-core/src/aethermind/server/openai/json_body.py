@@ -51,7 +51,7 @@ class StrictModel(BaseModel):
     def _drop_ignored(cls, given: Any, info: ValidationInfo) -> Any:
         if not isinstance(given, dict) or given.keys() <= (known := _known_names(cls)):
             return given
-        return {name: one for name, one in given.items() if name in known or not cls._is_ignored(name, one, info)}
+        return {name: value for name, value in given.items() if name in known or not cls._is_ignored(name, value, info)}
 
     @classmethod
     def _is_ignored(cls, name: str, value: Any, info: ValidationInfo) -> bool:
@@ -144,7 +144,7 @@ def _check_characters(value: Any) -> None:
 def _check_depth(value: Any, max_depth: int) -> None:
     level = [value]
     for _ in range(max_depth):
-        level = [child for one in level for child in _children(one) if isinstance(child, (list, dict))]
+        level = [child for parent in level for child in _children(parent) if isinstance(child, (list, dict))]
         if not level:
             return
     raise _too_deep()
@@ -227,13 +227,13 @@ _OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
 def validation_api_error(error: ValidationError) -> ApiError:
     """The 400 of a validation error. It names the invalid field with the longest path, the most specific one."""
     errors = error.errors(include_url=False, include_input=False)
-    first = max(errors, key=lambda one: len(one["loc"]))
+    first = max(errors, key=lambda detail: len(detail["loc"]))
     path = _path_of(first)
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{path} is not supported; leave it out.", param=path, code="unsupported_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"{path} is missing.", param=path, code="missing_required_parameter")
-    message, *others = dict.fromkeys(_message_of(one) for one in errors if _path_of(one) == path)
+    message, *others = dict.fromkeys(_message_of(detail) for detail in errors if _path_of(detail) == path)
     message = " or ".join([message, *(other.removeprefix(_EXPECTED) for other in others)])
     return ApiError(400, f"{path or 'The request body'}: {message}.", param=path, code="invalid_value")
 

@@ -64,9 +64,15 @@ class ResponseAnswer(Answer):
         self._reason: str | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        one = outputs[0].outputs[0]
+        completion = outputs[0].outputs[0]
         delta = CompletionDelta(
-            0, one.text, one.token_ids, one.logprobs, one.num_tokens, one.finish_reason, one.stop_reason
+            0,
+            completion.text,
+            completion.token_ids,
+            completion.logprobs,
+            completion.num_tokens,
+            completion.finish_reason,
+            completion.stop_reason,
         )
         prompts = [PromptState.after(output) for output in outputs]
         for _ in self.part(0, delta, prompts[0]):

@@ -53,7 +53,9 @@ class DirectDispatch:
     def __init__(self, app: ASGIApp, routes: Iterable[object]) -> None:
         self._app = app
         direct = [route for route in routes if isinstance(route, DirectRoute)]
-        self._handlers = {(method, one.path): one.get_route_handler() for one in direct for method in one.methods or ()}
+        self._handlers = {
+            (method, route.path): route.get_route_handler() for route in direct for method in route.methods or ()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handle = self._handlers.get((scope["method"], scope["path"])) if scope["type"] == "http" else None

@@ -74,7 +74,7 @@ class ResponseFormat(StrictModel):
     def constraint(self) -> StructuredOutputs | None:
         """The constraint on the answer; None for free text. ApiError 400 if its fields contradict each other."""
         nested = None if self.json_schema is None else self.json_schema.schema_
-        given = [one for one in (nested, self.schema_) if one is not None]
+        given = [schema for schema in (nested, self.schema_) if schema is not None]
         if len(given) > 1 or (given and self.type == "text"):
             raise ApiError(400, "response_format.schema is given twice, or for text.", param="response_format.schema")
         if given:

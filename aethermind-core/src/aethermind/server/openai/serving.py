@@ -36,7 +36,7 @@ TextsOrTokens = str | list[str] | list[int] | list[list[int]]
 """A prompt, several prompts, the token ids of one, or the token ids of several."""
 
 
-def prompts_of(given: TextsOrTokens, field: str, most: int) -> list[Prompt]:
+def prompts_of(given: TextsOrTokens, field: str, max_prompts: int) -> list[Prompt]:
     """The prompts of the field `field` in the engine's format. ApiError 400 for none or more than `most`."""
     if isinstance(given, str):
         return [given]
@@ -44,9 +44,11 @@ def prompts_of(given: TextsOrTokens, field: str, most: int) -> list[Prompt]:
         raise ApiError(400, f"{field} is an empty list; give it a text or token ids.", param=field)
     if isinstance(given[0], int):
         return [{"prompt_token_ids": given}]
-    if len(given) > most:
-        raise ApiError(400, f"{field} has {len(given)} texts but may have {most}; split the request.", param=field)
-    return [one if isinstance(one, str) else {"prompt_token_ids": one} for one in given]
+    if len(given) > max_prompts:
+        raise ApiError(
+            400, f"{field} has {len(given)} texts but may have {max_prompts}; split the request.", param=field
+        )
+    return [item if isinstance(item, str) else {"prompt_token_ids": item} for item in given]
 
 
 class GenerationParams(Protocol):
@@ -151,9 +153,9 @@ def _output_budget(
 ) -> OutputTokenBudget:
     """The upper bound of the output tokens of all prompts."""
     left = [max(model.info.max_model_len - len(prompt.token_ids), 0) for prompt in prompts]
-    most = sum(one if params.max_tokens is None else min(one, params.max_tokens) for one in left)
+    num_tokens = sum(num_left if params.max_tokens is None else min(num_left, params.max_tokens) for num_left in left)
     field = None if body.requested_max_tokens is None else body.max_tokens_field
-    return OutputTokenBudget(most * body.num_answers, field)
+    return OutputTokenBudget(num_tokens * body.num_answers, field)
 
 
 async def _is_connected_at_first_output(request: Request, first: asyncio.Future[tuple[int, OutputDelta]]) -> bool:

@@ -62,7 +62,9 @@ class ForeignField:
 
     def is_neutral(self, value: Any) -> bool:
         """Whether a value asks for the default behaviour. Numbers and booleans are different values."""
-        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral)
+        return any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
+        )
 
 
 def _use(name: str, *neutral: Any) -> ForeignField:

@@ -149,7 +149,7 @@ def architectures_of(runtime: Runtime, name: str) -> Sequence[str]:
     if name in runtime.architectures.names():
         return [name]
     of_packages = [record for record in runtime.plugins if name in (record.name, record.distribution)]
-    return [one for record in of_packages for one in record.registered.get("architectures", ())]
+    return [architecture for record in of_packages for architecture in record.registered.get("architectures", ())]
 
 
 def cases_of(runtime: Runtime, architecture: str) -> Sequence[ModelCase]:

@@ -129,7 +129,7 @@ def logits_of_every_position(bench: Bench) -> None:
     with bench.open(max_num_batched_tokens=1024) as llm:
         generated, decisions = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
     assert len(decisions) == 1
-    assert_close_to(bench.outputs(text), [one.logits[0] for one in generated])
+    assert_close_to(bench.outputs(text), [result.logits[0] for result in generated])
 
 
 def chunks_of_prompts_in_ragged_batches(bench: Bench) -> None:
@@ -139,9 +139,9 @@ def chunks_of_prompts_in_ragged_batches(bench: Bench) -> None:
         generated, decisions = generate(llm, prompts, NUM_TOKENS, stagger=3)
     assert any(0 < step.num_decodes < len(step.scheduled) for step in decisions), "no step mixed prefill and decode"
     assert any(not entry.needs_logits for step in decisions for entry in step.scheduled), "no prompt was cut in chunks"
-    for one in generated:
-        assert len(one.token_ids) == NUM_TOKENS
-        assert_matches(one, bench.outputs)
+    for result in generated:
+        assert len(result.token_ids) == NUM_TOKENS
+        assert_matches(result, bench.outputs)
 
 
 def one_prompt_alone(bench: Bench) -> None:

@@ -71,7 +71,7 @@ def test_an_event_that_is_not_reached_has_no_time(backend: Backend, stream: Stre
 
 
 def test_the_device_waits_for_every_stream(backend: Backend, device: DeviceId, stream: Stream) -> None:
-    works = [LongWork.on(backend, one) for one in (stream, backend.streams.create(device.index))]
+    works = [LongWork.on(backend, stream_in_use) for stream_in_use in (stream, backend.streams.create(device.index))]
     backend.devices.synchronize(device.index)
     assert all(work.has_run for work in works)
 

@@ -62,7 +62,7 @@ def logprobs(llm: LLM, prompts: Any) -> list[list[tuple[int, float]]]:
     for output in llm.generate(list(prompts), params):
         steps = output.outputs[0].logprobs
         assert steps, "no log probabilities"
-        found.append([(token, one.logprob) for step in steps for token, one in step.items()])
+        found.append([(token, logprob.logprob) for step in steps for token, logprob in step.items()])
     return found
 
 
@@ -114,7 +114,7 @@ def test_several_answers_share_a_prompt(open_model: Open, expected: Callable[[st
     llm = open_model(block_size=16)
     params = SamplingParams(n=3, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     (output,) = llm.generate(PROMPTS[0], params)
-    assert [one.token_ids for one in output.outputs] == [expected(PROMPTS[0])] * 3
+    assert [completion.token_ids for completion in output.outputs] == [expected(PROMPTS[0])] * 3
 
 
 def test_sampling_with_a_seed(open_model: Open) -> None:
@@ -157,8 +157,8 @@ def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
     reference, tested = (open_model(on, **options) for on in ("numpy", None))
     tokens = reference.tokenizer.encode(PROMPTS[0])
     compared = compare(reference.engine, tested.engine, tokens, 4, ComparisonTolerance(rtol=0.08, atol=1e-3))
-    differences = (one for one in compared.differences if one.operator != "sample_tokens")
-    first = next((one for one in differences if one.is_diverging), None)
+    differences = (difference for difference in compared.differences if difference.operator != "sample_tokens")
+    first = next((difference for difference in differences if difference.is_diverging), None)
     assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
 
 

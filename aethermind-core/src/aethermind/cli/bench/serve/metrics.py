@@ -108,11 +108,11 @@ class BenchmarkMetrics:
         cls, outcomes: Sequence[RequestOutcome], *, num_requests: int, duration_s: float, objectives: LatencyObjectives
     ) -> BenchmarkMetrics:
         """Summarise the outcomes of a test of `num_requests` requests that took `duration_s` seconds."""
-        done = [one for one in outcomes if one.failure is None]
-        failures = Counter(one.failure for one in outcomes if one.failure is not None)
+        done = [outcome for outcome in outcomes if outcome.failure is None]
+        failures = Counter(outcome.failure for outcome in outcomes if outcome.failure is not None)
         num_good = sum(map(objectives.are_met, done)) if objectives else None
-        prompt_tokens = sum(one.num_prompt_tokens for one in done)
-        output_tokens = sum(one.num_output_tokens for one in done)
+        prompt_tokens = sum(outcome.num_prompt_tokens for outcome in done)
+        output_tokens = sum(outcome.num_output_tokens for outcome in done)
         seconds = max(duration_s, 1e-9)
         return cls(
             num_requests=num_requests,
@@ -126,11 +126,11 @@ class BenchmarkMetrics:
             requests_per_s=len(done) / seconds,
             prompt_tokens_per_s=prompt_tokens / seconds,
             output_tokens_per_s=output_tokens / seconds,
-            mean_open=sum(one.e2e_s for one in done) / seconds,
+            mean_open=sum(outcome.e2e_s for outcome in done) / seconds,
             num_good=num_good,
             goodput_per_s=None if num_good is None else num_good / seconds,
-            ttft=Latency.of([one.ttft_s for one in done]),
-            tpot=Latency.of([tpot for one in done if (tpot := one.tpot_s) is not None]),
-            itl=Latency.of([later - earlier for one in done for earlier, later in pairwise(one.texts_s)]),
-            e2e=Latency.of([one.e2e_s for one in done]),
+            ttft=Latency.of([outcome.ttft_s for outcome in done]),
+            tpot=Latency.of([tpot for outcome in done if (tpot := outcome.tpot_s) is not None]),
+            itl=Latency.of([later - earlier for outcome in done for earlier, later in pairwise(outcome.texts_s)]),
+            e2e=Latency.of([outcome.e2e_s for outcome in done]),
         )

@@ -51,7 +51,9 @@ def _numbered(metrics: BenchmarkMetrics) -> enumerate[tuple[str, int]]:
 
 
 def _milliseconds(latency: Latency) -> tuple[str, str, str]:
-    p50, p90, p99 = ("-" if math.isnan(one) else f"{one * 1e3:.1f}" for one in (latency.p50, latency.p90, latency.p99))
+    p50, p90, p99 = (
+        "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f}" for seconds in (latency.p50, latency.p90, latency.p99)
+    )
     return p50, p90, p99
 
 
@@ -60,10 +62,10 @@ _NUM_SPANS = 60
 
 def draw(outcomes: Sequence[RequestOutcome], path: Path) -> None:
     """Plot the cumulative distributions of TTFT and TPOT, and the output tokens per second over time."""
-    done = [one for one in outcomes if one.failure is None]
+    done = [outcome for outcome in outcomes if outcome.failure is None]
     with picture(path, num_axes=3) as (_, (left, middle, right)):
-        _draw_shares(left, [one.ttft_s for one in done])
-        _draw_shares(middle, [tpot * 1e3 for one in done if (tpot := one.tpot_s) is not None])
+        _draw_shares(left, [outcome.ttft_s for outcome in done])
+        _draw_shares(middle, [tpot * 1e3 for outcome in done if (tpot := outcome.tpot_s) is not None])
         _draw_rate(right, done)
         left.set(title="Time to first token", xlabel="seconds", ylabel="share of answers", ylim=(0, 1))
         middle.set(title="Time per output token", xlabel="milliseconds", ylabel="share of answers", ylim=(0, 1))
@@ -79,11 +81,11 @@ def _draw_rate(axes: Any, done: Sequence[RequestOutcome]) -> None:
     """Plot tokens per second; each piece of text counts an equal share of its answer's tokens."""
     if not done:
         return
-    start = min(one.due_s for one in done)
-    span = max(max(one.finished_s for one in done) - start, 1e-9) / _NUM_SPANS
+    start = min(outcome.due_s for outcome in done)
+    span = max(max(outcome.finished_s for outcome in done) - start, 1e-9) / _NUM_SPANS
     tokens = [0.0] * _NUM_SPANS
-    for one in done:
-        for time in one.texts_s:
-            tokens[min(int((time - start) / span), _NUM_SPANS - 1)] += one.num_output_tokens / len(one.texts_s)
+    for outcome in done:
+        for time in outcome.texts_s:
+            tokens[min(int((time - start) / span), _NUM_SPANS - 1)] += outcome.num_output_tokens / len(outcome.texts_s)
     middles = [(index + 0.5) * span for index in range(_NUM_SPANS)]
     axes.plot(middles, [count / span for count in tokens], color=COLORS[0], linewidth=1.5)

@@ -42,7 +42,7 @@ class BenchRequest:
 
     def token_ids(self) -> list[int]:
         """The prompt's token ids, which are the same for equal requests and differ between others."""
-        blocks = [Random(f"piece {one}").randbytes(self.block_tokens) for one in self.hash_ids]
+        blocks = [Random(f"piece {hash_id}").randbytes(self.block_tokens) for hash_id in self.hash_ids]
         content = b"".join(blocks)[: self.num_prompt_tokens]
         content += Random(self.seed).randbytes(self.num_prompt_tokens - len(content))
         return [_FIRST_ID + byte for byte in content]
@@ -72,15 +72,15 @@ def requests_of_trace(requests: Sequence[TraceRequest], *, rate_scale: float, se
 
     return [
         BenchRequest(
-            one.arrival_s / rate_scale,
-            max(one.num_prompt_tokens, 1),
-            max(one.num_output_tokens, 1),
+            request.arrival_s / rate_scale,
+            max(request.num_prompt_tokens, 1),
+            max(request.num_output_tokens, 1),
             f"{seed} {index}",
-            one.hash_ids,
+            request.hash_ids,
             HASH_BLOCK_TOKENS,
-            _extra(one),
+            _extra(request),
         )
-        for index, one in enumerate(requests)
+        for index, request in enumerate(requests)
     ]
 
 
