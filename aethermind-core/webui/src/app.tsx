@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { keyIsWanted } from "./model/api_key";
-import { answering, stopCurrent } from "./model/asking";
+import { isKeyRequired } from "./model/api_key";
+import { answering, stopCurrentAnswer } from "./model/generation";
 import { current } from "./model/library";
 import { Announcer } from "./ui/announcer";
 import { Banner } from "./ui/banner";
@@ -16,10 +16,10 @@ import { Toast } from "./ui/toast";
 
 type Opened = "settings" | "help" | null;
 
-/** Whether the list slides over the conversation; layout.css has the same width. */
+/** Whether the list covers the conversation; layout.css has the same width. */
 const isNarrow = () => matchMedia("(max-width: 52rem)").matches;
 
-/** The page: the list of conversations, the open one, and what lies over them. */
+/** The page: the list of conversations, the open one, and dialogs. */
 export function App() {
   const [opened, setOpened] = useState<Opened>(null);
   const [hasList, setList] = useState(false);
@@ -39,7 +39,7 @@ export function App() {
   };
   useShortcuts({
     search: () => openList("search"),
-    leave: () => (hasList ? leaveList() : stopCurrent()),
+    leave: () => (hasList ? leaveList() : stopCurrentAnswer()),
     openSettings: () => setOpened("settings"),
     openHelp: () => setOpened("help"),
   });
@@ -62,7 +62,7 @@ export function App() {
       </main>
       {opened === "settings" && <Settings conversation={conversation} onClose={close} />}
       {opened === "help" && <ShortcutHelp onClose={close} />}
-      {keyIsWanted.value && <KeyDialog />}
+      {isKeyRequired.value && <KeyDialog />}
       <Announcer key={`announcer ${conversation.id}`} conversation={conversation} />
       <Toast />
     </div>

@@ -45,7 +45,7 @@ class CpuBackend(Backend):
         return self._team.num_workers
 
     def close(self) -> None:
-        """Finish all streams and end the worker threads; buffers stay valid until they are freed."""
+        """Finish all streams and end the worker threads; buffers remain valid until they are freed."""
         self.streams.destroy_all()
         self._team.set_num_workers(1)
 

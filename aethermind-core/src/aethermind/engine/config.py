@@ -80,7 +80,7 @@ _FLAG = Check(lambda value: isinstance(value, bool), "True or False")
 _BY_MEMORY = "what memory allows"
 
 _FOREIGN_OPTIONS = {
-    "cpu_offload_gb": "weights stay on the device; leave it out",
+    "cpu_offload_gb": "weights remain on the device; leave it out",
     "device_map": "give device",
     "enforce_eager": "plans are always compiled; leave it out",
     "load_in_4bit": "give quantization='int4'",

@@ -112,9 +112,9 @@ class ServedModel:
         for prompt in prompts:
             read.append(await self.read(prompt))
             await asyncio.sleep(0)
-        for prompt in read:
-            if prompt.text is None:
-                self.check_token_ids(prompt.token_ids, field)
+        for tokenized in read:
+            if tokenized.text is None:
+                self.check_token_ids(tokenized.token_ids, field)
         return read
 
     def check_length(self, num_tokens: int) -> None:

@@ -1,19 +1,19 @@
-/** Asking the model: a new answer to a conversation, or more of one that was cut short. */
+/** Streams a new answer to a conversation, or the continuation of one that was cut. */
 
-import { post, postJson, RefusedError } from "./http";
+import { post, postJson, HttpError } from "./http";
 import { eventsOf } from "./sse";
 import type { ChatTurn, SamplingSettings, StreamEvent, Usage } from "./types";
 
-/** What a stream told: some text, why it ended, or what it took. */
-export interface Part {
+/** A delta of a streamed answer: text, the finish reason, or the token usage. */
+export interface AnswerDelta {
   text: string;
-  /** What the model thought before it spoke, from servers that tell the two apart. */
+  /** Text of the model's reasoning, if the server separates it from the answer. */
   reasoning: string;
   finishReason?: string;
   usage?: Usage;
 }
 
-export interface Question {
+export interface AnswerRequest {
   model: string;
   turns: ChatTurn[];
   sampling: SamplingSettings;
@@ -21,27 +21,27 @@ export interface Question {
 
 const STREAMED = { stream: true, stream_options: { include_usage: true } };
 
-/** The parts of an answer to the conversation, as they come. */
-export async function* answerTo(question: Question, signal: AbortSignal): AsyncGenerator<Part> {
-  const { model, turns, sampling } = question;
-  yield* parts(await post("/v1/chat/completions", { model, messages: turns, ...sampling, ...STREAMED }, signal));
+/** Stream an answer to the conversation. */
+export async function* streamAnswer(request: AnswerRequest, signal: AbortSignal): AsyncGenerator<AnswerDelta> {
+  const { model, turns, sampling } = request;
+  yield* deltas(await post("/v1/chat/completions", { model, messages: turns, ...sampling, ...STREAMED }, signal));
 }
 
-/** What follows `begun`, the beginning of an answer to the conversation.
+/** Stream the continuation of `prefix`, the beginning of an answer to the conversation.
  *
- * The prompt is put together from token ids, because a chat template would close the answer that it is given.
+ * The prompt consists of token ids, because a chat template would end the turn after the prefix.
  */
-export async function* continuationOf(question: Question, begun: string, signal: AbortSignal): AsyncGenerator<Part> {
-  const { model, turns, sampling } = question;
-  const [asked, answered] = await Promise.all([
+export async function* streamContinuation(request: AnswerRequest, prefix: string, signal: AbortSignal): AsyncGenerator<AnswerDelta> {
+  const { model, turns, sampling } = request;
+  const [conversation, answer] = await Promise.all([
     postJson<Tokens>("/tokenize", { model, messages: turns }, signal),
-    postJson<Tokens>("/tokenize", { model, prompt: begun }, signal),
+    postJson<Tokens>("/tokenize", { model, prompt: prefix }, signal),
   ]);
-  const prompt = [...asked.tokens, ...answered.tokens];
-  const room = asked.max_model_len - prompt.length;
-  if (room < 1) throw new RefusedError(400, `The context holds ${asked.max_model_len} tokens and is full.`);
-  const max_tokens = Math.min(sampling.max_tokens ?? room, room);
-  yield* parts(await post("/v1/completions", { model, prompt, ...sampling, max_tokens, ...STREAMED }, signal));
+  const prompt = [...conversation.tokens, ...answer.tokens];
+  const numLeft = conversation.max_model_len - prompt.length;
+  if (numLeft < 1) throw new HttpError(400, `The context holds ${conversation.max_model_len} tokens and is full.`);
+  const max_tokens = Math.min(sampling.max_tokens ?? numLeft, numLeft);
+  yield* deltas(await post("/v1/completions", { model, prompt, ...sampling, max_tokens, ...STREAMED }, signal));
 }
 
 interface Tokens {
@@ -49,15 +49,15 @@ interface Tokens {
   max_model_len: number;
 }
 
-async function* parts(response: Response): AsyncGenerator<Part> {
+async function* deltas(response: Response): AsyncGenerator<AnswerDelta> {
   for await (const data of eventsOf(response)) {
     const event = JSON.parse(data) as StreamEvent;
-    if (event.error) throw new RefusedError(500, event.error.message);
+    if (event.error) throw new HttpError(500, event.error.message);
     const choice = event.choices?.[0];
     const text = choice?.delta?.content ?? choice?.text ?? "";
-    const part: Part = { text, reasoning: choice?.delta?.reasoning_content ?? "" };
-    if (choice?.finish_reason) part.finishReason = choice.finish_reason;
-    if (event.usage) part.usage = event.usage;
-    yield part;
+    const delta: AnswerDelta = { text, reasoning: choice?.delta?.reasoning_content ?? "" };
+    if (choice?.finish_reason) delta.finishReason = choice.finish_reason;
+    if (event.usage) delta.usage = event.usage;
+    yield delta;
   }
 }

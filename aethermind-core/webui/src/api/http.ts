@@ -1,9 +1,9 @@
-/** Requests to the server that sent this page, with the key if one is known. Its paths are those beside the page. */
+/** HTTP requests to this page's server, with the API key. Paths are relative to the page. */
 
-import { apiKey, keyIsWanted } from "../model/api_key";
+import { apiKey, isKeyRequired } from "../model/api_key";
 
-/** The server answered, and said no. `message` is its own sentence. */
-export class RefusedError extends Error {
+/** An error status of the server; `message` is the server's. */
+export class HttpError extends Error {
   constructor(
     readonly status: number,
     message: string,
@@ -12,14 +12,14 @@ export class RefusedError extends Error {
   }
 }
 
-/** The server did not answer. */
+/** A request without a response. */
 export class UnreachableError extends Error {
   constructor() {
     super("The server cannot be reached.");
   }
 }
 
-/** Whether the request was cut off on purpose, by an AbortController. */
+/** Whether an AbortController cancelled the request. */
 export function wasAborted(error: unknown): boolean {
   return error instanceof DOMException && error.name === "AbortError";
 }
@@ -51,8 +51,8 @@ async function send(url: string, init: RequestInit): Promise<Response> {
     throw new UnreachableError();
   }
   if (response.ok) return response;
-  if (response.status === 401) keyIsWanted.value = true;
-  throw new RefusedError(response.status, await refusal(response));
+  if (response.status === 401) isKeyRequired.value = true;
+  throw new HttpError(response.status, await refusal(response));
 }
 
 async function refusal(response: Response): Promise<string> {

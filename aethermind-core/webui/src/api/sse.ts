@@ -1,8 +1,8 @@
-/** Server-sent events (WHATWG HTML, 9.2), as far as streams of OpenAI's API use them: `data:` lines and comments. */
+/** Server-sent events (WHATWG HTML, 9.2), the subset that OpenAI's API uses: `data:` lines and comments. */
 
 import { UnreachableError, wasAborted } from "./http";
 
-/** The data of each event, up to `[DONE]`. UnreachableError where the stream ends before: then it is not whole. */
+/** The data of each event, up to `[DONE]`. UnreachableError if the stream ends without it. */
 export async function* eventsOf(response: Response): AsyncGenerator<string> {
   let rest = "";
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();

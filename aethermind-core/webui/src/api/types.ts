@@ -1,4 +1,4 @@
-/** The server's objects, as far as this page reads them. */
+/** The fields of the server's objects that this page reads. */
 
 export interface Model {
   id: string;
@@ -21,14 +21,14 @@ interface Delta {
   reasoning_content?: string | null;
 }
 
-/** An event of a stream, from chats (`delta`) and completions (`text`) alike. */
+/** An event of a stream of chat completions (`delta`) or completions (`text`). */
 export interface StreamEvent {
   choices?: { delta?: Delta; text?: string; finish_reason?: string | null }[];
   usage?: Usage | null;
   error?: { message: string };
 }
 
-/** What a request may say about sampling; what is left out is as the model's own settings say. */
+/** Sampling parameters of a request; the model's defaults apply to those left out. */
 export interface SamplingSettings {
   temperature?: number;
   top_p?: number;

@@ -1,12 +1,12 @@
-/** The key that the server wants, if it wants one. It lives as long as the tab, and is sent to nobody else. */
+/** The server's API key. It is stored for this tab only, and sent to this server only. */
 
 import { effect, signal } from "@preact/signals";
 
-const PLACE = "aethermind.api-key";
+const STORAGE_KEY = "aethermind.api-key";
 
-export const apiKey = signal(sessionStorage.getItem(PLACE) ?? "");
+export const apiKey = signal(sessionStorage.getItem(STORAGE_KEY) ?? "");
 
 /** Set by a 401; the page then asks for the key. */
-export const keyIsWanted = signal(false);
+export const isKeyRequired = signal(false);
 
-effect(() => sessionStorage.setItem(PLACE, apiKey.value));
+effect(() => sessionStorage.setItem(STORAGE_KEY, apiKey.value));

@@ -1,52 +1,52 @@
-/** Whether the server is there, and which models it has. */
+/** Polls whether the server is ready, and lists its models. */
 
 import { signal } from "@preact/signals";
 
-import { get, getJson, RefusedError } from "../api/http";
+import { get, getJson, HttpError } from "../api/http";
 import type { Model } from "../api/types";
 
-const CALM_MS = 15_000;
-const EAGER_MS = 1_500;
+const POLL_READY_MS = 15_000;
+const POLL_UNREADY_MS = 1_500;
 
 export type Connection = { is: "unknown" | "ready" | "locked" | "unreachable" } | { is: "unready"; why: string };
 
-/** `locked` is a server that is ready, but wants a key that the page does not have. */
+/** `locked` is a server that is ready but requires a key that the page does not have. */
 export const connection = signal<Connection>({ is: "unknown" });
 export const models = signal<Model[]>([]);
 
 let timer = 0;
 
-/** Look now, and from then on now and again: often while the server is away, so that its return is seen. */
+/** Probe the server now and then periodically, more often while it is not ready. */
 export async function watchConnection(): Promise<void> {
   clearTimeout(timer);
   const was = connection.value.is;
-  const now = await look();
+  const now = await probe();
   if (now.is !== "ready") connection.value = now;
   else if (was !== "ready" && was !== "locked") await loadModels();
   clearTimeout(timer);
-  timer = window.setTimeout(watchConnection, now.is === "ready" ? CALM_MS : EAGER_MS);
+  timer = window.setTimeout(watchConnection, now.is === "ready" ? POLL_READY_MS : POLL_UNREADY_MS);
 }
 
-/** Ask for the models. A 401 makes the page ask for the key. */
+/** List the models. A 401 opens the dialog for the API key. */
 export async function loadModels(): Promise<void> {
   try {
     models.value = (await getJson<{ data: Model[] }>("/v1/models")).data;
     connection.value = { is: "ready" };
   } catch (error) {
-    connection.value = unanswered(error);
+    connection.value = connectionAfter(error);
   }
 }
 
-async function look(): Promise<Connection> {
+async function probe(): Promise<Connection> {
   try {
     await get("/ready");
     return { is: "ready" };
   } catch (error) {
-    return unanswered(error);
+    return connectionAfter(error);
   }
 }
 
-function unanswered(error: unknown): Connection {
-  if (!(error instanceof RefusedError)) return { is: "unreachable" };
+function connectionAfter(error: unknown): Connection {
+  if (!(error instanceof HttpError)) return { is: "unreachable" };
   return error.status === 401 ? { is: "locked" } : { is: "unready", why: error.message };
 }

@@ -1,12 +1,12 @@
-/** A conversation is a tree: asking again or differently adds a branch beside the old one. All values are immutable. */
+/** A conversation is a tree: a regenerated answer or an edited message adds a branch. All values are immutable. */
 
 import type { ChatTurn, SamplingSettings } from "../api/types";
 import { newId } from "./ids";
 
-/** How far an answer came: `stopped` by hand, `cut` by max_tokens, `lost` with the connection or the page. */
+/** The state of a message: `stopped` by the user, `cut` by max_tokens, `lost` with the connection or the page. */
 export type State = "done" | "answering" | "stopped" | "cut" | "lost" | "failed";
 
-/** What an answer took. Counts are estimates (`isEstimate`) until the server has told them. */
+/** Token counts and speed of an answer. Counts are estimates (`isEstimate`) until the server sends its own. */
 export interface Stats {
   firstTokenMs?: number;
   tokensPerSecond?: number;
@@ -31,7 +31,7 @@ export interface Message {
 export interface Conversation {
   id: string;
   title: string;
-  /** Whether the title was given by hand; otherwise it follows the first message. */
+  /** Whether the user has set the title; otherwise it is the beginning of the first message. */
   isNamed: boolean;
   changedAt: number;
   system: string;
@@ -39,7 +39,7 @@ export interface Conversation {
   model: string;
   /** In the order in which they were written. */
   messages: Message[];
-  /** The branch that is shown under a message; under "" are the beginnings. */
+  /** The id of the shown child of each message; the key "" is the root. */
   chosen: Record<string, string>;
 }
 
@@ -57,7 +57,7 @@ export function newConversation(like?: Pick<Conversation, "system" | "sampling" 
   };
 }
 
-/** The messages beside one: the branches to choose from, itself included. */
+/** The children of a message: the branches to choose from. */
 export function branches(conversation: Conversation, parent: string | null): Message[] {
   return conversation.messages.filter((message) => message.parent === parent);
 }
@@ -81,7 +81,7 @@ export function newMessage(message: Omit<Message, "id">): Message {
   return { ...message, id: newId() };
 }
 
-/** With one more message, which is shown. */
+/** The conversation with one more message, whose branch is shown. */
 export function withMessage(conversation: Conversation, message: Message): Conversation {
   const namesIt = message.parent === null && message.role === "user" && !conversation.isNamed;
   const next = {
@@ -93,18 +93,18 @@ export function withMessage(conversation: Conversation, message: Message): Conve
   return choosing(next, message);
 }
 
-/** With a message changed. */
+/** The conversation with a changed message. */
 export function withChange(conversation: Conversation, id: string, change: Partial<Message>): Conversation {
   const messages = conversation.messages.map((message) => (message.id === id ? { ...message, ...change } : message));
   return { ...conversation, messages };
 }
 
-/** With the branch of this message shown. */
+/** The conversation that shows the branch of this message. */
 export function choosing(conversation: Conversation, message: Message): Conversation {
   return { ...conversation, chosen: { ...conversation.chosen, [message.parent ?? ""]: message.id } };
 }
 
-/** What the model is sent to answer `last`: the system prompt and the path down to it. */
+/** The request's messages for an answer to `last`: the system prompt and the path from the root to it. */
 export function turnsTo(conversation: Conversation, last: string | null): ChatTurn[] {
   const byId = new Map(conversation.messages.map((message) => [message.id, message]));
   const turns: ChatTurn[] = [];

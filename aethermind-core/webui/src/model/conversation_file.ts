@@ -1,4 +1,4 @@
-/** Conversations as a file. What is read may come from anywhere, so nothing is believed before it is checked. */
+/** Conversations as a file. Files are untrusted, so every field is checked. */
 
 import type { SamplingSettings } from "../api/types";
 import { newConversation, type Conversation, type Message, type Stats } from "./conversation";
@@ -11,7 +11,7 @@ const STATS = ["firstTokenMs", "tokensPerSecond", "promptTokens", "cachedTokens"
 
 type Json = Record<string, unknown>;
 
-/** Hand conversations to the person as a download. */
+/** Download conversations as a JSON file. */
 export function download(conversations: Conversation[], name: string): void {
   const text = JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 2);
   const link = document.createElement("a");
@@ -21,7 +21,7 @@ export function download(conversations: Conversation[], name: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** The conversations of such a file, under new ids. Error with a sentence where it is none. */
+/** The conversations of such a file, under new ids. Throws an Error with a message to show for any other file. */
 export function parse(text: string): Conversation[] {
   let file: unknown;
   try {
@@ -59,7 +59,7 @@ function message(given: unknown): Message {
   if (!isObject(given) || typeof given.id !== "string" || typeof given.content !== "string") {
     throw new Error("A message in this file has no id or no content.");
   }
-  if (given.role !== "user" && given.role !== "assistant") throw new Error("A message in this file is of nobody.");
+  if (given.role !== "user" && given.role !== "assistant") throw new Error("A message in this file has no known role.");
   const read: Message = {
     id: given.id,
     parent: typeof given.parent === "string" ? given.parent : null,
@@ -74,7 +74,7 @@ function message(given: unknown): Message {
   return read;
 }
 
-/** Every parent comes before its children, so that following them ends. */
+/** Every parent comes before its children, so that there are no cycles. */
 function checkTree(messages: Message[]): void {
   const known = new Set<string>();
   for (const one of messages) {

@@ -1,4 +1,4 @@
-/** Where conversations are kept between visits: the browser's IndexedDB. Nothing leaves this machine. */
+/** Stores conversations in the browser's IndexedDB. */
 
 import type { Conversation } from "./conversation";
 
@@ -7,7 +7,7 @@ const STORE = "conversations";
 
 let opened: IDBDatabase | undefined;
 
-/** Has to be called, and awaited, before anything else here. */
+/** Open the database; has to complete before any other function is called. */
 export async function open(): Promise<void> {
   const request = indexedDB.open(NAME, 1);
   request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
@@ -22,7 +22,7 @@ export function read(id: string): Promise<Conversation | undefined> {
   return finished(store("readonly").get(id));
 }
 
-/** The request is made before this returns, so that it is in time even when the page is being left. */
+/** The transaction starts before this returns, so that it is not lost when the page is closed. */
 export function write(conversation: Conversation): Promise<unknown> {
   return finished(store("readwrite").put(conversation));
 }

@@ -1,35 +1,35 @@
-/** All conversations, and which one is open. Changes are written down as they are made. */
+/** All conversations, and which one is open. Changes are saved as they are made. */
 
 import { computed, signal } from "@preact/signals";
 
 import { newConversation, type Conversation } from "./conversation";
 import * as database from "./database";
-import { leave, takeLeft } from "./leaving";
+import { saveUnsaved, takeUnsaved } from "./unsaved";
 import { notify } from "./notices";
-import { onChangeElsewhere, tellOthers } from "./other_tabs";
+import { onChangeElsewhere, announceChange } from "./other_tabs";
 import { rememberedDefaults } from "./preferences";
 
-/** A conversation is written down when it changes, and while an answer grows at most this often. */
+/** Minimum milliseconds between two writes of a conversation, for a growing answer. */
 const WRITE_EVERY_MS = 150;
 
 export const conversations = signal<Conversation[]>([]);
 export const openId = signal("");
 
-/** The conversation on the page; one that has no message yet is in no list and is not kept. */
+/** The open conversation; one without messages is neither listed nor saved. */
 export const current = computed(() => conversations.value.find((one) => one.id === openId.value) ?? fresh.value);
 
 const fresh = signal(newConversation());
-let isKeeping = false;
-const resting = new Map<string, number>();
-const unwritten = new Set<string>();
+let isPersistent = false;
+const writeTimers = new Map<string, number>();
+const unsaved = new Set<string>();
 
-/** Read what was kept. An answer that was being written when its page was closed is lost from there on. */
+/** Load the saved conversations. An answer whose page was closed during generation is cut there. */
 export async function loadLibrary(): Promise<void> {
   const wanted = location.hash.slice(1);
   try {
     await database.open();
-    isKeeping = true;
-    await Promise.all(takeLeft().map(database.write));
+    isPersistent = true;
+    await Promise.all(takeUnsaved().map(database.write));
     const kept = await database.readAll();
     conversations.value = kept.map(withoutOpenAnswers).sort((a, b) => b.changedAt - a.changedAt);
   } catch {
@@ -37,7 +37,7 @@ export async function loadLibrary(): Promise<void> {
   }
   if (find(wanted)) open(wanted);
   else startNew();
-  onChangeElsewhere(takeOver);
+  onChangeElsewhere(loadFromOtherTab);
 }
 
 export function find(id: string): Conversation | undefined {
@@ -47,7 +47,7 @@ export function find(id: string): Conversation | undefined {
 /** Replace a conversation by what `change` makes of it. */
 export function change(id: string, change: (conversation: Conversation) => Conversation): void {
   const before = find(id);
-  if (!before) return; // it was deleted while an answer was still coming
+  if (!before) return; // deleted during generation
   const after = change(before);
   if (id === fresh.value.id && !after.messages.length) {
     fresh.value = after;
@@ -73,25 +73,25 @@ export function startNew(instead?: string): void {
   history.replaceState(null, "", instead ? `#${instead}` : location.pathname);
 }
 
-/** Remove a conversation; returns what brings it back. */
+/** Remove a conversation; returns a function that restores it. */
 export function remove(id: string): () => void {
   const removed = find(id);
   conversations.value = conversations.value.filter((one) => one.id !== id);
   if (openId.value === id) startNew();
-  unwritten.delete(id);
-  if (isKeeping) database.erase(id).then(() => tellOthers(id), () => notify("It will be back after a reload."));
+  unsaved.delete(id);
+  if (isPersistent) database.erase(id).then(() => announceChange(id), () => notify("It will be back after a reload."));
   return () => removed && add([removed]);
 }
 
-/** Take in conversations from elsewhere; the first is opened. */
+/** Add conversations, such as imported ones, and open the first. */
 export function add(given: Conversation[]): void {
   conversations.value = [...given, ...conversations.value].sort((a, b) => b.changedAt - a.changedAt);
   for (const one of given) write(one.id);
   if (given[0]) open(given[0].id);
 }
 
-/** Show what another tab has made of a conversation. */
-async function takeOver(id: string): Promise<void> {
+/** Load a conversation that another tab has changed or removed. */
+async function loadFromOtherTab(id: string): Promise<void> {
   const theirs = await database.read(id);
   if (!theirs && openId.value === id) startNew();
   const others = conversations.value.filter((one) => one.id !== id);
@@ -106,28 +106,28 @@ function withoutOpenAnswers(conversation: Conversation): Conversation {
 }
 
 function write(id: string): void {
-  if (!isKeeping) return;
-  unwritten.add(id);
-  if (!resting.has(id)) writeNow(id);
+  if (!isPersistent) return;
+  unsaved.add(id);
+  if (!writeTimers.has(id)) writeNow(id);
 }
 
 function writeNow(id: string): void {
-  clearTimeout(resting.get(id));
-  resting.delete(id);
+  clearTimeout(writeTimers.get(id));
+  writeTimers.delete(id);
   const conversation = find(id);
-  if (!unwritten.has(id) || !conversation) return;
-  resting.set(id, window.setTimeout(() => writeNow(id), WRITE_EVERY_MS));
+  if (!unsaved.has(id) || !conversation) return;
+  writeTimers.set(id, window.setTimeout(() => writeNow(id), WRITE_EVERY_MS));
   database.write(conversation).then(
     () => {
-      if (find(id) === conversation) unwritten.delete(id);
-      tellOthers(id);
+      if (find(id) === conversation) unsaved.delete(id);
+      announceChange(id);
     },
     () => {
-      unwritten.delete(id); // until it changes again
+      unsaved.delete(id); // until it changes again
       notify("This conversation could not be saved.");
     },
   );
 }
 
-addEventListener("pagehide", () => leave([...unwritten].flatMap((id) => find(id) ?? [])));
-addEventListener("pageshow", (event) => event.persisted && takeLeft()); // it is all here still
+addEventListener("pagehide", () => saveUnsaved([...unsaved].flatMap((id) => find(id) ?? [])));
+addEventListener("pageshow", (event) => event.persisted && takeUnsaved()); // restored from the back/forward cache with its state

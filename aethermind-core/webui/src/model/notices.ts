@@ -1,4 +1,4 @@
-/** Short sentences at the foot of the page, which go away by themselves. */
+/** Notices at the foot of the page, which disappear after SHOWN_MS. */
 
 import { signal } from "@preact/signals";
 

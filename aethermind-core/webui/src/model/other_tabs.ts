@@ -1,8 +1,8 @@
-/** Other tabs with this page: each tells the others which conversation it has changed. */
+/** Synchronises tabs: each broadcasts the id of a conversation that it has changed. */
 
 const channel = new BroadcastChannel("aethermind.conversations");
 
-export function tellOthers(id: string): void {
+export function announceChange(id: string): void {
   channel.postMessage(id);
 }
 

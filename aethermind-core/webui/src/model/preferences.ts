@@ -1,4 +1,4 @@
-/** What is remembered of how somebody likes it: the theme, and the settings that a new conversation begins with. */
+/** Preferences in localStorage: the theme, and the settings of new conversations. */
 
 import { effect, signal } from "@preact/signals";
 
@@ -29,6 +29,6 @@ function remember(name: string, value: unknown): void {
   try {
     localStorage.setItem(`aethermind.${name}`, JSON.stringify(value));
   } catch {
-    // a window that keeps nothing still works
+    // storage may be disabled, as in private windows
   }
 }

@@ -1,10 +1,10 @@
-/** Put a text on the clipboard; false where the browser does not let us. */
+/** Copy a text to the clipboard; false if the browser refuses. */
 export async function copyText(text: string): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return copySelected(text); // the clipboard's own interface is for HTTPS and this machine only
+    return copySelected(text); // navigator.clipboard requires HTTPS or localhost
   }
 }
 

@@ -1,4 +1,4 @@
-/** Colours for code. The highlighter is a file of its own that is fetched when the first code is shown. */
+/** Syntax highlighting. The highlighter is a separate bundle, fetched when the first code block is shown. */
 
 import { signal } from "@preact/signals";
 
@@ -6,7 +6,7 @@ import { escaped } from "./escape";
 
 type Highlight = (code: string, language: string) => string;
 
-/** The highlighter, once it is there; reading it makes a component render again then. */
+/** The highlighter, null until it is loaded; a component that reads it renders again then. */
 export const highlighter = signal<Highlight | null>(null);
 
 let isAsked = false;

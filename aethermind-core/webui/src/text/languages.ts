@@ -1,4 +1,4 @@
-/** The languages that are coloured: those that people ask models for most. */
+/** The languages with syntax highlighting. */
 
 import hljs from "highlight.js/lib/core";
 import bash from "highlight.js/lib/languages/bash";

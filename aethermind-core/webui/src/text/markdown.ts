@@ -8,7 +8,7 @@ import { highlighted } from "./highlight";
 
 const renderer = new Renderer();
 
-// A model that writes HTML means to show it. What it writes as markdown may not load anything from elsewhere.
+// HTML in an answer is shown as text, and images become links, so that an answer cannot load anything.
 renderer.html = ({ text }: Tokens.HTML | Tokens.Tag) => escaped(text);
 renderer.image = ({ href, text }: Tokens.Image) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`;
 renderer.code = ({ text, lang }: Tokens.Code) => {
@@ -52,7 +52,7 @@ export function blocks(text: string): Block[] {
     .map((token) => ({ raw: token.raw, token }));
 }
 
-/** A block's HTML, sanitised after everything else has had its say. */
+/** A block's HTML, sanitised as the last step. */
 export function html(block: Block): string {
   const rendered = Parser.parse([block.token], { gfm: true, breaks: true, renderer });
   return DOMPurify.sanitize(rendered, { ...ALLOWED, RETURN_TRUSTED_TYPE: true }) as unknown as string;

@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { path, type Conversation } from "../model/conversation";
 
-/** Tells a screen reader that an answer is being written, and then the answer: once, not at every word. */
+/** Announces to screen readers that an answer is being generated, and then the whole answer once. */
 export function Announcer({ conversation }: { conversation: Conversation }) {
   const last = path(conversation).at(-1);
   const wasAnswering = useRef(false);

@@ -1,4 +1,4 @@
-import { askAgain, goOn } from "../model/asking";
+import { continueAnswer, regenerate } from "../model/generation";
 import type { Conversation, Message } from "../model/conversation";
 import { BranchSwitch } from "./branch_switch";
 import { CopyButton } from "./copy_button";
@@ -12,7 +12,7 @@ interface Props {
   isBusy: boolean;
 }
 
-/** What the model said, how it ended, and what can be done about it. */
+/** An answer of the model, with its state and actions. */
 export function AssistantMessage({ conversation, message, isBusy }: Props) {
   const isAnswering = message.state === "answering";
   return (
@@ -24,7 +24,7 @@ export function AssistantMessage({ conversation, message, isBusy }: Props) {
         <div class="actions">
           <BranchSwitch conversation={conversation} message={message} />
           {message.content && <CopyButton text={message.content} />}
-          <IconButton icon="again" label="Regenerate" disabled={isBusy} onClick={() => askAgain(conversation, message)} />
+          <IconButton icon="again" label="Regenerate" disabled={isBusy} onClick={() => regenerate(conversation, message)} />
           {message.stats && <StatsLine stats={message.stats} />}
         </div>
       )}
@@ -66,11 +66,11 @@ function Ending({ conversation, message, isBusy }: Props) {
     <div class={isError ? "ending error" : "ending"} role={isError ? "alert" : undefined}>
       <span>{said}</span>
       {message.content ? (
-        <button type="button" class="link" disabled={isBusy} onClick={() => goOn(conversation, message)}>
+        <button type="button" class="link" disabled={isBusy} onClick={() => continueAnswer(conversation, message)}>
           Continue
         </button>
       ) : (
-        <button type="button" class="link" disabled={isBusy} onClick={() => askAgain(conversation, message)}>
+        <button type="button" class="link" disabled={isBusy} onClick={() => regenerate(conversation, message)}>
           Try again
         </button>
       )}

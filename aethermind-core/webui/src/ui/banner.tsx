@@ -1,7 +1,7 @@
-import { keyIsWanted } from "../model/api_key";
+import { isKeyRequired } from "../model/api_key";
 import { connection } from "../model/connection";
 
-/** A line across the page while nothing can be asked. */
+/** A banner while the server is not ready. */
 export function Banner() {
   const now = connection.value;
   if (now.is === "ready" || now.is === "unknown") return null;
@@ -12,7 +12,7 @@ export function Banner() {
       {now.is === "locked" && (
         <>
           The server wants its API key.{" "}
-          <button type="button" class="link" onClick={() => (keyIsWanted.value = true)}>
+          <button type="button" class="link" onClick={() => (isKeyRequired.value = true)}>
             Give it
           </button>
         </>

@@ -2,7 +2,7 @@ import { branches, choosing, type Conversation, type Message } from "../model/co
 import { change } from "../model/library";
 import { IconButton } from "./icon_button";
 
-/** Arrows between the branches that begin with this message or one beside it; nothing where there is one only. */
+/** Arrows between the branches at this message; nothing if there is only one. */
 export function BranchSwitch({ conversation, message }: { conversation: Conversation; message: Message }) {
   const all = branches(conversation, message.parent);
   if (all.length < 2) return null;

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 
-import { ask, modelOf, stop } from "../model/asking";
+import { modelOf, sendMessage, stop } from "../model/generation";
 import { connection } from "../model/connection";
 import { path, type Conversation } from "../model/conversation";
 import { IconButton } from "./icon_button";
@@ -8,7 +8,7 @@ import { TextArea } from "./text_area";
 
 const drafts = new Map<string, string>();
 
-/** Where one writes. What was begun in another conversation is there when one comes back. */
+/** The input field. Each conversation keeps its own draft. */
 export function Composer({ conversation, isBusy }: { conversation: Conversation; isBusy: boolean }) {
   const [text, setText] = useState(drafts.get(conversation.id) ?? "");
   useEffect(() => {
@@ -22,7 +22,7 @@ export function Composer({ conversation, isBusy }: { conversation: Conversation;
   const send = () => {
     if (!canSend) return;
     write("");
-    ask(conversation, text, path(conversation).at(-1)?.id ?? null);
+    sendMessage(conversation, text, path(conversation).at(-1)?.id ?? null);
   };
   return (
     <form

@@ -1,6 +1,6 @@
 import { useRef, useState } from "preact/hooks";
 
-import { answering, stop } from "../model/asking";
+import { answering, stop } from "../model/generation";
 import type { Conversation } from "../model/conversation";
 import { download } from "../model/conversation_file";
 import { change, remove } from "../model/library";
@@ -13,7 +13,7 @@ interface Props {
   onOpen: () => void;
 }
 
-/** One conversation in the list, with what can be done to it. */
+/** One conversation in the list, with its actions. */
 export function ConversationRow({ conversation, isOpen, onOpen }: Props) {
   const [isRenaming, setRenaming] = useState(false);
   if (isRenaming) return <Renaming conversation={conversation} onClose={() => setRenaming(false)} />;

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { copyText } from "../text/clipboard";
 import { IconButton } from "./icon_button";
 
-/** Copies a text, and shows for a moment that it did. */
+/** A button that copies a text and briefly confirms it. */
 export function CopyButton({ text }: { text: string }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {

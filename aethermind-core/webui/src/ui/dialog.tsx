@@ -10,7 +10,7 @@ interface Props {
   children: ComponentChildren;
 }
 
-/** A window over the page, while it is mounted. The browser keeps the focus in it, and gives it back afterwards. */
+/** A modal dialog, open while it is mounted. The browser keeps the focus in it and restores it afterwards. */
 export function Dialog({ title, class: extra = "", onClose, children }: Props) {
   const box = useRef<HTMLDialogElement>(null);
   useEffect(() => {

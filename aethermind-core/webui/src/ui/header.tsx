@@ -1,4 +1,4 @@
-import { modelOf } from "../model/asking";
+import { modelOf } from "../model/generation";
 import { models } from "../model/connection";
 import type { Conversation } from "../model/conversation";
 import { change } from "../model/library";

@@ -8,7 +8,7 @@ interface Props {
   class?: string;
 }
 
-/** A button that is an icon to the eye and a word to everyone else. */
+/** A button with an icon, and a label for screen readers. */
 export function IconButton({ icon, label, onClick, disabled = false, class: extra = "" }: Props) {
   return (
     <button type="button" class={`icon-button ${extra}`} aria-label={label} title={label} disabled={disabled} onClick={onClick}>

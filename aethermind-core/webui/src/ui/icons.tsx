@@ -1,4 +1,4 @@
-/** Icons, drawn on a grid of 24 with one line width. They say nothing to a screen reader: their buttons do. */
+/** Icons on a grid of 24 with one line width. They are hidden from screen readers; their buttons have labels. */
 
 const PATHS = {
   plus: "M12 5v14M5 12h14",

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 
-import { apiKey, keyIsWanted } from "../model/api_key";
+import { apiKey, isKeyRequired } from "../model/api_key";
 import { connection, loadModels } from "../model/connection";
 import { Dialog } from "./dialog";
 
@@ -10,12 +10,12 @@ export function KeyDialog() {
   const [isWrong, setWrong] = useState(apiKey.value !== "");
   const send = async () => {
     apiKey.value = key.trim();
-    keyIsWanted.value = false;
+    isKeyRequired.value = false;
     await loadModels();
     setWrong(connection.value.is === "locked");
   };
   return (
-    <Dialog title="API key" class="small" onClose={() => (keyIsWanted.value = false)}>
+    <Dialog title="API key" class="small" onClose={() => (isKeyRequired.value = false)}>
       <form
         onSubmit={(event) => {
           event.preventDefault();

@@ -1,4 +1,4 @@
-/** An answer's text. Each block renders when its own text changes, so a long answer stays cheap while it grows. */
+/** An answer's text. Each block renders when its own text changes, so a long answer is cheap to update. */
 
 import { memo } from "preact/compat";
 

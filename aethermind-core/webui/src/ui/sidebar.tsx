@@ -8,7 +8,7 @@ import { ConversationRow } from "./conversation_row";
 import { IconButton } from "./icon_button";
 import { Icon } from "./icons";
 
-/** The conversations there are. On a phone it slides in, and `onLeave` closes it once something was chosen. */
+/** The list of conversations. On a narrow screen it slides in, and `onLeave` closes it after a choice. */
 export function Sidebar({ onLeave }: { onLeave: () => void }) {
   const [wanted, setWanted] = useState("");
   const found = conversations.value.filter((one) => matches(one, wanted.trim().toLowerCase()));

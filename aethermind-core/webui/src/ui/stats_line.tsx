@@ -1,6 +1,6 @@
 import type { Stats } from "../model/conversation";
 
-/** What an answer took, in one line. */
+/** Token counts and speed of an answer, in one line. */
 export function StatsLine({ stats }: { stats: Stats }) {
   const about = stats.isEstimate ? "≈ " : "";
   const facts = [

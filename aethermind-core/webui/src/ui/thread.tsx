@@ -6,10 +6,10 @@ import { IconButton } from "./icon_button";
 import { UserMessage } from "./user_message";
 import { Welcome } from "./welcome";
 
-/** So near to the end, the page follows what is written. */
+/** Within this distance from the end, the page scrolls along with a growing answer. */
 const NEAR_PX = 80;
 
-/** The messages of the open conversation. It follows a growing answer unless somebody scrolled up to read. */
+/** The messages of the open conversation. It scrolls along with a growing answer unless the user has scrolled up. */
 export function Thread({ conversation, isBusy }: { conversation: Conversation; isBusy: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const [isAtEnd, setAtEnd] = useState(true);

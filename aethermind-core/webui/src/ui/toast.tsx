@@ -1,6 +1,6 @@
 import { dismiss, notice } from "../model/notices";
 
-/** The notice of the moment, with a way back if there is one. */
+/** The current notice, with an Undo button if it has one. */
 export function Toast() {
   const shown = notice.value;
   const takeBack = () => {

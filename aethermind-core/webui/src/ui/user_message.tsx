@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 
-import { askDifferently } from "../model/asking";
+import { editMessage } from "../model/generation";
 import type { Conversation, Message } from "../model/conversation";
 import { BranchSwitch } from "./branch_switch";
 import { CopyButton } from "./copy_button";
@@ -8,7 +8,7 @@ import { IconButton } from "./icon_button";
 import { focusComposer } from "./shortcuts";
 import { TextArea } from "./text_area";
 
-/** What the person said. Saying it differently makes a branch. */
+/** A message of the user. Editing it adds a branch. */
 export function UserMessage({ conversation, message }: { conversation: Conversation; message: Message }) {
   const [isEditing, setEditing] = useState(false);
   if (isEditing) {
@@ -34,7 +34,7 @@ function Editor({ conversation, message, onClose }: { conversation: Conversation
   const [text, setText] = useState(message.content);
   const send = () => {
     if (!text.trim()) return;
-    askDifferently(conversation, message, text);
+    editMessage(conversation, message, text);
     onClose();
   };
   const onEscape = (event: KeyboardEvent) => {

@@ -1,8 +1,8 @@
-import { ask, modelOf } from "../model/asking";
+import { sendMessage, modelOf } from "../model/generation";
 import { models } from "../model/connection";
 import { current } from "../model/library";
 
-const IDEAS = ["Who are you?", "Tell me a short story.", "What can I ask you?"];
+const IDEAS = ["Who are you?", "Tell me a short story.", "What can I sendMessage you?"];
 
 /** What an empty conversation shows. */
 export function Welcome() {
@@ -19,7 +19,7 @@ export function Welcome() {
       <ul>
         {IDEAS.map((idea) => (
           <li key={idea}>
-            <button type="button" disabled={!model} onClick={() => ask(current.value, idea, null)}>
+            <button type="button" disabled={!model} onClick={() => sendMessage(current.value, idea, null)}>
               {idea}
             </button>
           </li>

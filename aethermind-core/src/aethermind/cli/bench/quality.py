@@ -57,7 +57,7 @@ def quality(
 ) -> None:
     """Compare the logits of quantised weights with those of the dense model in float32.
 
-    With --kv-cache-dtype int8 or fp8, the quantisation of the KV cache is measured; weights then stay
+    With --kv-cache-dtype int8 or fp8, the quantisation of the KV cache is measured; weights then remain
     dense, unless formats are named.
 
     Reports the mean Kullback-Leibler divergence in nats, its 99th percentile, and how often both models

@@ -61,7 +61,7 @@ def chat(
 ) -> None:
     """Hold a conversation with a chat model.
 
-    On a terminal, /help lists the commands. From a pipe, each line is a message. Earlier turns stay in the KV cache.
+    On a terminal, /help lists the commands. From a pipe, each line is a message. Earlier turns remain in the KV cache.
     Defaults called "the model's" come from its generation_config.json.
     """
     from aethermind.cli.chat.answerers import LocalAnswerer
