@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.answering import PromptState
+from aethermind.server.generation import PromptState
 from aethermind.server.openai.chat import ChatAnswer, ChatMessage, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
 from aethermind.server.sse import NAMED, UNNAMED, Framing, TextEvents
@@ -29,8 +29,8 @@ def test_an_event_from_a_template_equals_an_encoded_event(framing: Framing, text
 
     events = TextEvents(framing, event)
     for _ in range(2):
-        assert events.written(index, text) == framing.encode(event(index, text))
-    assert framing.written([event(0, "a"), events.written(1, text)]) == b"".join(
+        assert events.encode(index, text) == framing.encode(event(index, text))
+    assert framing.encode_events([event(0, "a"), events.encode(1, text)]) == b"".join(
         framing.encode(event(*one)) for one in [(0, "a"), (1, text)]
     )
 
@@ -53,5 +53,7 @@ def test_a_part_with_nothing_but_text_differs_in_its_text_only(text: str) -> Non
 
 def _events(answer: Any, text: str, reason: str | None) -> list[dict[str, Any]]:
     """The events of an answer's first part, as a client reads them."""
-    written = UNNAMED.written(answer.part(0, CompletionDelta(0, text, [1], None, 1, reason), PromptState("x", [1])))
+    written = UNNAMED.encode_events(
+        answer.part(0, CompletionDelta(0, text, [1], None, 1, reason), PromptState("x", [1]))
+    )
     return [json.loads(one.removeprefix(b"data: ")) for one in written.split(b"\n\n") if one]

@@ -120,7 +120,7 @@ class SlidingSum:
         return self._total
 
     def wait_s(self, limit: int, now: float) -> float:
-        """Seconds from `now` until the sum is at most `most` if nothing is added; 0 if it already is."""
+        """Seconds from `now` until the sum is at most `limit` if nothing is added; 0 if it already is."""
         total, wait = self.total(now), 0.0
         for second, amount in self._seconds:
             if total <= limit:
@@ -332,7 +332,7 @@ class AdmissionTicket:
 
 
 def _wait_s(usage: _Usage, limit: int, now: float) -> float:
-    """Seconds until at most `most` tokens are used and reserved; 1 if that depends on the release of reservations."""
+    """Seconds until at most `limit` tokens are used and reserved; 1 if that depends on the release of reservations."""
     left = limit - usage.num_reserved
     return usage.tokens.wait_s(max(left, 0), now) or (1.0 if left < 0 else 0.0)
 

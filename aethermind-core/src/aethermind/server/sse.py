@@ -48,47 +48,47 @@ class Framing:
     failure: Callable[[ApiError], dict[str, Any]]
     terminator: bytes
 
-    def written(self, events: Iterable[Event]) -> bytes:
+    def encode_events(self, events: Iterable[Event]) -> bytes:
         """The events encoded one after another."""
         return b"".join([event if isinstance(event, bytes) else self.encode(event) for event in events])
 
 
 class TextEvents:
-    """Encodes events that differ only in one text: what surrounds it is encoded once per choice."""
+    """Encodes events that differ only in one text: the JSON around it is encoded once per choice."""
 
     def __init__(self, framing: Framing, make: Callable[[int, str], dict[str, Any]]) -> None:
         """`make` returns the event that adds a text to the choice of an index."""
         self._framing = framing
         self._make = make
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._surroundings: dict[int, tuple[bytes, bytes]] = {}
 
-    def written(self, index: int, text: str) -> bytes:
-        """The encoded event."""
-        around = self._around.get(index)
-        if around is None:
-            before, after = self._framing.encode(self._make(index, _ANY_TEXT)).split(b'"%s"' % _ANY_TEXT.encode())
-            around = self._around[index] = (before, after)
-        return around[0] + encode_basestring(text).encode() + around[1]
+    def encode(self, index: int, text: str) -> bytes:
+        """The event that adds `text` to the choice `index`, encoded."""
+        surroundings = self._surroundings.get(index)
+        if surroundings is None:
+            prefix, suffix = self._framing.encode(self._make(index, _ANY_TEXT)).split(b'"%s"' % _ANY_TEXT.encode())
+            surroundings = self._surroundings[index] = (prefix, suffix)
+        return surroundings[0] + encode_basestring(text).encode() + surroundings[1]
 
 
 UNNAMED = Framing(
     lambda event: b"data: " + _json(event).encode() + b"\n\n", lambda error: error.body, b"data: [DONE]\n\n"
 )
-"""Plain objects, and `[DONE]` at the end: completions and chats."""
+"""Events without a name, and `[DONE]` at the end: completions and chat completions."""
 
 NAMED = Framing(
     lambda event: b"event: " + event["type"].encode() + b"\ndata: " + _json(event).encode() + b"\n\n",
     lambda error: {"type": "error", "code": error.code, "message": error.message, "param": error.param},
     b"",
 )
-"""Each event named by its type, and nothing after the last: responses."""
+"""Events named by their type, without a terminator: the Responses API."""
 
 
 KEEP_ALIVE_S = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection open."""
 
-_SMALL_BYTES = 4096
-"""A size that the socket takes at once. The last events of a slow reader may be larger."""
+_MAX_UNBLOCKED_BYTES = 4096
+"""Bytes that an empty send buffer always accepts at once."""
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -120,9 +120,9 @@ class EventStream(Response):
         state = scope["state"]
         writer = _Writer(send, state["send_chunk"], state["flush"], self._send_timeout_s)
         async with self._resources, writer:
-            with CancelScope(state["disconnected"], writer.is_too_late):
+            with CancelScope(state["disconnected"], writer.send_timed_out):
                 await self._send(scope, writer)
-            if writer.is_too_late.done():
+            if writer.send_timed_out.done():
                 state["record"].error_code = "slow_reader"
                 state["abort"]()
 
@@ -131,9 +131,9 @@ class EventStream(Response):
         try:
             async for batch in self._events:
                 if batch.is_last:
-                    await writer.end(self._framing.written(batch.events), self._framing.terminator)
+                    await writer.end(self._framing.encode_events(batch.events), self._framing.terminator)
                 elif batch.events:
-                    await writer.write(self._framing.written(batch.events))
+                    await writer.write(self._framing.encode_events(batch.events))
         except Exception as error:
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code
@@ -144,7 +144,7 @@ class _Writer:
     """Writes a response, with a timer for keep-alive comments and the send timeout. Mutable.
 
     The start of the response passes the middlewares, which may change headers; its parts are sent by the connection's
-    own `send_chunk`. `is_too_late` is done when the client has not read for `timeout_s` seconds.
+    own `send_chunk`. `send_timed_out` is done when the client has not read for `timeout_s` seconds.
     """
 
     def __init__(
@@ -157,11 +157,11 @@ class _Writer:
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._last_s = self._now()
-        self._waits_since_s: float | None = None
-        """Since when a part is blocked by the client; None while none is."""
+        self._blocked_since_s: float | None = None
+        """The time since which a write is blocked by the client; None while none is."""
         self._timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
-        self.is_too_late: asyncio.Future[None] = self._loop.create_future()
+        self.send_timed_out: asyncio.Future[None] = self._loop.create_future()
 
     async def __aenter__(self) -> None:
         self._check()
@@ -174,40 +174,40 @@ class _Writer:
             await asyncio.wait({self._keep_alive_task})
 
     async def start(self, status: int, headers: Any) -> None:
-        await self._watched(self._send({"type": "http.response.start", "status": status, "headers": headers}))
+        await self._with_send_timeout(self._send({"type": "http.response.start", "status": status, "headers": headers}))
 
     async def write(self, data: bytes) -> None:
         """Send a part; the timer limits how long that may take."""
-        self._waits_since_s = self._now()
+        self._blocked_since_s = self._now()
         await self._send_chunk(data)
-        self._last_s, self._waits_since_s = self._waits_since_s, None
+        self._last_s, self._blocked_since_s = self._blocked_since_s, None
 
     async def end(self, data: bytes, terminator: bytes) -> None:
         """Send the last part and the terminator, once the client has read nearly everything before them.
 
         A client that reads slowly would otherwise miss the terminator when the server shuts down.
         """
-        if len(data) > _SMALL_BYTES:
+        if len(data) > _MAX_UNBLOCKED_BYTES:
             await self.write(data)
             data = b""
-        await self._watched(self._flush())
-        await self._watched(self._send_chunk(data + terminator, is_last=True))
+        await self._with_send_timeout(self._flush())
+        await self._with_send_timeout(self._send_chunk(data + terminator, is_last=True))
 
-    async def _watched(self, work: Awaitable[None]) -> None:
-        self._waits_since_s = self._now()
+    async def _with_send_timeout(self, work: Awaitable[None]) -> None:
+        self._blocked_since_s = self._now()
         await work
-        self._last_s, self._waits_since_s = self._waits_since_s, None
+        self._last_s, self._blocked_since_s = self._blocked_since_s, None
 
     def _check(self) -> None:
         """Send a comment after KEEP_ALIVE_S without an event, and check whether the client reads.
 
         It runs as rarely as possible, because a timer around each part would cost more than the part.
         """
-        now, since_s = self._now(), self._waits_since_s
+        now, since_s = self._now(), self._blocked_since_s
         if since_s is not None:
             wait_s = since_s + self._timeout_s - now
             if wait_s <= 0:
-                self.is_too_late.set_result(None)
+                self.send_timed_out.set_result(None)
                 return
         else:
             wait_s = min(self._last_s + KEEP_ALIVE_S - now, self._timeout_s)
@@ -221,7 +221,7 @@ class _Writer:
             async with asyncio.timeout(self._timeout_s):
                 await self._send_chunk(_KEEP_ALIVE)
         except TimeoutError:
-            self.is_too_late.set_result(None)
+            self.send_timed_out.set_result(None)
             return
         self._last_s = self._now()
         self._check()

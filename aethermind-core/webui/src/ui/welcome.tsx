@@ -2,7 +2,7 @@ import { sendMessage, modelOf } from "../model/generation";
 import { models } from "../model/connection";
 import { current } from "../model/library";
 
-const IDEAS = ["Who are you?", "Tell me a short story.", "What can I sendMessage you?"];
+const IDEAS = ["Who are you?", "Tell me a short story.", "What can I ask you?"];
 
 /** What an empty conversation shows. */
 export function Welcome() {

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aethermind.errors import TokenizerError
-from aethermind.server.answering import Answer, PromptState, own_id, usage_of
+from aethermind.server.generation import Answer, PromptState, answer_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.sampling import SamplingFields, naming_fields, sampling_params
@@ -286,7 +286,7 @@ class ChatAnswer(Answer):
         self._tokenizer = model.tokenizer
         self._num_top = request.top_logprobs or 0
         self._has_usage = request.has_stream_usage
-        self._head: dict[str, Any] = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time())}
+        self._head: dict[str, Any] = {"id": answer_id(request_id, "chatcmpl-"), "created": int(time.time())}
         self._head["model"] = model.name
         if self._has_usage:  # all chunks have the field, which is null in all but the last
             self._head["usage"] = None
@@ -296,7 +296,7 @@ class ChatAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._whole_choice(completion) for output in outputs for completion in output.outputs]
-        states = [PromptState.after(output) for output in outputs]
+        states = [PromptState.final(output) for output in outputs]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(states)}
 
     def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
@@ -308,7 +308,7 @@ class ChatAnswer(Answer):
         logprobs = self._logprobs(delta.token_ids, delta.logprobs)
         for piece in pieces or ([Content("")] if logprobs else []):
             if logprobs is None and isinstance(piece, Content):
-                yield self._texts.written(index, piece.text)
+                yield self._texts.encode(index, piece.text)
             else:
                 yield self._chunk(index, delta_of(piece), logprobs)
             logprobs = None

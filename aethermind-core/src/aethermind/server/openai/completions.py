@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.answering import Answer, PromptState, own_id, usage_of
+from aethermind.server.generation import Answer, PromptState, answer_id, usage_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
 from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField
@@ -73,7 +73,7 @@ class CompletionAnswer(Answer):
         self._is_only_echo = request.is_only_echo
         self._has_usage = request.has_stream_usage
         self._head: dict[str, Any] = {
-            "id": own_id(request_id, "cmpl-"),
+            "id": answer_id(request_id, "cmpl-"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
@@ -87,7 +87,7 @@ class CompletionAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
-        prompts = [PromptState.after(output) for output in outputs]
+        prompts = [PromptState.final(output) for output in outputs]
         for output, prompt in zip(outputs, prompts, strict=True):
             for completion in output.outputs:
                 index = len(choices)
@@ -105,7 +105,7 @@ class CompletionAnswer(Answer):
 
     def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
         if delta.logprobs is None and delta.finish_reason is None and not self._is_only_echo:
-            return (self._texts.written(index, self._first_echo(index, prompt) + delta.text),)
+            return (self._texts.encode(index, self._first_echo(index, prompt) + delta.text),)
         return (self._chunk(self._choice_of(index, delta, prompt)),)
 
     def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:

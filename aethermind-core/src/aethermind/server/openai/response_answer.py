@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.answering import Answer, PromptState, own_id, usage_of
+from aethermind.server.generation import Answer, PromptState, answer_id, usage_of
 from aethermind.server.openai.chat import AnswerReader, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NAMED
@@ -45,9 +45,9 @@ class ResponseAnswer(Answer):
         self._reader = AnswerReader(params.chat, model.answer_format, prompt)
         self._num_top = request.top_logprobs or 0
         self._tokenizer = model.tokenizer
-        self._key = own_id(request_id, "")
+        self._key = answer_id(request_id, "")
         self._response = {
-            "id": own_id(request_id, "resp_"),
+            "id": answer_id(request_id, "resp_"),
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
@@ -74,7 +74,7 @@ class ResponseAnswer(Answer):
             completion.finish_reason,
             completion.stop_reason,
         )
-        prompts = [PromptState.after(output) for output in outputs]
+        prompts = [PromptState.final(output) for output in outputs]
         for _ in self.part(0, delta, prompts[0]):
             pass  # creating the events builds the items
         return self._finished(prompts)

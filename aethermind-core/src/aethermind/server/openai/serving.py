@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 
 from aethermind.errors import ContextLengthError
 from aethermind.server.admission import OutputTokenBudget
-from aethermind.server.answering import Answering, stream_events
 from aethermind.server.cancellation import unless_disconnected
+from aethermind.server.generation import Generation, stream_events
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.sse import KEEP_ALIVE_S, EventStream
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.access import Tenant
-    from aethermind.server.answering import Answer
+    from aethermind.server.generation import Answer
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["CLIENT_CLOSED_REQUEST", "GenerationParams", "TextsOrTokens", "answer_request", "prompts_of"]
@@ -37,7 +37,7 @@ TextsOrTokens = str | list[str] | list[int] | list[list[int]]
 
 
 def prompts_of(given: TextsOrTokens, field: str, max_prompts: int) -> list[Prompt]:
-    """The prompts of the field `field` in the engine's format. ApiError 400 for none or more than `most`."""
+    """The prompts of the field `field` in the engine's format. ApiError 400 for none or more than `max_prompts`."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -101,20 +101,20 @@ async def answer_request(
         read = await model.read_all(prompts, "prompt")
         _check_lengths(model, read, body)
         ticket.enqueue(sum(len(prompt.token_ids) for prompt in read), _output_budget(model, read, params, body))
-        answering = Answering(
+        generation = Generation(
             model, record, params, options, ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
         )
         resources.enter_context(
             state.in_flight_requests.registered(
-                record.request_id, tenant.id, answering.cancel, request.state.abort, record.client_id
+                record.request_id, tenant.id, generation.cancel, request.state.abort, record.client_id
             )
         )
         if not body.is_stream:
-            outputs = await unless_disconnected(request, answering.whole(read))
+            outputs = await unless_disconnected(request, generation.whole(read))
             if outputs is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             return JSONResponse(answer.whole(outputs))
-        deltas = await resources.enter_async_context(aclosing(answering.deltas(read)))
+        deltas = await resources.enter_async_context(aclosing(generation.deltas(read)))
         first = asyncio.ensure_future(anext(deltas))
         if not await _is_connected_at_first_output(request, first):
             return Response(status_code=CLIENT_CLOSED_REQUEST)

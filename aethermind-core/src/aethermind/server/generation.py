@@ -1,6 +1,6 @@
 """Runs the prompts of an HTTP request concurrently, and streams the events of their answers or returns them whole.
 
-`Answer` is what an endpoint implements: its answer written whole or as events, and its token usage.
+Each endpoint implements `Answer`, which builds its response body or its events.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from aethermind.server.observation.observer import GenerationRecord
 from aethermind.server.sse import UNNAMED, Event, EventBatch, Framing
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.output_delta import OutputDelta
+    from aethermind.engine.requests.output import Logprob, RequestOutput
+    from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
     from aethermind.engine.requests.prompt_reader import EnginePrompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
@@ -26,34 +26,31 @@ if TYPE_CHECKING:
     from aethermind.server.observation.metrics import Metrics
     from aethermind.server.observation.observer import HttpRecord
     from aethermind.server.served_model import ServedModel
-    from aethermind.server.sse import Event
 
     _Delta = tuple[int, OutputDelta]
     """The index of a prompt, and new output of its answers."""
-    from aethermind.engine.requests.output import Logprob
-    from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 
-__all__ = ["Answer", "Answering", "PromptState", "own_id", "stream_events", "usage_of"]
+__all__ = ["Answer", "Generation", "PromptState", "answer_id", "stream_events", "usage_of"]
 
 
 @dataclass(slots=True)
 class PromptState:
-    """One prompt of a request, and what its events and its usage need besides each delta. Mutable."""
+    """One prompt of a request, with the totals over its deltas that events and token usage need. Mutable."""
 
     text: str | None
     token_ids: Sequence[int]
     logprobs: list[dict[int, Logprob] | None] | None = None
     num_output_tokens: int = 0
-    """Of all answers to the prompt."""
+    """Output tokens of all answers to the prompt."""
     num_cached_tokens: int = 0
 
     @classmethod
-    def before(cls, prompt: EnginePrompt) -> PromptState:
+    def initial(cls, prompt: EnginePrompt) -> PromptState:
         """The state of a prompt before its first delta."""
         return cls(prompt.text, prompt.token_ids)
 
     @classmethod
-    def after(cls, output: RequestOutput) -> PromptState:
+    def final(cls, output: RequestOutput) -> PromptState:
         """The state of a prompt after all deltas of this output."""
         num_output_tokens = sum(completion.num_tokens for completion in output.outputs)
         return cls(
@@ -69,10 +66,10 @@ class PromptState:
 
 
 class Answer(ABC):
-    """The objects of an endpoint for the answer to one request."""
+    """Builds an endpoint's response to one request: its body, or its events if it is streamed."""
 
     framing: Framing = UNNAMED
-    """How events are written."""
+    """How events are encoded."""
 
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -91,8 +88,8 @@ class Answer(ABC):
         """The events after the last delta."""
 
 
-def own_id(request_id: str, prefix: str) -> str:
-    """The id of an answer, by which its request can be cancelled, too."""
+def answer_id(request_id: str, prefix: str) -> str:
+    """The id of an answer, such as `chatcmpl-…`. Its request can be cancelled by it, too."""
     return prefix + request_id.removeprefix("req_")
 
 
@@ -114,11 +111,11 @@ each token is an event of its own (see `OutputCoalescer`). Where steps are faste
 """
 
 _WHOLE_HOLD_S = 0.25
-"""The same for responses that are not streamed: the interval at which metrics count tokens."""
+"""Seconds over which tokens of a whole response are coalesced: the interval at which metrics count them."""
 
 
-class Answering:
-    """The answers to one HTTP request. Each prompt is an engine request of its own. Used once."""
+class Generation:
+    """Generates the answers to one HTTP request. Each prompt is an engine request of its own. Used once."""
 
     def __init__(
         self,
@@ -142,16 +139,16 @@ class Answering:
 
     def cancel(self) -> bool:
         """Abort all answers, which end with their output so far; False if none was open."""
-        ended = [self._model.engine.abort(self._id_of(index)) for index in range(self._num_prompts)]
-        return any(ended)
+        was_open = [self._model.engine.abort(self._request_id(index)) for index in range(self._num_prompts)]
+        return any(was_open)
 
     async def whole(self, prompts: Sequence[EnginePrompt]) -> list[RequestOutput]:
         """All finished answers, in the order of the prompts. The first error ends all."""
         self._num_prompts = len(prompts)
         if len(prompts) == 1:
-            return [await self._last(0, prompts[0])]
+            return [await self._final_output(0, prompts[0])]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._last(i, prompt)) for i, prompt in enumerate(prompts)]
+            tasks = [group.create_task(self._final_output(i, prompt)) for i, prompt in enumerate(prompts)]
         return [task.result() for task in tasks]
 
     def deltas(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_Delta, None]:
@@ -186,7 +183,7 @@ class Answering:
             for task in tasks:
                 task.cancel()
 
-    async def _last(self, index: int, prompt: EnginePrompt) -> RequestOutput:
+    async def _final_output(self, index: int, prompt: EnginePrompt) -> RequestOutput:
         accumulator = OutputAccumulator(prompt.text, list(prompt.token_ids))
         async with aclosing(self._deltas_of(index, prompt)) as deltas:
             async for _, delta in deltas:
@@ -199,7 +196,7 @@ class Answering:
             prompt,
             params,
             options=self._options,
-            request_id=self._id_of(index),
+            request_id=self._request_id(index),
             timeout_s=self._timeout_s,
             hold_s=_STREAM_HOLD_S if self._record.is_stream else _WHOLE_HOLD_S,
         )
@@ -217,7 +214,7 @@ class Answering:
         finally:
             self._ticket.charge(generation.num_output_tokens)
 
-    def _id_of(self, index: int) -> str:
+    def _request_id(self, index: int) -> str:
         return f"{self._record.request_id}-{index}"
 
 
@@ -233,18 +230,18 @@ async def stream_events(
     prompt, and an end, in one batch with the last delta.
     """
     yield EventBatch(list(answer.begin()))
-    states = [PromptState.before(prompt) for prompt in prompts]
+    states = [PromptState.initial(prompt) for prompt in prompts]
     num_open = len(prompts)
     item: _Delta | None = await first
     while item is not None:
-        place, delta = item
-        state = states[place]
+        prompt_index, delta = item
+        state = states[prompt_index]
         state.add(delta)
         events: list[Event] = []
         for completion in delta.completions:
-            # Without any of these, its text is still held back: it may be the beginning of a stop string.
+            # Without any of these, its text is held back: an incomplete character, or a possible stop string.
             if completion.text or completion.finish_reason is not None or completion.logprobs:
-                events += answer.part(place * num_answers + completion.index, completion, state)
+                events += answer.part(prompt_index * num_answers + completion.index, completion, state)
         num_open -= delta.finished
         if not num_open:
             events += answer.end(states)
