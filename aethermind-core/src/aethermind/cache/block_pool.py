@@ -1,6 +1,6 @@
 """Physical KV blocks, counted by reference, and their allocation with eviction from the prefix cache.
 
-A block is a number; its content is not this module's business.
+A block is a number here; its memory is the executor's (see `engine.kv_memory`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BlockPool:
         if count == 0:
             raise AssertionError(f"block {block} is free and cannot be shared")
         if count == 1:
-            self._busy(block)
+            self._remove_from_idle(block)
         self._ref_counts[block] = count + 1
 
     def release(self, block: int) -> None:
@@ -133,10 +133,10 @@ class BlockPool:
     def drop(self, block: int) -> None:
         """Remove the reference of `keep`; an idle block becomes free."""
         self._kept.remove(block)
-        self._busy(block)
+        self._remove_from_idle(block)
         self.release(block)
 
-    def _busy(self, block: int) -> None:
+    def _remove_from_idle(self, block: int) -> None:
         self._idle.pop(block, None)
         self._demoted.pop(block, None)
 
@@ -162,11 +162,11 @@ class BlockAllocator:
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take `num_blocks` blocks with one reference each; None if there are fewer, and then none is evicted."""
-        num_lacking = num_blocks - self.pool.num_free
-        if num_lacking > 0:
-            if num_lacking > self.prefix_cache.num_evictable:
+        num_short = num_blocks - self.pool.num_free
+        if num_short > 0:
+            if num_short > self.prefix_cache.num_evictable:
                 return None
-            self.prefix_cache.evict(num_lacking)
+            self.prefix_cache.evict(num_short)
         return self.pool.allocate(num_blocks)
 
     def acquire(self, blocks: Iterable[int]) -> None:

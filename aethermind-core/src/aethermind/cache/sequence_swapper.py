@@ -48,7 +48,7 @@ class SequenceSwapper:
 
     def park(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
         """Move an Active sequence to Standby, and drop its reservations."""
-        if not _may(sequence, CacheState.STANDBY):
+        if not _can_become(sequence, CacheState.STANDBY):
             return CacheOutcome.ILLEGAL_STATE
         self.drop_reservation(sequence)
         sequence.state = CacheState.STANDBY
@@ -86,7 +86,7 @@ class SequenceSwapper:
 
     def swap_out(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
         """Move a sequence to the store, drop its reservations and release its blocks."""
-        if not _may(sequence, CacheState.SWAPPED):
+        if not _can_become(sequence, CacheState.SWAPPED):
             return CacheOutcome.ILLEGAL_STATE
         if not self._store.save(seq_id, sequence.block_table[: self._num_blocks(sequence)].tolist()):
             return CacheOutcome.NO_FREE_BLOCKS
@@ -133,7 +133,9 @@ class SequenceSwapper:
         """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many
         blocks that frees.
         """
-        swappable = {seq_id: parked for seq_id, parked in self._parked.items() if _may(parked, CacheState.SWAPPED)}
+        swappable = {
+            seq_id: parked for seq_id, parked in self._parked.items() if _can_become(parked, CacheState.SWAPPED)
+        }
         holders = Counter(block for sequence in swappable.values() for block in sequence.block_table)
         num_users_left = {
             block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)
@@ -162,5 +164,5 @@ class SequenceSwapper:
         return -(-sequence.num_tokens // self._block_size)
 
 
-def _may(sequence: CachedSequence, target: CacheState) -> bool:
+def _can_become(sequence: CachedSequence, target: CacheState) -> bool:
     return is_legal(sequence.state, target, is_protected=sequence.is_pinned)

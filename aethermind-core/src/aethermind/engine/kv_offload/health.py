@@ -41,23 +41,27 @@ class WarnOnce:
     def __init__(self, store: str) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._logged_kinds: set[str] = set()
         self.num_errors = 0
         """Errors so far."""
 
     def failed(self, error: BaseException) -> None:
         """Record a call that failed or took too long."""
-        self._say("failing", f"cannot be used ({_in_words(error)}); prompts are computed, and it is asked again later")
+        self._log_error(
+            "failing", f"cannot be used ({_describe(error)}); prompts are computed, and it is asked again later"
+        )
 
     def refused(self, error: BaseException) -> None:
         """Record an entry that is not what was stored."""
-        self._say("bad", f"returned an entry that is not used ({_in_words(error)}); it is deleted and computed again")
+        self._log_error(
+            "bad", f"returned an entry that is not used ({_describe(error)}); it is deleted and computed again"
+        )
 
-    def _say(self, kind: str, text: str) -> None:
+    def _log_error(self, kind: str, text: str) -> None:
         with self._lock:
             self.num_errors += 1
-            is_first = kind not in self._said
-            self._said.add(kind)
+            is_first = kind not in self._logged_kinds
+            self._logged_kinds.add(kind)
         (_log.warning if is_first else _log.info)("KV store %s %s.", self._store, text)
 
 
@@ -115,6 +119,6 @@ class CircuitBreaker:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
-def _in_words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -70,8 +70,10 @@ class SharingPolicy(SchedulingPolicy, Protocol):
         """
         ...
 
-    def choose_victim(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
-        """Return the request of `movable`, some of `running`, to preempt for the first waiting one; None for none.
+    def choose_victim(
+        self, request: Request, running: Sequence[Request], preemptible: Iterable[Request]
+    ) -> Request | None:
+        """Return the request of `preemptible`, some of `running`, to preempt for the first waiting one; None for none.
 
         Its name was `giver` before, which still works (see `sharing_policy`).
         """

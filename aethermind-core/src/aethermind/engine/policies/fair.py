@@ -50,14 +50,16 @@ class FairShare(OrderedPolicy):
         """Order by virtual arrival, then by arrival."""
         return (request.virtual_arrival, request.arrival, request.request_id)
 
-    def choose_victim(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
-        """Return the last request of the tenant that runs most, of those in `movable` that follow the waiting one."""
+    def choose_victim(
+        self, request: Request, running: Sequence[Request], preemptible: Iterable[Request]
+    ) -> Request | None:
+        """Return the last request of the busiest tenant, among those of `preemptible` that follow the waiting one."""
         counts = Counter(other.tenant for other in running)
         fair_count, waiting_key = counts[request.tenant] + 1, self.order_key(request, 0.0)
         return max(
             (
                 other
-                for other in movable
+                for other in preemptible
                 if counts[other.tenant] > fair_count and self.order_key(other, 0.0) > waiting_key
             ),
             key=lambda other: (counts[other.tenant], self.order_key(other, 0.0)),

@@ -205,7 +205,7 @@ def pack(value: Any) -> bytes:
 
 _packers: list[Any] = []
 """Idle packers with their buffers: allocating a buffer costs more than encoding a small value. A nested record needs a
-packer of its own.
+packer of its logprob.
 """
 
 
@@ -271,7 +271,8 @@ def _flat(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | N
     if logprobs is None:
         return None
     return [
-        by_token and {token_id: [own.logprob, own.rank, own.decoded_token] for token_id, own in by_token.items()}
+        by_token
+        and {token_id: [logprob.logprob, logprob.rank, logprob.decoded_token] for token_id, logprob in by_token.items()}
         for by_token in logprobs
     ]
 
@@ -279,7 +280,7 @@ def _flat(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | N
 def _named(flat: list[Any] | None) -> Any:
     if flat is None:
         return None
-    return [by_token and {token_id: Logprob(*own) for token_id, own in by_token.items()} for by_token in flat]
+    return [by_token and {token_id: Logprob(*logprob) for token_id, logprob in by_token.items()} for by_token in flat]
 
 
 def _unpack(data: bytes) -> Any:

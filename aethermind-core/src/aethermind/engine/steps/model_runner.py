@@ -172,7 +172,7 @@ class ModelRunner:
         self.kv_memory.copy_blocks(decision.copies)
         if decision.shifts:
             self.apply_rope_shift(decision.shifts)
-        wanted, has_processors = _needs(decision, may_adapt=self.compiled.adapters is not None)
+        wanted, has_processors = _required_graph(decision, may_adapt=self.compiled.adapters is not None)
         model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
@@ -368,8 +368,8 @@ class ModelRunner:
             kind = ComputationError if row in nonfinite else AetherMindError
             errors[row] = kind(f"Request {request_of(sampled[row]).request_id} cannot go on: {reason}.")
         return [
-            SampledToken(request_of(sampled_row), token_id, its_logprobs, errors.get(row))
-            for row, (sampled_row, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
+            SampledToken(request_of(sampled_row), token_id, row_logprobs, errors.get(row))
+            for row, (sampled_row, token_id, row_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
         ]
 
 
@@ -386,7 +386,7 @@ def _fetched_outputs(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
     return ("token_ids", *LOGPROB_OUTPUTS) if has_logprobs else ("token_ids",)
 
 
-def _needs(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[GraphKey, bool]:
+def _required_graph(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[GraphKey, bool]:
     """Return the graph that a step needs, and whether logits processors run; adapters are checked if `may_adapt`."""
     key, has_processors = _PLAIN, False
     # Fast path: mostly all requests are plain.
