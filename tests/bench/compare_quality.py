@@ -9,8 +9,9 @@
 Every matrix goes through a format and back, a table of embeddings with `--embeddings` only, and transformers computes
 with what comes out in float32: the same arithmetic for all, so that only the weights differ. Q8_0, Q4_0 and Q4_1 are
 those of the `gguf` library, K-quants those of llama.cpp's own (`libggml-base`); rows that their blocks of 256 do not
-fill are padded with zeros, where llama.cpp would take another type. Told are bits a weight, the root of the mean
-squared error relative to that of the weights, and KL divergence in nats and agreement as by `aethermind bench quality`.
+fill are padded with zeros, where llama.cpp would take another type. Each line has the bits a weight, the root of the
+mean squared error relative to that of the weights, and the KL divergence in nats and agreement as by
+`aethermind bench quality`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Candidate:
 
 def ours(name: str) -> Candidate | None:
     format = parse_format(name)
-    return format and Candidate(name, format.bits_per_weight((1, 1 << 14)), partial(fake_quantize, format))
+    if format is None:
+        return None
+    return Candidate(name, format.bits_per_weight((1, 1 << 14)), partial(fake_quantize, format))
 
 
 def theirs(name: str, library: ctypes.CDLL | None) -> Candidate | None:
@@ -143,10 +146,11 @@ def main() -> None:
     if arguments.normal:
         values = (np.random.default_rng(0).standard_normal((64, 4096)) * 0.02).astype(np.float32)
         for one in candidates(library):
-            error = np.linalg.norm(one.round(values) - values) / np.linalg.norm(values)
+            error = float(np.linalg.norm(one.round(values) - values) / np.linalg.norm(values))
             print(f"{one.name:<16}{one.bits_per_weight:>6.3f}{error:>11.5f}")
         return
-    model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    model.eval()
     windows = windows_of(arguments)
     expected = logits_of(model, windows)
     matrices = {
