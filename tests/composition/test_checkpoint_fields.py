@@ -15,7 +15,9 @@ from transformers.utils.quantization_config import AwqConfig, GPTQConfig
 import aethermind_bert.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
+import aethermind_llama.mixture
 import aethermind_qwen2.architecture
+import aethermind_qwen2.mixture
 from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
@@ -46,8 +48,12 @@ GPT2_SIZES = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_posi
 ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "qwen2": (aethermind_qwen2.architecture.QWEN2, SIZES),
     "qwen3": (aethermind_qwen2.architecture.QWEN3, SIZES),
+    "qwen2_moe": (aethermind_qwen2.mixture.QWEN2_MOE, SIZES),
+    "qwen3_moe": (aethermind_qwen2.mixture.QWEN3_MOE, SIZES),
     "llama": (aethermind_llama.architecture.LLAMA, SIZES),
     "mistral": (aethermind_llama.architecture.MISTRAL, SIZES),
+    "mixtral": (aethermind_llama.mixture.MIXTRAL, SIZES),
+    "olmoe": (aethermind_llama.mixture.OLMOE, SIZES),
     "gpt2": (aethermind_gpt2.architecture.GPT2, GPT2_SIZES),
     "bert": (aethermind_bert.architecture.BERT, SIZES),
 }
@@ -78,6 +84,15 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "eos_token_id": (7, {}),
     "hidden_act": ("relu", {}),
     "attention_bias": (True, {}),
+    "num_experts": (32, {}),
+    "num_local_experts": (32, {}),
+    "num_experts_per_tok": (3, {}),
+    "moe_intermediate_size": (24, {}),
+    "shared_expert_intermediate_size": (24, {}),
+    "norm_topk_prob": (True, {}),
+    "decoder_sparse_step": (2, {}),
+    "mlp_only_layers": ([1], {}),
+    "qkv_bias": (False, {}),
     "n_embd": (64, {}),
     "n_layer": (3, {}),
     "n_head": (8, {}),
@@ -131,6 +146,9 @@ IRRELEVANT = {
              "max_window", "layer_types", "hidden_act"),
     "bert": ("rms_norm_eps",),
     "mistral": ("use_sliding_window", "max_window_layers"),
+    "mixtral": ("use_sliding_window", "max_window_layers"),
+    "qwen2_moe": ("max_window_layers", "sliding_window"),
+    "qwen3_moe": ("max_window_layers",),
 }  # fmt: skip
 """What of the decoders' fields an architecture has no use for, by their beginnings."""
 
@@ -296,8 +314,12 @@ def test_ignored_fields_of_quantization_change_nothing(
     [
         ("qwen2", transformers.Qwen2Config),
         ("qwen3", transformers.Qwen3Config),
+        ("qwen2_moe", transformers.Qwen2MoeConfig),
+        ("qwen3_moe", transformers.Qwen3MoeConfig),
         ("llama", transformers.LlamaConfig),
         ("mistral", transformers.MistralConfig),
+        ("mixtral", transformers.MixtralConfig),
+        ("olmoe", transformers.OlmoeConfig),
         ("gpt2", transformers.GPT2Config),
         ("bert", transformers.BertConfig),
     ],

@@ -8,7 +8,9 @@ from pathlib import Path
 import aethermind_bert.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
+import aethermind_llama.mixture
 import aethermind_qwen2.architecture
+import aethermind_qwen2.mixture
 from aethermind.model.known_fields import (
     CONFIG_FIELDS,
     GENERATION_FIELDS,
@@ -34,8 +36,12 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json": CONFIG_FIELDS,
     "config.json of Qwen2 and Qwen2.5": aethermind_qwen2.architecture.QWEN2.known_fields,
     "config.json of Qwen3": aethermind_qwen2.architecture.QWEN3.known_fields,
+    "config.json of Qwen2-MoE": aethermind_qwen2.mixture.QWEN2_MOE.known_fields,
+    "config.json of Qwen3-MoE": aethermind_qwen2.mixture.QWEN3_MOE.known_fields,
     "config.json of Llama": aethermind_llama.architecture.LLAMA.known_fields,
     "config.json of Mistral": aethermind_llama.architecture.MISTRAL.known_fields,
+    "config.json of Mixtral": aethermind_llama.mixture.MIXTRAL.known_fields,
+    "config.json of OLMoE": aethermind_llama.mixture.OLMOE.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

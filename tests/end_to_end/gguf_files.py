@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-__all__ = ["add_tensors", "add_tokenizer", "interleaved", "random_blocks", "write_gguf"]
+__all__ = ["add_tensors", "add_tokenizer", "interleaved", "random_blocks", "with_stacked_experts", "write_gguf"]
 
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -32,7 +33,9 @@ def write_gguf(
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, arch)
     add_config(writer, config)
-    add_tokenizer(writer, directory, config["vocab_size"], pre="llama-bpe" if arch == "llama" else "qwen2")
+    add_tokenizer(
+        writer, directory, config["vocab_size"], pre={"llama": "llama-bpe", "olmoe": "olmo"}.get(arch, "qwen2")
+    )
     add_tensors(writer, directory, arch, quantised or {})
     more(writer)
     for key in without:
@@ -57,6 +60,10 @@ def add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    num_experts = config.get("num_experts") or config.get("num_local_experts")
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     kind = rope.get("rope_type", "default")
     if kind == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(rope, config))
@@ -110,17 +117,37 @@ def add_tensors(writer: gguf.GGUFWriter, directory: Path, arch: str, quantised: 
     config = json.loads((directory / "config.json").read_text())
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    for hf_name, tensor in safetensors.torch.load_file(directory / "model.safetensors").items():
+    for hf_name, tensor in with_stacked_experts(safetensors.torch.load_file(directory / "model.safetensors")).items():
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None
         values: np.ndarray[Any, Any] = tensor.float().numpy()
+        if hf_name.endswith("shared_expert_gate.weight"):
+            values = values[0]
         if arch == "llama" and ("q_proj" in hf_name or "k_proj" in hf_name):
             heads = "num_attention_heads" if "q_proj" in hf_name else "num_key_value_heads"
             values = interleaved(values, config[heads])
         type_name = quantised.get(name, "F32" if values.ndim == 1 else _TYPES[tensor.dtype])
         type = gguf.GGMLQuantizationType[type_name]
-        stored = random_blocks(type, values) if type_name.endswith("_K") else gguf.quantize(values, type)
-        writer.add_tensor(name, stored, raw_dtype=type)
+        matrix = values.reshape(-1, values.shape[-1])
+        stored = random_blocks(type, matrix) if type_name.endswith("_K") else gguf.quantize(matrix, type)
+        writer.add_tensor(name, stored.reshape(*values.shape[:-1], -1), raw_dtype=type)
+
+
+_EXPERT = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+
+
+def with_stacked_experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors with those of experts as one tensor [E, N, K] per projection, by the names that the converter makes."""
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    others: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            others[name] = tensor
+            continue
+        projection = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(found[3], found[3])
+        stacks.setdefault(f"{found[1]}mlp.experts.{projection}.weight", {})[int(found[2])] = tensor
+    return others | {name: torch.stack([stack[expert] for expert in sorted(stack)]) for name, stack in stacks.items()}
 
 
 def random_blocks(type: gguf.GGMLQuantizationType, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,1 +1,1 @@
-"""Llama 2, Llama 3 and Mistral for AetherMind."""
+"""Llama 2, Llama 3, Mistral, Mixtral and OLMoE for AetherMind."""

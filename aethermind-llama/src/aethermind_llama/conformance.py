@@ -29,4 +29,22 @@ CASES = (
     ),
     *variations("MistralForCausalLM", {"mistral_wide": {"sliding_window": None, "head_dim": 16}}),
     ModelCase("mistral", "MistralForCausalLM", {**SMALL, "sliding_window": 7}, rewrite_config=_without_layer_types),
+    *variations(
+        "MixtralForCausalLM",
+        {
+            "mixtral": {},
+            "mixtral_odd_width_sliding": {"intermediate_size": 15, "sliding_window": 7, "num_experts_per_tok": 3},
+            "mixtral_tied_one_expert": {"tie_word_embeddings": True, "num_experts_per_tok": 1, "head_dim": 16},
+        },
+        base={**SMALL, "num_local_experts": 8, "intermediate_size": 32},
+    ),
+    *variations(
+        "OlmoeForCausalLM",
+        {
+            "olmoe": {},
+            "olmoe_renormalized_odd_width": {"norm_topk_prob": True, "intermediate_size": 13},
+            "olmoe_bias_all_kv_heads": {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        },
+        base={**SMALL, "num_experts": 10, "num_experts_per_tok": 4, "intermediate_size": 16},
+    ),
 )

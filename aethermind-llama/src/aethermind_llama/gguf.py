@@ -1,10 +1,10 @@
-"""Llama and Mistral in GGUF files, which call both `llama`."""
+"""Llama, Mistral and Mixtral in GGUF files, which call all of them `llama`, and OLMoE."""
 
 from __future__ import annotations
 
 from aethermind.model.gguf_family import GgufFamily, SplitRule
 
-__all__ = ["LLAMA"]
+__all__ = ["LLAMA", "OLMOE"]
 
 # GPT-4's pre-tokenizer: pieces of at most three digits.
 _LLAMA_3 = SplitRule(
@@ -32,4 +32,10 @@ LLAMA = GgufFamily(
         "tekken": _TEKKEN,
     },
     interleaved=("attn_q", "attn_k"),
+    mixture="MixtralForCausalLM",
 )
+
+# GPT-2's pre-tokenizer.
+_OLMO = SplitRule(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", is_nfc=True)
+
+OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": _OLMO})

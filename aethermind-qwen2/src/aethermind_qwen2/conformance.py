@@ -92,4 +92,39 @@ _QWEN3 = variations(
         "qwen3_sliding": {**_WINDOWS, "head_dim": 16, "max_window_layers": 2},
     },
 )
-CASES = (*_QWEN2, *_TRANSFORMERS_4, _SHARDED, *_QWEN3)
+_MIXTURE = {**SMALL, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_QWEN2_MOE = variations(
+    "Qwen2MoeForCausalLM",
+    {
+        "qwen2_moe": {},
+        "qwen2_moe_renormalized_odd_widths": {
+            "norm_topk_prob": True,
+            "moe_intermediate_size": 13,
+            "shared_expert_intermediate_size": 21,
+        },
+        "qwen2_moe_20_experts_no_bias": {
+            "num_experts": 20,
+            "num_experts_per_tok": 8,
+            "qkv_bias": False,
+            "num_hidden_layers": 1,
+        },
+        "qwen2_moe_some_layers_dense": {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    },
+    base={**_MIXTURE, "shared_expert_intermediate_size": 32},
+)
+_QWEN3_MOE = variations(
+    "Qwen3MoeForCausalLM",
+    {
+        "qwen3_moe": {},
+        "qwen3_moe_not_renormalized_tied": {"norm_topk_prob": False, "tie_word_embeddings": True},
+        "qwen3_moe_all_experts_odd_width": {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 15},
+        "qwen3_moe_one_expert_dense_first": {
+            "num_experts_per_tok": 1,
+            "mlp_only_layers": [0],
+            "attention_bias": True,
+        },
+        "qwen3_moe_sliding": {"use_sliding_window": True, "sliding_window": 8},
+    },
+    base={**_MIXTURE, "head_dim": 16, "norm_topk_prob": True},
+)
+CASES = (*_QWEN2, *_TRANSFORMERS_4, _SHARDED, *_QWEN3, *_QWEN2_MOE, *_QWEN3_MOE)

@@ -1,10 +1,10 @@
-"""Qwen2, Qwen2.5 and Qwen3 in GGUF files."""
+"""Qwen2, Qwen2.5 and Qwen3, dense and with experts, in GGUF files."""
 
 from __future__ import annotations
 
 from aethermind.model.gguf_family import GgufFamily, SplitRule
 
-__all__ = ["QWEN2", "QWEN3"]
+__all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE"]
 
 # Qwen's pre-tokenizer: GPT-4's with single digits.
 _SPLIT = SplitRule(
@@ -17,3 +17,6 @@ _SPLITS = {"qwen2": _SPLIT, "deepseek-r1-qwen": _SPLIT}
 
 QWEN2 = GgufFamily("Qwen2ForCausalLM", _SPLITS)
 QWEN3 = GgufFamily("Qwen3ForCausalLM", _SPLITS)
+QWEN2_MOE = GgufFamily("Qwen2MoeForCausalLM", _SPLITS)
+QWEN3_MOE = GgufFamily("Qwen3MoeForCausalLM", _SPLITS, fields={"norm_topk_prob": True})
+"""Files of Qwen3-MoE do not say that weights of a token's experts sum to one; those of all its models do."""

@@ -1,4 +1,4 @@
-"""What this package registers: two architectures, their GGUF files and the demo model."""
+"""What this package registers: architectures, their answer formats and GGUF files, and the demo model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ def register_architectures(registry: Any) -> None:
     register = partial(registry.register, provider=_PROVIDER, cases=_CASES)
     register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", aliases=("Qwen2Model", "qwen2"))
     register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", aliases=("Qwen3Model", "qwen3"))
+    register("Qwen2MoeForCausalLM", "aethermind_qwen2.mixture:QWEN2_MOE", aliases=("Qwen2MoeModel", "qwen2_moe"))
+    register("Qwen3MoeForCausalLM", "aethermind_qwen2.mixture:QWEN3_MOE", aliases=("Qwen3MoeModel", "qwen3_moe"))
 
 
 @hookimpl
 def register_answer_formats(registry: Any) -> None:
-    registry.register("Qwen2ForCausalLM", "aethermind_qwen2.answers:QWEN2", provider=_PROVIDER)
-    registry.register("Qwen3ForCausalLM", "aethermind_qwen2.answers:QWEN3", provider=_PROVIDER)
+    for name in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"):
+        registry.register(name, "aethermind_qwen2.answers:QWEN2", provider=_PROVIDER)
+    for name in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
+        registry.register(name, "aethermind_qwen2.answers:QWEN3", provider=_PROVIDER)
 
 
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("qwen2", "aethermind_qwen2.gguf:QWEN2", provider=_PROVIDER)
     registry.register("qwen3", "aethermind_qwen2.gguf:QWEN3", provider=_PROVIDER)
+    registry.register("qwen2moe", "aethermind_qwen2.gguf:QWEN2_MOE", provider=_PROVIDER)
+    registry.register("qwen3moe", "aethermind_qwen2.gguf:QWEN3_MOE", provider=_PROVIDER)
 
 
 @hookimpl

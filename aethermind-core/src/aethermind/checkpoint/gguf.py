@@ -34,6 +34,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
+_STACK_RANK = 3
+"""The rank of matrices of experts, which are read as one matrix, expert after expert."""
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
 _MARK_DISTANCE = 1024
@@ -214,6 +216,8 @@ class GgufFile:
             self.fail(f"has the tensor {name!r:.80} twice" if name in self._types else f"has a tensor of rank {rank}")
         # GGUF writes the innermost size first.
         shape = tuple(reversed([reader.number("<u8") for _ in range(rank)]))
+        if rank == _STACK_RANK:
+            shape = (shape[0] * shape[1], shape[2])
         kind, begin = reader.number("<u4"), reader.number("<u8")
         # A size of zero makes the tensor empty, so no other check bounds the other sizes, which NumPy multiplies.
         if prod(max(size, 1) for size in shape) >= 2**60:
@@ -224,7 +228,7 @@ class GgufFile:
             self._tensors[name] = TensorInfo(info.dtype_name, shape, begin, begin + prod(shape) * info.dtype.itemsize)
         elif kind in BLOCK_TYPES:
             block = BLOCK_TYPES[kind]
-            if rank != 2 or shape[1] % block.num_values:
+            if len(shape) != 2 or shape[1] % block.num_values:
                 self.fail(
                     f"has a tensor {name!r:.80} of shape {shape} and type {block.name}, which is for matrices whose "
                     f"rows are multiples of {block.num_values} values"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -105,6 +106,8 @@ class GgufParts:
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each rotary frequency, float32 [head_dim / 2]: configuration that is stored as a tensor."""
 
+_SHARED_GATE = "mlp.shared_expert_gate"
+"""A matrix of one row, which the converter stores as a vector."""
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -118,14 +121,23 @@ _IN_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": _SHARED_GATE,
 }
-_TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
+_TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)")
 
 
 def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
     """Translate `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`; unknown names remain unchanged.
 
-    `more` are modules of a layer that Llama does not have, by GGUF's names.
+    `more` are modules of a layer that Llama does not have, by GGUF's names. Old files have one tensor per expert,
+    `blk.3.ffn_gate.5.weight`, which is `model.layers.3.mlp.experts.5.gate_proj.weight`.
     """
     match = _TENSOR_NAME.fullmatch(name)
     if match is None:
@@ -133,8 +145,10 @@ def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
     layer, kind = match["layer"], match["kind"]
     modules = _OUTSIDE if layer is None else {**_IN_LAYER, **(more or {})}
     module = modules.get(match["module"])
-    if module is None:
+    if module is None or (match["expert"] is not None and not module.startswith("mlp.")):
         return name
+    if match["expert"] is not None:
+        module = module.replace("mlp.", f"mlp.experts.{match['expert']}.", 1)
     return f"{module}.{kind}" if layer is None else f"model.layers.{layer}.{module}.{kind}"
 
 
@@ -181,7 +195,9 @@ class GgufTensors:
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
-        return self._file.info(self._original(name))
+        info = self._file.info(self._original(name))
+        is_row = name.endswith(f"{_SHARED_GATE}.weight") and len(info.shape) == 1
+        return replace(info, shape=(1, *info.shape)) if is_row else info
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
         """A tensor's values, a read-only view of the mapped file unless its rows are reordered; for a quantised tensor
@@ -193,7 +209,7 @@ class GgufTensors:
         values = self._file.array(original)
         match = _TENSOR_NAME.fullmatch(original)
         if match is None or match["module"] not in self._interleaved:
-            return values
+            return values if isinstance(values, QuantizedWeight) else values.reshape(self.info(name).shape)
         num_rows = values.shape[0]
         if self._head_dim < 2 or self._head_dim % 2 or num_rows % self._head_dim:
             self._file.fail(f"has a tensor {original!r:.80} of {num_rows} rows, which are no heads of {self._head_dim}")

@@ -4,6 +4,7 @@ from aethermind.cache.layers import LayerCache, Paged, Shared, Window
 from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, DeclaresCache, TextEncoder
 from aethermind.model.config import DecoderConfig, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
+from aethermind.model.mixture import MixtureConfig, read_mixture_config
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
 from aethermind.model.step_inputs import StepInputs
 from aethermind.plugins.compatibility import deprecated_names
@@ -21,6 +22,7 @@ __all__ = [
     "EmbeddingSpan",
     "InputProcessor",
     "LayerCache",
+    "MixtureConfig",
     "ModelRegistry",
     "Paged",
     "ProcessedPrompt",
@@ -29,4 +31,5 @@ __all__ = [
     "TextEncoder",
     "Window",
     "read_decoder_config",
+    "read_mixture_config",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from aethermind.text.gguf_tokenizer import SplitRule
 
@@ -20,9 +21,13 @@ class GgufFamily:
         modules: modules that its layers have in addition to Llama's, GGUF's name to Hugging Face's within a layer.
         interleaved: GGUF's names of modules whose rows its converter stored for interleaved rotation, with pairs side
             by side; they are read in Hugging Face's order, halves of a head.
+        mixture: the architecture of files with experts, where they share the name with dense ones.
+        fields: further fields of config.json that are the same for all its models, and not in its files.
     """
 
     architecture: str
     splits: Mapping[str, SplitRule]
     modules: Mapping[str, str] = field(default_factory=dict)
     interleaved: Collection[str] = ()
+    mixture: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)

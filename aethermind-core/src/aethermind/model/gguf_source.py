@@ -45,6 +45,17 @@ _ROPE_SCALING = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+_EXPERTS = {
+    "num_experts_per_tok": "expert_used_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "clip_qkv": "attention.clamp_kqv",
+}
+_EXPERT_WIDTHS = (
+    ("moe_intermediate_size", "experts.gate_proj", True),
+    ("moe_intermediate_size", "experts.0.gate_proj", False),
+    ("shared_expert_intermediate_size", "shared_expert.gate_proj", False),
+)
+"""Fields that are rows of a layer's tensors: their names, and whether these hold all experts."""
 _NEUTRAL_AT_ONE = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
 """Further factors of rotary scaling, which change nothing at 1."""
 _POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last"}
@@ -71,12 +82,15 @@ class GgufSource:
         """
         family, sizes = self._family, self._sizes()
         tensors = self.weights()
+        experts = self._experts(tensors)
         if "rotary_dim" in sizes:
             sizes["partial_rotary_factor"] = sizes.pop("rotary_dim") / max(sizes["head_dim"], 1)
         return {
             **sizes,
             **self._rope_scaling(),
-            "architectures": [family.architecture],
+            **family.fields,
+            **experts,
+            "architectures": [(family.mixture if experts else None) or family.architecture],
             "vocab_size": tensors.info("model.embed_tokens.weight").shape[0],
             "tie_word_embeddings": "lm_head.weight" not in tensors.names,
             "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
@@ -159,6 +173,23 @@ class GgufSource:
                 raise ConfigError(f"{self.path} has a {key} that is not one number; that is not supported.")
         sizes.setdefault("head_dim", sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
         return sizes
+
+    def _experts(self, tensors: GgufTensors) -> dict[str, Any]:
+        """The fields about experts; none for a dense model. Widths are taken from tensors: not all files have them."""
+        num_experts = self._file.metadata.get(f"{self._family_name}.expert_count", 0)
+        if not isinstance(num_experts, int) or num_experts < 0:
+            raise ConfigError(
+                f"{self.path} has {self._family_name}.expert_count {num_experts!r:.40}; that is a number."
+            )
+        if not num_experts:
+            return {}
+        given = {name: self._file.metadata.get(f"{self._family_name}.{key}") for name, key in _EXPERTS.items()}
+        found = {name: value for name, value in given.items() if value is not None}
+        for field, module, count in _EXPERT_WIDTHS:
+            name = f"model.layers.0.mlp.{module}.weight"
+            if name in tensors.names:
+                found[field] = tensors.info(name).shape[0] // (num_experts if count else 1)
+        return {**found, "num_experts": num_experts}
 
     def _rope_scaling(self) -> dict[str, Any]:
         prefix = f"{self._family_name}.rope.scaling."

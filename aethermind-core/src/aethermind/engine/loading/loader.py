@@ -14,7 +14,7 @@ from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
 from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
-from aethermind.engine.loading.model_weights import is_base_model
+from aethermind.engine.loading.model_weights import is_base_model, stored_formats
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -81,7 +81,7 @@ def compile_model(
         network = architecture.create({**raw, "tie_word_embeddings": True})
         builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
-    stored = {} if config.load_format == "dummy" else held_formats(source.weight_formats(), opened.dispatcher)
+    stored = {} if config.load_format == "dummy" else held_formats(stored_formats(source, network), opened.dispatcher)
     if config.adapters and (is_encoder or isinstance(network, AdaptsWeights)):
         raise ConfigError(
             f"{name} takes no adapters: its weights are named and laid out otherwise than PEFT names them. Leave the "

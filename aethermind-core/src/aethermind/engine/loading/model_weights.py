@@ -17,9 +17,11 @@ from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors, TensorInfo, TensorSource
+    from aethermind.model.architecture import CausalLM, TextEncoder
     from aethermind.model.source import ModelSource
+    from aethermind.ops.weight_format import WeightFormat
 
-__all__ = ["is_base_model", "open_constants", "open_weights"]
+__all__ = ["is_base_model", "open_constants", "open_weights", "stored_formats"]
 
 _PIECE_BYTES = 4 << 20
 _WEIGHT, _BIAS = ".weight", ".bias"
@@ -56,6 +58,16 @@ def open_constants(compiled: CompiledModel, changed: Mapping[str, Any] | None = 
         types,
         kept,
     )
+
+
+def stored_formats(source: ModelSource, model: CausalLM | TextEncoder) -> dict[str, WeightFormat]:
+    """Return the formats of a checkpoint's quantised tensors, by the names of the model's parameters."""
+    formats = source.weight_formats()
+    if not formats or not isinstance(model, AdaptsWeights):
+        return formats
+    tensors = model.adapt(source.weights())
+    found = {name: tensors.info(name).weight_format for name in tensors.names}
+    return {name: format for name, format in found.items() if format is not None}
 
 
 def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -> TensorSource:

@@ -4,9 +4,10 @@ A projection to heads or to the intermediate size is column parallel (sharded by
 heads and a shard of the intermediate size; the operators behind it work on these alone. The projection back is row
 parallel (sharded by its inputs): each rank has partial sums, which an `all_reduce` completes, two in a layer. The
 embedding table is sharded by hidden size and the projection to the vocabulary by tokens; their outputs are gathered.
-So are those of a projection that is normed as a whole, after which every rank continues with its own heads. Where there
-are more ranks than key-value heads, neighbouring ranks share one. LoRA is sharded as the product that it is added to:
-`up` with the outputs, or `down` with the inputs, before the one `all_reduce` of both.
+So are those of a projection that is normed as a whole, after which every rank continues with its own heads. In a
+mixture of experts, every rank has a shard of the intermediate size of each expert; the router is computed whole. Where
+there are more ranks than key-value heads, neighbouring ranks share one. LoRA is sharded as the product that it is added
+to: `up` with the outputs, or `down` with the inputs, before the one `all_reduce` of both.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class Rule:
     `inputs` are split along these axes, counted from the last, the others are whole; the rule applies where computed
     inputs are sharded so. `outputs` are split along an axis, or made whole by a collective; others are whole already.
     `divided` are attributes that count what is split, `shared` those that count heads which several ranks may have in
-    common. `heads` names, for a weight of whole heads, the attribute that counts them. `even` are inputs whose heads no
-    two ranks share. `once` are inputs that only rank 0 has, because every rank would add them. `before` names the only
-    operator that reads the output, whose attributes are used where the operator itself lacks them; LoRA in between is
-    skipped, unless `before` names it.
+    common. `heads` names, for a weight of whole heads, the attribute that counts them; `stacks` names, for a stack of
+    matrices, the attribute that counts them: each is split. `even` are inputs whose heads no two ranks share. `once`
+    are inputs that only rank 0 has, because every rank would add them. `before` names the only operator that reads the
+    output, whose attributes are used where the operator itself lacks them; LoRA in between is skipped, unless `before`
+    names it.
     """
 
     inputs: Mapping[str, int | Partial]
@@ -51,6 +53,7 @@ class Rule:
     divided: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     heads: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
     even: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     before: str | None = field(default=None)
@@ -73,6 +76,8 @@ _COUNTS: dict[str, Any] = {
     "shared": ("num_kv_heads",),
     "heads": {name: "num_heads" if name.endswith("q") else "num_kv_heads" for name in _QKV},
 }
+_EXPERTS = {"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS, "b_gate": _WIDTH, "b_up": _WIDTH}
+_STACKS = dict.fromkeys(("w_gate", "w_up", "b_gate", "b_up"), "num_experts")
 _FEED_FORWARD = Rule({"w_in": _ROWS, "b_in": _WIDTH, "w_out": _COLUMNS}, {"out": Whole.SUMMED}, once=("b_out",))
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
@@ -104,6 +109,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),
     "shift_keys_quantized": (Rule({"k_cache": -3, "k_scale": -2}, {"k_out": -3, "k_scale_out": -2}),),
     "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),
+    "moe_swiglu": (Rule(_EXPERTS, {"out": Whole.SUMMED}, stacks=_STACKS, once=("b_down",)),),
     "gate_up_silu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
     "ffn_gelu": (_FEED_FORWARD,),
     "ffn_relu": (_FEED_FORWARD,),

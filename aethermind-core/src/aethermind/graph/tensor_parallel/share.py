@@ -40,17 +40,30 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """A shard of a parameter of type `whole`: the elements `begin` to `end` along `axis`."""
+    """A shard of a parameter of type `whole`: the elements `begin` to `end` along `axis`.
+
+    If the parameter is a stack of `num_stacked` matrices along that axis, they are those of each matrix.
+    """
 
     parameter: str
     whole: TensorType
     axis: int
     begin: int
     end: int
+    num_stacked: int = 1
 
     def of(self, array: Any) -> Any:
-        """Return the shard of the whole parameter's array, as a view."""
+        """Return the shard of the whole parameter's array; a view, unless it is a stack."""
+        if self.num_stacked > 1:
+            return array[self.rows(len(array))]
         return along(array, self.axis, self.begin, self.end)
+
+    def rows(self, length: int) -> Any:
+        """Return the index, int64 [N], of this shard's rows in a stack of `length` rows."""
+        import numpy as np
+
+        matrices = np.arange(length).reshape(self.num_stacked, -1)
+        return matrices[:, self.begin : self.end].reshape(-1)
 
 
 def along(array: Any, axis: int, begin: int, end: int) -> Any:

@@ -136,7 +136,12 @@ class _Splitter:
         inputs = tuple(
             None
             if value is None or (self._share.rank and spec.name in rule.once)
-            else self._input(value, rule.inputs.get(spec.name), self._num_heads(node, rule.heads.get(spec.name)))
+            else self._input(
+                value,
+                rule.inputs.get(spec.name),
+                self._num_heads(node, rule.heads.get(spec.name)),
+                int(attributes[rule.stacks[spec.name]]) if spec.name in rule.stacks else 1,
+            )
             for spec, value in zip(schema.inputs, node.inputs, strict=True)
         )
         types = [None if value is None else value.type for value in inputs]
@@ -166,11 +171,11 @@ class _Splitter:
             ).attributes[name]
         )
 
-    def _input(self, value: Value, axis: int | Partial | None, num_heads: int | None) -> Value:
+    def _input(self, value: Value, axis: int | Partial | None, num_heads: int | None, num_stacked: int) -> Value:
         if isinstance(axis, Partial):
             return self._new[value]
         if value.kind is ValueKind.PARAMETER:
-            return self._parameter(value, axis, num_heads)
+            return self._parameter(value, axis, num_heads, num_stacked)
         if value.kind is ValueKind.STATE:
             return self._state(value, axis)
         if axis is not None and value.kind is ValueKind.COMPUTED and value not in self._axes:
@@ -187,17 +192,18 @@ class _Splitter:
             self._own[whole] = own
         return self._own[whole]
 
-    def _parameter(self, whole: Value, axis: int | None, num_heads: int | None) -> Value:
+    def _parameter(self, whole: Value, axis: int | None, num_heads: int | None, num_stacked: int) -> Value:
         if axis is None:
             return self._parameters.setdefault(whole.name, whole)
         name = f"{whole.name}/{'columns' if len(whole.type.shape) == 2 and axis == -1 else 'rows'}"
         if name not in self._parameters:
-            begin, end = self._share.part(_length(whole, axis))
+            begin, end = self._share.part(_length(whole, axis) // num_stacked)
             if num_heads is not None:
                 head_dim = _length(whole, axis) // num_heads
                 begin, end = (head_dim * bound for bound in self._shared("num_heads", num_heads))
-            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end)
-            self._parameters[name] = replace(whole, name=name, type=_with_dim(whole.type, axis, end - begin))
+            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end, num_stacked)
+            type = _with_dim(whole.type, axis, num_stacked * (end - begin))
+            self._parameters[name] = replace(whole, name=name, type=type)
         return self._parameters[name]
 
     def _state(self, whole: Value, axis: int | None) -> Value:

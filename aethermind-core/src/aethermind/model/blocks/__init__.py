@@ -1,7 +1,7 @@
 """The building blocks of models, as functions that write to a GraphBuilder."""
 
 from aethermind.model.blocks.attention import attention, cached_attention, rope_table
-from aethermind.model.blocks.decoder import decoder
+from aethermind.model.blocks.decoder import FeedForward, decoder
 from aethermind.model.blocks.layers import (
     embedding,
     gelu_mlp,
@@ -11,8 +11,10 @@ from aethermind.model.blocks.layers import (
     lm_head,
     swiglu_mlp,
 )
+from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
 
 __all__ = [
+    "FeedForward",
     "attention",
     "cached_attention",
     "decoder",
@@ -22,6 +24,8 @@ __all__ = [
     "layer_norm",
     "linear",
     "lm_head",
+    "mixture_mlps",
+    "moe_mlp",
     "rope_table",
     "swiglu_mlp",
 ]

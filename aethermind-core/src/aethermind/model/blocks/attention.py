@@ -28,11 +28,13 @@ def attention(
     has_qkv_bias: bool,
     has_qk_norm: bool,
     has_output_bias: bool = False,
+    is_qk_norm_whole: bool = False,
 ) -> Value:
     """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
     It writes the step's keys and values to the cache first. Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`,
-    `o_proj`; biases and `q_norm`/`k_norm` if the model has them.
+    `o_proj`; biases and `q_norm`/`k_norm` if the model has them. These norms are of each head (Qwen3), or of all heads
+    of a token at once if `is_qk_norm_whole` (OLMoE).
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -43,29 +45,60 @@ def attention(
         builder.parameter(f"{prefix}.{name}.bias", (width,)) if has_qkv_bias else None for name, width in widths.items()
     ]
     norms = [
-        builder.parameter(f"{prefix}.{name}.weight", (head_dim,)) if has_qk_norm else None
-        for name in ("q_norm", "k_norm")
+        builder.parameter(f"{prefix}.{name}.weight", (widths[of] if is_qk_norm_whole else head_dim,))
+        if has_qk_norm
+        else None
+        for name, of in (("q_norm", "q_proj"), ("k_norm", "k_proj"))
     ]
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     with builder.scope(prefix):
-        q_THC, *cache = builder.op(
-            for_cache("qkv_rope_cache_write", inputs),
-            x_TD,
-            *weights,
-            *biases,
-            *norms,
-            rope_table_TC,
-            inputs.slot_mapping,
-            *layer_cache(inputs, layer),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            eps=config.rms_norm_eps,
-        )
+        if has_qk_norm and is_qk_norm_whole:
+            q_THC, *cache = _whole_norm_qkv(builder, x_TD, weights, biases, norms, rope_table_TC, inputs, config, layer)
+        else:
+            q_THC, *cache = builder.op(
+                for_cache("qkv_rope_cache_write", inputs),
+                x_TD,
+                *weights,
+                *biases,
+                *norms,
+                rope_table_TC,
+                inputs.slot_mapping,
+                *layer_cache(inputs, layer),
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                eps=config.rms_norm_eps,
+            )
         window = config.sliding_windows[layer]
         mixed_THC = attend(builder, q_THC, cache, inputs, scale=head_dim**-0.5, window=window)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD
+
+
+def _whole_norm_qkv(
+    builder: GraphBuilder,
+    x_TD: Value,
+    weights: Sequence[Value],
+    biases: Sequence[Value | None],
+    norms: Sequence[Value | None],
+    rope_table_TC: Value,
+    inputs: StepInputs,
+    config: DecoderConfig,
+    layer: int,
+) -> tuple[Value, ...]:
+    """Project, norm queries and keys over all heads, rotate, and write the cache: queries [T, H, C] and the cache."""
+    counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    rows = [builder.op("linear", x_TD, *both) for both in zip(weights, biases, strict=True)]
+    q_TQ, k_TQ = (
+        builder.op("rms_norm", row, norm, eps=config.rms_norm_eps) for row, norm in zip(rows, norms, strict=False)
+    )
+    q_THC, k_TKC, v_TKC = (
+        builder.op("split_heads", row, num_heads=count)
+        for row, count in zip((q_TQ, k_TQ, rows[2]), counts, strict=True)
+    )
+    q_THC, k_TKC = (builder.op("rope", one, rope_table_TC) for one in (q_THC, k_TKC))
+    write = for_cache("kv_cache_write", inputs)
+    return (q_THC, *builder.op(write, k_TKC, v_TKC, inputs.slot_mapping, *layer_cache(inputs, layer)))
 
 
 def cached_attention(

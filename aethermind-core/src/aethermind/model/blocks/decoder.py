@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.model.blocks.attention import attention, rope_table
@@ -9,7 +11,10 @@ from aethermind.model.blocks.layers import embedding, lm_head, swiglu_mlp
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["decoder"]
+__all__ = ["FeedForward", "decoder"]
+
+FeedForward = Callable[[GraphBuilder, Value, int], Value]
+"""Writes the feed-forward network of a layer: `mlp(builder, x, layer)` returns its output for x, both F[T, D]."""
 
 
 def decoder(
@@ -21,9 +26,14 @@ def decoder(
     has_qkv_bias: bool,
     has_qk_norm: bool,
     has_output_bias: bool = False,
+    is_qk_norm_whole: bool = False,
+    mlp: FeedForward | None = None,
     prefix: str = "model",
 ) -> Value:
     """Write a decoder with Hugging Face's weight names and return its logits, float32 [R, vocab_size].
+
+    `mlp` writes the feed-forward networks; without it they are `swiglu_mlp` with the weights `{prefix}.layers.0.mlp.…`.
+    `blocks.attention` describes the flags.
 
     The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` are
     passed together.
@@ -45,12 +55,13 @@ def decoder(
             has_qkv_bias=has_qkv_bias,
             has_qk_norm=has_qk_norm,
             has_output_bias=has_output_bias,
+            is_qk_norm_whole=is_qk_norm_whole,
         )
         is_last = layer == config.num_hidden_layers - 1
         if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
             x_TD, residual_TD = (builder.op("gather_rows", value, inputs.logits_rows) for value in (x_TD, residual_TD))
         x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, f"{base}.post_attention_layernorm")
-        x_TD = swiglu_mlp(builder, x_TD, config, f"{base}.mlp")
+        x_TD = swiglu_mlp(builder, x_TD, config, f"{base}.mlp") if mlp is None else mlp(builder, x_TD, layer)
         next_norm = f"{prefix}.norm" if is_last else f"{prefix}.layers.{layer + 1}.input_layernorm"
         x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, next_norm)
     head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"

@@ -84,11 +84,15 @@ def is_gelu_approximate(field: str, name: str) -> bool:
     return _GELUS[name]
 
 
-def swiglu_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str) -> Value:
+def swiglu_mlp(
+    builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str, *, width: int | None = None
+) -> Value:
     """down(silu(gate(x)) · up(x)) with the weights `{prefix}.gate_proj.weight`, `up_proj`, `down_proj` (Shazeer
     2020).
+
+    `width` is the inner width I, where it is not the configuration's.
     """
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+    hidden, intermediate = config.hidden_size, config.intermediate_size if width is None else width
     gate_ID = builder.parameter(f"{prefix}.gate_proj.weight", (intermediate, hidden))
     up_ID = builder.parameter(f"{prefix}.up_proj.weight", (intermediate, hidden))
     down_DI = builder.parameter(f"{prefix}.down_proj.weight", (hidden, intermediate))

@@ -20,7 +20,7 @@ from aethermind.engine.loading.model_weights import open_weights
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import CheckpointError
 from aethermind.llm import SamplingParams
-from aethermind.model.architecture import TextEncoder
+from aethermind.model.architecture import AdaptsWeights, TextEncoder
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.runtime import Runtime
 from aethermind.testing.families.bench import Bench
@@ -96,6 +96,9 @@ Shapes = Mapping[str, "tuple[int, ...] | None"]
 NUM_TOKENS = 32
 _CODES_TOLERANCE = 0.08
 """The tolerance of logits computed over a KV cache of 8 bits, as a fraction of a row's largest."""
+_ROUTER = "router_topk"
+_MAX_REROUTED = 0.4
+"""The fraction of rows of a mixture of experts that may be beyond that tolerance."""
 
 
 def every_tensor_is_read_once(bench: Bench) -> None:
@@ -156,11 +159,16 @@ def one_prompt_alone(bench: Bench) -> None:
 
 
 def logits_over_a_quantised_cache(bench: Bench) -> None:
-    """Check the logits with keys and values quantised to 8 bits, within a wider tolerance."""
+    """Check the logits with keys and values quantised to 8 bits, within a wider tolerance.
+
+    In a mixture of experts, a small change may choose another expert, which changes all of a row. There a part of the
+    rows may differ.
+    """
     (text,) = random_prompts(24, vocab_size=bench.vocab_size)
     with bench.open(kv_cache_dtype="int8", max_num_seqs=32) as llm:
         rows = text_logits(llm.engine, text)
-    assert_close_to(bench.outputs(text), list(rows), _CODES_TOLERANCE)
+        is_mixture = any(node.operator == _ROUTER for node in llm.engine.compiled.step.graph.nodes)
+    assert_close_to(bench.outputs(text), list(rows), _CODES_TOLERANCE, _MAX_REROUTED if is_mixture else 0)
 
 
 def vectors_of_texts(bench: Bench) -> None:
@@ -184,7 +192,10 @@ def gguf_names(bench: Bench, general_architecture: str) -> None:
     compiled = _plan(bench)
     (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
     names = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
-    for stored in compiled.source.weights().names:
+    weights = compiled.source.weights()
+    if isinstance(compiled.model, AdaptsWeights):
+        weights = compiled.model.adapt(weights)
+    for stored in weights.names:
         converted = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert converted is not None, f"the gguf library knows no tensor {stored} in {general_architecture}"
         assert hf_name(converted) == stored, f"{converted} is read as {hf_name(converted)}, not as {stored}"

@@ -81,14 +81,20 @@ def random_prompts(*lengths: int, vocab_size: int = 131) -> list[list[int]]:
 
 
 def assert_close_to(
-    reference: np.ndarray[Any, Any], rows: Sequence[np.ndarray[Any, Any]], tolerance: float = TOLERANCE
+    reference: np.ndarray[Any, Any],
+    rows: Sequence[np.ndarray[Any, Any]],
+    tolerance: float = TOLERANCE,
+    max_outliers: float = 0.0,
 ) -> None:
-    """Assert that every row is the reference's, within `tolerance` · its largest magnitude."""
+    """Assert that every row is the reference's, within `tolerance` · its largest magnitude.
+
+    A fraction of `max_outliers` of the rows may be farther off.
+    """
     assert len(rows) == len(reference), f"{len(rows)} rows of logits were computed, not {len(reference)}"
     error = np.abs(np.stack(rows) - reference).max(axis=1)
     allowed = tolerance * np.abs(reference).max(axis=1)
     worst = int(np.argmax(error / allowed))
-    assert (error <= allowed).all(), (
+    assert (error > allowed).mean() <= max_outliers, (
         f"row {worst} of {len(rows)} is off by {error[worst] / allowed[worst] * tolerance:.2e} of its largest value; "
         f"{tolerance:g} is allowed"
     )

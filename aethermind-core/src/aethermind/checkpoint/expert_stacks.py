@@ -1,0 +1,226 @@
+"""A view of a checkpoint in which the weights of a layer's experts are one matrix per projection.
+
+Graphs declare the experts of a projection as a stack [E · N, K], expert after expert. Checkpoints store one tensor
+[N, K] per expert, or one fused tensor [E, ...] for all, in which gate and up projections may share the rows, or the
+matrices may be transposed. Quantised experts are stacked in their own format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.checkpoint.source import StoredTensors, TensorInfo
+from aethermind.errors import CheckpointError
+from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.ops.weight_format import QuantizedWeight
+
+__all__ = ["FusedSlice", "StackedTensors", "TensorStack", "expert_stacks"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStack:
+    """A model's tensor as stored tensors one after the other, by rows; a stack of one is a renamed tensor."""
+
+    stored_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSlice:
+    """A model's tensor [E · N, K] as a slice of a stored one with a matrix for each expert.
+
+    The stored tensor is [E, rows, K], or [E, K, rows] if `is_transposed`; N of its rows, from `begin` to `end` in steps
+    of `step`, are taken for each expert. A fused bias is [E, rows], and the model's is [E · N].
+    """
+
+    stored_name: str
+    begin: int = 0
+    end: int | None = None
+    step: int = 1
+    is_transposed: bool = False
+
+    @property
+    def rows(self) -> slice:
+        """The rows that are taken for each expert."""
+        return slice(self.begin, self.end, self.step)
+
+
+class StackedTensors:
+    """A checkpoint whose tensors are `stacks` of stored tensors, and the stored tensors that no stack uses.
+
+    Implements `StoredTensors`. Immutable.
+    """
+
+    def __init__(self, stored: StoredTensors, stacks: Mapping[str, TensorStack | FusedSlice]) -> None:
+        self._stored = stored
+        self._stacks = dict(stacks)
+        used = {name for stack in stacks.values() for name in _names_of(stack)}
+        self._others = {name for name in stored.names if name not in used}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*(name for name in self._stored.names if name in self._others), *self._stacks)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.info(name).num_bytes for name in self.names)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self._stored.paths
+
+    @property
+    def zero_bias_names(self) -> tuple[str, ...]:
+        return self._stored.zero_bias_names
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor; CheckpointError for an unknown name, and for experts of different shapes or dtypes."""
+        stack = self._stacks.get(name)
+        if isinstance(stack, FusedSlice):
+            return self._info_of_fused(stack)
+        return self._other(name) if stack is None else self._info_of_stack(stack)
+
+    def array(self, name: str) -> Array | QuantizedWeight:
+        """Return a tensor's values. A stack is copied expert by expert, without the pages of the mapped files."""
+        stack = self._stacks.get(name)
+        if stack is None:
+            self._other(name)
+            return self._stored.array(name)
+        if isinstance(stack, FusedSlice):
+            return self._fused(stack)
+        if len(stack.stored_names) == 1:
+            return self._stored.array(stack.stored_names[0])
+        info = self._info_of_stack(stack)
+        return self._dense(stack, info) if info.weight_format is None else self._quantised(stack, info)
+
+    def _other(self, name: str) -> TensorInfo:
+        if name not in self._others:
+            raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
+        return self._stored.info(name)
+
+    def _info_of_stack(self, stack: TensorStack) -> TensorInfo:
+        infos = [self._stored.info(name) for name in stack.stored_names]
+        first = infos[0]
+        if len(infos) == 1:
+            return first
+        for name, info in zip(stack.stored_names, infos, strict=True):
+            is_plain_alike = info.weight_format or first.weight_format or info.dtype_name == first.dtype_name
+            if info.shape != first.shape or not info.shape or not is_plain_alike:
+                raise CheckpointError(
+                    f"{name} is {info.dtype_name} {list(info.shape)}, where {stack.stored_names[0]} is "
+                    f"{first.dtype_name} {list(first.shape)}: experts of a layer are alike. Fetch the weights again."
+                )
+        shape = (len(infos) * first.shape[0], *first.shape[1:])
+        if len({info.weight_format for info in infos}) > 1:
+            return TensorInfo("F16", shape, 0, 2 * prod(shape))
+        return replace(first, shape=shape, begin=0, end=sum(info.num_bytes for info in infos))
+
+    def _info_of_fused(self, stack: FusedSlice) -> TensorInfo:
+        stored = self._stored.info(stack.stored_name)
+        if stored.weight_format is not None or len(stored.shape) not in ((3,) if stack.is_transposed else (2, 3)):
+            raise CheckpointError(
+                f"{stack.stored_name} {list(stored.shape)} is not a tensor of plain numbers with a matrix for each "
+                "expert, which this architecture reads. Take the model unquantised."
+            )
+        num_experts, *matrix = stored.shape
+        rows, *columns = reversed(matrix) if stack.is_transposed else matrix
+        shape = (num_experts * len(range(rows)[stack.rows]), *columns)
+        return replace(stored, shape=shape, begin=0, end=prod(shape) * stored.dtype.itemsize)
+
+    def _fused(self, stack: FusedSlice) -> Array:
+        info = self._info_of_fused(stack)
+        values = self._stored.array(stack.stored_name)
+        assert not isinstance(values, QuantizedWeight), "its description says that it is plain"
+        matrices = (values.swapaxes(1, 2) if stack.is_transposed else values)[:, stack.rows]
+        stacked = matrices.reshape(info.shape)
+        if not np.shares_memory(stacked, values):
+            drop_mapped_pages(values)
+        return stacked
+
+    def _dense(self, stack: TensorStack, info: TensorInfo) -> Array:
+        stacked: Array | None = None
+        for rows, stored in self._by_rows(stack, info.shape[0]):
+            is_quantised = isinstance(stored, QuantizedWeight)
+            values = stored.format.dequantize(stored, "float16") if is_quantised else stored
+            if stacked is None:
+                stacked = np.empty(info.shape, values.dtype)
+            stacked[rows] = values
+        assert stacked is not None, "a stack has experts"
+        return stacked
+
+    def _quantised(self, stack: TensorStack, info: TensorInfo) -> QuantizedWeight:
+        assert info.weight_format is not None
+        sides: dict[str, Array] = {}
+        for rows, values in self._by_rows(stack, info.shape[0]):
+            for side in ("codes", "scales", "zeros", "offsets", "units"):
+                part = getattr(values, side)
+                if part is None:
+                    continue
+                if side not in sides:
+                    sides[side] = np.empty((info.shape[0], *part.shape[1:]), part.dtype)
+                sides[side][rows] = part
+        return QuantizedWeight(info.weight_format, **sides)
+
+    def _by_rows(self, stack: TensorStack, num_rows: int) -> Iterator[tuple[slice, Any]]:
+        """Yield the stored tensors with their rows in the stack; mapped pages are dropped after each."""
+        per_expert = num_rows // len(stack.stored_names)
+        for number, name in enumerate(stack.stored_names):
+            values = self._stored.array(name)
+            yield slice(number * per_expert, (number + 1) * per_expert), values
+            if not isinstance(values, QuantizedWeight):
+                drop_mapped_pages(values)
+
+
+def _names_of(stack: TensorStack | FusedSlice) -> tuple[str, ...]:
+    return stack.stored_names if isinstance(stack, TensorStack) else (stack.stored_name,)
+
+
+_GATE, _UP, _DOWN = "gate_proj", "up_proj", "down_proj"
+_FUSED = "gate_up_proj"
+
+
+def expert_stacks(
+    stored: StoredTensors,
+    modules: Mapping[str, str],
+    num_experts: int,
+    projections: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, TensorStack | FusedSlice]:
+    """Return the stacks of experts: `{module}.gate_proj.weight`, `up_proj` and `down_proj` for each of the `modules`.
+
+    `modules` are the graph's names of experts (`model.layers.0.mlp.experts`) and the checkpoint's names of them. Stored
+    are tensors `{stored module}.{expert}.gate_proj.weight`, or the fused tensors `{stored module}.gate_up_proj`
+    [E, 2 · I, D] and `down_proj` [E, D, I]. `projections` are the checkpoint's names of projections, where they differ.
+    Experts that are stored in neither way are left out: they are stacks already, or the check of names reports them.
+
+    CheckpointError names the first tensor that is missing where a layer has some of its experts.
+    """
+    names = set(stored.names)
+    stacks: dict[str, TensorStack | FusedSlice] = {}
+    for module, stored_module in modules.items():
+        for name in (_GATE, _UP, _DOWN):
+            stored_name = projections.get(name, name)
+            experts = tuple(f"{stored_module}.{expert}.{stored_name}.weight" for expert in range(num_experts))
+            missing = [one for one in experts if one not in names]
+            if not missing:
+                stacks[f"{module}.{name}.weight"] = TensorStack(experts)
+            elif len(missing) < num_experts:
+                raise CheckpointError(
+                    f"The checkpoint has no tensor {missing[0]!r}, but others of the {num_experts} experts of that "
+                    "layer. Fetch the weights again, and check the number of experts in config.json."
+                )
+        fused, down = f"{stored_module}.{_FUSED}", f"{stored_module}.{_DOWN}"
+        if {fused, down} <= names:
+            half = stored.info(fused).shape[1] // 2
+            stacks[f"{module}.{_GATE}.weight"] = FusedSlice(fused, end=half)
+            stacks[f"{module}.{_UP}.weight"] = FusedSlice(fused, begin=half)
+            stacks[f"{module}.{_DOWN}.weight"] = FusedSlice(down)
+    return stacks

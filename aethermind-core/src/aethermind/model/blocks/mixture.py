@@ -1,0 +1,67 @@
+"""A mixture of experts: the feed-forward network of sparse layers (Shazeer et al. 2017, arXiv:1701.06538).
+
+Shapes: T tokens, D hidden_size, E experts, A experts of a token, I the intermediate size of an expert, S that of a
+shared one.
+"""
+
+from __future__ import annotations
+
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.ir import Value
+from aethermind.model.blocks.decoder import FeedForward
+from aethermind.model.blocks.layers import swiglu_mlp
+from aethermind.model.config import DecoderConfig
+from aethermind.model.mixture import MixtureConfig
+
+__all__ = ["mixture_mlps", "moe_mlp"]
+
+
+def mixture_mlps(config: DecoderConfig, mixture: MixtureConfig, names: str = "model.layers.{layer}.mlp") -> FeedForward:
+    """The feed-forward networks of a decoder's layers: `moe_mlp` in sparse ones, and `swiglu_mlp` in dense ones.
+
+    `names` are the networks' names, with `{layer}` for the number of the layer. For `blocks.decoder`.
+    """
+
+    def write(builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        prefix = names.format(layer=layer)
+        if mixture.is_sparse[layer]:
+            return moe_mlp(builder, x_TD, config, mixture, prefix)
+        return swiglu_mlp(builder, x_TD, config, prefix)
+
+    return write
+
+
+def moe_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, mixture: MixtureConfig, prefix: str) -> Value:
+    """The sum of the experts that the router chooses for each token, weighted by its probabilities, [T, D].
+
+    Weights: the router `{prefix}.gate.weight` [E, D], and the experts as stacks, expert after expert (see
+    `checkpoint.expert_stacks`): `{prefix}.experts.gate_proj.weight` and `up_proj` [E · I, D], `down_proj` [E · D, I].
+    With a shared expert, which all tokens use, scaled by a sigmoid (Qwen2-MoE): `{prefix}.shared_expert.gate_proj`,
+    `up_proj` [S, D], `down_proj` [D, S] and `{prefix}.shared_expert_gate.weight` [1, D].
+    """
+    hidden, num_experts, width = config.hidden_size, mixture.num_experts, mixture.width
+    router_ED = builder.parameter(f"{prefix}.gate.weight", (num_experts, hidden))
+    gate = builder.parameter(f"{prefix}.experts.gate_proj.weight", (num_experts * width, hidden))
+    up = builder.parameter(f"{prefix}.experts.up_proj.weight", (num_experts * width, hidden))
+    down = builder.parameter(f"{prefix}.experts.down_proj.weight", (num_experts * hidden, width))
+    with builder.scope(prefix):
+        logits_TE = builder.op("router_logits", x_TD, router_ED)
+        ids_TA, weights_TA = builder.op(
+            "router_topk", logits_TE, None, k=mixture.num_experts_per_tok, renormalize=mixture.renormalize
+        )
+        out_TD: Value = builder.op("moe_swiglu", x_TD, ids_TA, weights_TA, gate, up, down, num_experts=num_experts)
+    if mixture.shared_width:
+        shared_TD = _shared_expert(builder, x_TD, config, mixture.shared_width, prefix)
+        with builder.scope(prefix):
+            out_TD = builder.op("add", out_TD, shared_TD)
+    return out_TD
+
+
+def _shared_expert(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, width: int, prefix: str) -> Value:
+    out_TD = swiglu_mlp(builder, x_TD, config, f"{prefix}.shared_expert", width=width)
+    gate_1D = builder.parameter(f"{prefix}.shared_expert_gate.weight", (1, config.hidden_size))
+    with builder.scope(f"{prefix}.shared_expert_gate"):
+        logits_T1 = builder.op("router_logits", x_TD, gate_1D)
+        _, scale_T1 = builder.op("router_topk", logits_T1, None, k=1, sigmoid=True)
+        scaled_TD: Value = builder.op("moe_combine", builder.op("split_last", out_TD, count=1), scale_T1)
+    return scaled_TD

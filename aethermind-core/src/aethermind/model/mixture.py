@@ -1,0 +1,76 @@
+"""The configuration of a mixture of experts, in Hugging Face's field names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.errors import ConfigError
+from aethermind.model.config import positive_int
+
+__all__ = ["MixtureConfig", "read_mixture_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureConfig:
+    """The feed-forward networks of a decoder in which some layers are mixtures of experts.
+
+    Attributes:
+        num_experts: the experts of a layer.
+        num_experts_per_tok: how many of them a token uses.
+        width: the intermediate size of an expert.
+        renormalize: whether the router's probabilities of a token's experts are divided by their sum.
+        is_sparse: for each layer, whether it is a mixture; the others are dense.
+        shared_width: the intermediate size of an expert that all tokens use in addition; 0 where there is none.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    width: int
+    renormalize: bool
+    is_sparse: tuple[bool, ...]
+    shared_width: int = 0
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that are mixtures."""
+        return tuple(layer for layer, is_sparse in enumerate(self.is_sparse) if is_sparse)
+
+
+_COUNTS = ("num_experts", "num_local_experts")
+
+
+def read_mixture_config(
+    raw: Mapping[str, Any],
+    num_layers: int,
+    *,
+    defaults: Mapping[str, Any],
+    width: str = "moe_intermediate_size",
+    shared_width: str | None = None,
+) -> MixtureConfig:
+    """Read the fields about experts of config.json; missing ones come from the architecture's `defaults`.
+
+    The number of experts is `num_experts` or, in some versions of transformers, `num_local_experts`; `width` and
+    `shared_width` are the architecture's names of these fields. Layer i is sparse where `decoder_sparse_step` divides
+    i + 1, unless `mlp_only_layers` lists it. ConfigError names a bad field.
+    """
+    fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
+    count = next((name for name in _COUNTS if raw.get(name) is not None), _COUNTS[0])
+    num_experts, num_chosen = positive_int(fields, count), positive_int(fields, "num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise ConfigError(f"num_experts_per_tok ({num_chosen}) is larger than {count} ({num_experts}) in config.json.")
+    renormalize = fields.get("norm_topk_prob", False)
+    if not isinstance(renormalize, bool):
+        raise ConfigError(f"norm_topk_prob in config.json should be true or false, got {renormalize!r}.")
+    step, dense = positive_int(fields, "decoder_sparse_step", default=1), fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in dense):
+        raise ConfigError(f"mlp_only_layers in config.json should be a list of layers, got {dense!r:.80}.")
+    return MixtureConfig(
+        num_experts,
+        num_chosen,
+        positive_int(fields, width),
+        renormalize,
+        tuple((layer + 1) % step == 0 and layer not in dense for layer in range(num_layers)),
+        0 if shared_width is None else positive_int(fields, shared_width),
+    )

@@ -1,0 +1,123 @@
+"""Mixtral and OLMoE as graphs: the common decoder with mixtures of experts in all layers.
+
+Mixtral (Jiang et al. 2024, arXiv:2401.04088) weights a token's experts so that they sum to one. OLMoE (Muennighoff et
+al. 2024, arXiv:2409.02060) need not, and norms queries and keys over all heads of a token at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import StackedTensors, StoredTensors, TensorStack, expert_stacks
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, MixtureConfig, StepInputs, read_decoder_config, read_mixture_config
+from aethermind.model.blocks import decoder, mixture_mlps
+from aethermind.model.known_fields import FieldTable, ignored, refused, used
+
+__all__ = ["MIXTRAL", "OLMOE"]
+
+_MIXTRAL: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+_OLMOE: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
+
+_MIXTRAL_FIELDS: FieldTable = {
+    **used("are sizes of layers of experts", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **ignored("matters while a model is trained", "router_jitter_noise"),
+    **ignored("the tensors say it: Mixtral has no biases", "attention_bias"),
+}
+_OLMOE_FIELDS: FieldTable = {
+    **used("are sizes of layers of experts", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **used("says whether weights of a token's experts sum to one", "norm_topk_prob"),
+    **used("says whether projections of attention have biases", "attention_bias"),
+    **refused("queries, keys and values are not clipped; take another model", clip_qkv=None),
+}
+
+_STORED_MLP = "block_sparse_moe"
+"""The name of Mixtral's feed-forward networks in Hugging Face's checkpoints; in GGUF files they are named as others."""
+_STORED_PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLlama:
+    """A decoder whose layers are all mixtures of experts."""
+
+    config: DecoderConfig
+    mixture: MixtureConfig
+    has_bias: bool = False
+    is_qk_norm_whole: bool = False
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Build the logits, float32 [R, vocab_size]."""
+        return decoder(
+            builder,
+            inputs,
+            self.config,
+            max_model_len,
+            has_qkv_bias=self.has_bias,
+            has_qk_norm=self.is_qk_norm_whole,
+            has_output_bias=self.has_bias,
+            is_qk_norm_whole=self.is_qk_norm_whole,
+            mlp=mixture_mlps(self.config, self.mixture),
+        )
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Stack the experts of each layer; Mixtral's networks and projections have names of their own."""
+        layers = [f"model.layers.{layer}" for layer in self.mixture.sparse_layers]
+        routers = {f"{base}.mlp.gate.weight": f"{base}.{_STORED_MLP}.gate.weight" for base in layers}
+        if not set(routers.values()) <= set(stored.names):
+            modules = {f"{base}.mlp.experts": f"{base}.mlp.experts" for base in layers}
+            return StackedTensors(stored, expert_stacks(stored, modules, self.mixture.num_experts))
+        modules = {f"{base}.mlp.experts": f"{base}.{_STORED_MLP}.experts" for base in layers}
+        stacks = expert_stacks(stored, modules, self.mixture.num_experts, _STORED_PROJECTIONS)
+        return StackedTensors(stored, {**stacks, **{name: TensorStack((old,)) for name, old in routers.items()}})
+
+
+class MixtralArchitecture:
+    """`MixtralForCausalLM`: Mixtral 8x7B and 8x22B. A sliding window applies to all layers."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _MIXTRAL_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> SparseLlama:
+        has_window = raw.get("sliding_window") is not None and raw.get("layer_types") is None
+        windows = {"use_sliding_window": True, "max_window_layers": 0} if has_window else {}
+        config = read_decoder_config({**raw, **windows}, defaults=_MIXTRAL)
+        return SparseLlama(config, _mixture(raw, config, _MIXTRAL))
+
+
+class OlmoeArchitecture:
+    """`OlmoeForCausalLM`: OLMoE-1B-7B."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _OLMOE_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> SparseLlama:
+        if raw.get("clip_qkv") is not None:
+            raise ConfigError("clip_qkv is set in config.json; this package clips no queries, keys or values.")
+        config = read_decoder_config(raw, defaults=_OLMOE)
+        mixture = _mixture(raw, config, _OLMOE)
+        return SparseLlama(config, mixture, bool(raw.get("attention_bias", False)), is_qk_norm_whole=True)
+
+
+def _mixture(raw: Mapping[str, Any], config: DecoderConfig, defaults: Mapping[str, Any]) -> MixtureConfig:
+    """Read the mixture; `intermediate_size` is that of an expert, and all layers are sparse."""
+    return read_mixture_config(raw, config.num_hidden_layers, defaults=defaults, width="intermediate_size")
+
+
+MIXTRAL = MixtralArchitecture()
+OLMOE = OlmoeArchitecture()

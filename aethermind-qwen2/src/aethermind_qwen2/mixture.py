@@ -1,0 +1,122 @@
+"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B) and Qwen3-MoE as graphs: Qwen's decoders with mixtures of experts.
+
+Qwen2-MoE has an expert that all tokens use beside those that the router chooses (Yang et al. 2024, arXiv:2407.10671);
+Qwen3-MoE has none (Yang et al. 2025, arXiv:2505.09388).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import StackedTensors, StoredTensors, expert_stacks
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, MixtureConfig, StepInputs, read_decoder_config, read_mixture_config
+from aethermind.model.blocks import decoder, mixture_mlps
+from aethermind.model.known_fields import FieldTable, used
+
+__all__ = ["QWEN2_MOE", "QWEN3_MOE"]
+
+_COMMON: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 1,
+}
+_QWEN2_MOE: Mapping[str, Any] = {
+    **_COMMON,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+}
+_QWEN3_MOE: Mapping[str, Any] = {
+    **_COMMON,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+
+_MIXTURE_FIELDS: FieldTable = {
+    **used("are sizes of layers of experts", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **used("are sizes of layers of experts", "moe_intermediate_size"),
+    **used("says whether weights of a token's experts sum to one", "norm_topk_prob"),
+    **used("say which layers have experts", "decoder_sparse_step", "mlp_only_layers"),
+}
+_QWEN2_MOE_FIELDS: FieldTable = {
+    **_MIXTURE_FIELDS,
+    **used("is the size of the expert that all tokens use", "shared_expert_intermediate_size"),
+    **used("says whether Q, K and V have biases", "qkv_bias"),
+}
+_QWEN3_MOE_FIELDS: FieldTable = {
+    **_MIXTURE_FIELDS,
+    **used("says whether projections of attention have biases", "attention_bias"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QwenMoe:
+    """A Qwen model with mixtures of experts: its configuration and the differences between generations."""
+
+    config: DecoderConfig
+    mixture: MixtureConfig
+    has_qkv_bias: bool
+    has_qk_norm: bool
+    has_output_bias: bool = False
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Build the logits, float32 [R, vocab_size]."""
+        return decoder(
+            builder,
+            inputs,
+            self.config,
+            max_model_len,
+            has_qkv_bias=self.has_qkv_bias,
+            has_qk_norm=self.has_qk_norm,
+            has_output_bias=self.has_output_bias,
+            mlp=mixture_mlps(self.config, self.mixture),
+        )
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Stack the experts of each layer."""
+        modules = [f"model.layers.{layer}.mlp.experts" for layer in self.mixture.sparse_layers]
+        stacks = expert_stacks(stored, dict(zip(modules, modules, strict=True)), self.mixture.num_experts)
+        return StackedTensors(stored, stacks)
+
+
+class Qwen2MoeArchitecture:
+    """`Qwen2MoeForCausalLM`: Qwen1.5-MoE and Qwen2-57B-A14B."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _QWEN2_MOE_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> QwenMoe:
+        if raw.get("use_sliding_window") and raw.get("layer_types") is None:
+            raise ConfigError(
+                "use_sliding_window is true in config.json, which versions of transformers read differently for this "
+                "architecture. Add layer_types, which say what each layer is."
+            )
+        config = read_decoder_config(raw, defaults=_QWEN2_MOE)
+        width = "shared_expert_intermediate_size"
+        mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN2_MOE, shared_width=width)
+        return QwenMoe(config, mixture, has_qkv_bias=bool(raw.get("qkv_bias", True)), has_qk_norm=False)
+
+
+class Qwen3MoeArchitecture:
+    """`Qwen3MoeForCausalLM`: Qwen3-30B-A3B and Qwen3-235B-A22B. A sliding window applies to all layers."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _QWEN3_MOE_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> QwenMoe:
+        has_bias = bool(raw.get("attention_bias", False))
+        config = read_decoder_config({**raw, "max_window_layers": 0}, defaults=_QWEN3_MOE)
+        mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN3_MOE)
+        return QwenMoe(config, mixture, has_bias, has_qk_norm=True, has_output_bias=has_bias)
+
+
+QWEN2_MOE = Qwen2MoeArchitecture()
+QWEN3_MOE = Qwen3MoeArchitecture()
