@@ -15,7 +15,7 @@ from aethermind.server.openai.embeddings import EmbeddingRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.responses import ResponseRequest
-from aethermind.server.openai.unknown_fields import OF_ANSWERS, OF_EMBEDDINGS, IgnoredFields
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_EMBEDDINGS, UNSUPPORTED_IN_GENERATION, IgnoredFields
 
 COMPLETION = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
@@ -186,14 +186,14 @@ def test_no_field_of_another_endpoint_is_ignored(kind: type[StrictModel]) -> Non
     """A client that sends `max_tokens` to /v1/responses would get an answer of another length."""
     harmless = {"stream", "store", "user", "parallel_tool_calls", "reasoning_effort", "reasoning", "stream_options"}
     of_others = {name for other in (CompletionRequest, ChatRequest, ResponseRequest) for name in other.model_fields}
-    assert of_others - set(kind.model_fields) - harmless <= OF_ANSWERS.keys()
+    assert of_others - set(kind.model_fields) - harmless <= UNSUPPORTED_IN_GENERATION.keys()
 
 
 @pytest.mark.parametrize("extra", [{"input_type": "query"}, {"normalize": False}, {"truncate_prompt_tokens": 5}])
 def test_a_foreign_field_that_would_change_an_embedding_is_a_400(http: httpx.Client, extra: dict[str, Any]) -> None:
     error = http.post("/v1/embeddings", json={**EMBEDDING, **extra}).json()["error"]
     assert error["param"] in extra
-    assert extra.keys() <= OF_EMBEDDINGS.keys()
+    assert extra.keys() <= UNSUPPORTED_IN_EMBEDDINGS.keys()
     assert http.post("/v1/embeddings", json={**EMBEDDING, "normalize": True, "truncate": "NONE"}).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""The `aethermind` command: one module per verb, each imported when it is needed."""
+"""The `aethermind` command: one module per command, each imported when it is needed."""
 
 from __future__ import annotations
 

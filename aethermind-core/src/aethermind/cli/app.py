@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands with their summaries, without importing the built-in ones."""
-        rows = [(name, verb.summary) for name, verb in COMMANDS.items()]
+        rows = [(name, spec.summary) for name, spec in COMMANDS.items()]
         rows += [(name, command.get_short_help_str(limit=80)) for name, command in sorted(self._of_plugins.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -137,7 +137,7 @@ def _discard_if_reader_closed(stream: TextIO) -> bool:
 
 
 def _takes_settings(command: Any) -> bool:
-    """Whether a verb, or a verb of a group, has options that can come from a file."""
+    """Whether a command, or a command of a group, has options that can come from a file."""
     if any(parameter.name == "config_file" for parameter in command.params):
         return True
     return any(map(_takes_settings, getattr(command, "commands", {}).values()))

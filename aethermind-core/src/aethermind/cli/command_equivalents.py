@@ -1,4 +1,4 @@
-"""LazyCommands of Ollama, vLLM, llama.cpp and SGLang, each with the equivalent command."""
+"""Commands of Ollama, vLLM, llama.cpp and SGLang, each with the equivalent command here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 __all__ = ["EQUIVALENTS", "equivalent_command"]
 
 
-def equivalent_command(verb: str, args: Sequence[str]) -> str | None:
-    """The equivalent of another program's verb with these arguments, or None.
+def equivalent_command(command: str, args: Sequence[str]) -> str | None:
+    """The equivalent of another program's command with these arguments, or None.
 
     The result ends a sentence that begins with "Type".
     """
-    answer = EQUIVALENTS.get(verb)
+    answer = EQUIVALENTS.get(command)
     return None if answer is None else answer([word for word in args if not word.startswith("-")])
 
 
@@ -62,7 +62,7 @@ def _help(words: Sequence[str]) -> str:
     return f"`aethermind {shlex.join([*words, '--help'])}`"
 
 
-def _own_model(words: Sequence[str]) -> str:
+def _use_model_files(words: Sequence[str]) -> str:
     return f"`aethermind chat {_model(words)}`: a model is a directory or a .gguf file, which nothing has to register"
 
 
@@ -74,8 +74,8 @@ EQUIVALENTS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "cli": _run,
     "complete": _complete,
     "completions": lambda _: "`aethermind completion bash`, `zsh` or `fish`",
-    "cp": _own_model,
-    "create": _own_model,
+    "cp": _use_model_files,
+    "create": _use_model_files,
     "download": _pull,
     "embed": lambda _: "`aethermind serve MODEL`, and ask its /v1/embeddings; in Python `LLM(…).embed(…)`",
     "help": _help,

@@ -1,4 +1,4 @@
-"""Commands whose options are settings: values without a flag come from variables and the file before the verb runs.
+"""Commands whose options are settings: values without a flag come from variables and the file before the command runs.
 
 Unless there is a file, or a variable besides the short ones, the modules that merge layers are not imported.
 """
@@ -32,13 +32,13 @@ _NAMED = "named_model"
 
 
 class ConfiguredCommand(TyperCommand):
-    """A verb whose options are settings. Adds `--config`, `--print-config` and `--log-level`.
+    """A command whose options are settings. Adds `--config`, `--print-config` and `--log-level`.
 
-    A verb that takes a model and has no arguments of its own also takes the model as an argument.
+    A command that takes a model and has no arguments of its own also takes the model as an argument.
     """
 
     log_level = "warning"
-    """The level from which on the verb logs by default."""
+    """The level from which on the command logs by default."""
 
     def __init__(self, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
@@ -133,7 +133,7 @@ class ConfiguredCommand(TyperCommand):
 
 
 class ServingCommand(ConfiguredCommand):
-    """A verb that runs until it is stopped and logs a line for each request."""
+    """A command that runs until it is stopped and logs a line for each request."""
 
     log_level = "info"
 

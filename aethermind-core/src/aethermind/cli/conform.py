@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,8 +75,6 @@ def conform(
     from aethermind.runtime import Runtime
     from aethermind.testing.run import SUITES, run_family, run_suites
 
-    progress = _Progress(not as_json)
-    expected = None if expectations is None else str(expectations)
     runtime = Runtime.boot()
     is_family = _is_family(runtime, name)
     _check_flags(ctx, name, _DEVICE_FLAGS if is_family else _FAMILY_FLAGS)
@@ -87,28 +85,18 @@ def conform(
         runtime.devices.select(compare)
     if badge is not None:
         check_writable(badge, "Badge")
+    selection: dict[str, Any] = {
+        "expectations": None if expectations is None else str(expectations),
+        "keyword": keyword,
+        "stop_at_failure": exit_first,
+        "timeout_s": timeout,
+    }
+    progress = _Progress(not as_json)
     try:
         if is_family:
-            report = run_family(
-                name,
-                device=device,
-                expectations=expected,
-                keyword=keyword,
-                stop_at_failure=exit_first,
-                timeout_s=timeout,
-                on_case=progress,
-            )
+            report = run_family(name, device=device, on_case=progress, **selection)
         else:
-            report = run_suites(
-                name,
-                suites=suites,
-                model=model,
-                expectations=expected,
-                keyword=keyword,
-                stop_at_failure=exit_first,
-                timeout_s=timeout,
-                on_case=progress,
-            )
+            report = run_suites(name, suites=suites, model=model, on_case=progress, **selection)
     finally:
         progress.clear()
     if badge is not None:

@@ -89,34 +89,38 @@ def explain(
     if diff is not None:
         if is_flag(ctx, "device"):
             raise InvalidArgumentError("--diff names both devices itself; leave --device out.")
-        report = compare_devices(
-            options.chosen_model(model),
-            diff,
-            prompt,
-            tokens,
-            fuse=not no_fuse,
-            rtol=rtol,
-            atol=atol,
-            **settings,
-        )
-        if as_json:
-            console.print_json(report)
-        else:
-            print_diff(report)
-        raise typer.Exit(1 if report["first_divergence"] else 0)
+        comparison = {"fuse": not no_fuse, "rtol": rtol, "atol": atol, **settings}
+        _explain_difference(options.chosen_model(model), diff, prompt, tokens, comparison, as_json=as_json)
     if no_fuse or (prompt, tokens, rtol, atol) != (DEFAULT_PROMPT, 1, None, None):
         raise InvalidArgumentError(
             "--prompt, --tokens, --no-fuse, --rtol and --atol say how --diff A B compares; add it."
         )
+    _explain_kernels(options.chosen_model(model), {"device": device, **settings}, as_json=as_json)
+
+
+def _explain_difference(
+    model: str, devices: tuple[str, str], prompt: str, num_tokens: int, settings: dict[str, Any], *, as_json: bool
+) -> None:
+    """Print where two devices disagree, and exit with 1 if they do."""
+    report = compare_devices(model, devices, prompt, num_tokens, **settings)
+    if as_json:
+        console.print_json(report)
+    else:
+        print_diff(report)
+    raise typer.Exit(1 if report["first_divergence"] else 0)
+
+
+def _explain_kernels(model: str, settings: dict[str, Any], *, as_json: bool) -> None:
+    """Print which kernel runs each operator, and exit with 1 if the device lacks one that it needs."""
     from aethermind.engine.config import EngineConfig
     from aethermind.engine.loading.loader import compile_model, open_to_explain
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
-    config = EngineConfig.of(device=device, **settings)
+    config = EngineConfig.of(**settings)
     opened = open_to_explain(runtime, config)
     with closing(opened.backend):
-        compiled = compile_model(runtime, options.chosen_model(model), config, opened=opened)
+        compiled = compile_model(runtime, model, config, opened=opened)
         report = examine(compiled) | {"provenance": _provenance(runtime, compiled)}
     if as_json:
         console.print_json(report)

@@ -29,17 +29,17 @@ __all__ = [
 _log = log.get_logger(__name__)
 
 
-def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb as the command line calls it, with an option for each setting.
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as the command line calls it, with an option for each setting.
 
-    A parameter annotated with a dataclass of settings becomes one option per field, at its place; the verb gets an
+    A parameter annotated with a dataclass of settings becomes one option per field, at its place; the command gets an
     instance. One annotated with `Annotated[type, Setting]` becomes that setting's option, with the setting's default
     unless it has its own.
     """
-    hints = get_type_hints(verb, include_extras=True)
+    hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[Parameter] = []
-    for parameter in signature(verb).parameters.values():
+    for parameter in signature(command).parameters.values():
         if parameter.name in groups:
             parameters += map(_parameter, settings_of(groups[parameter.name]).values())
         else:
@@ -47,9 +47,9 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
     def called(**given: Any) -> None:
         taken = {name: _group(kind, given) for name, kind in groups.items()}
-        verb(**given, **taken)
+        command(**given, **taken)
 
-    called.__name__, called.__doc__ = verb.__name__, verb.__doc__
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called

@@ -15,7 +15,7 @@ from aethermind.cli import console, options
 from aethermind.cli.console import TextWriter
 from aethermind.cli.flags import with_settings
 from aethermind.cli.progress import PrefillProgress
-from aethermind.cli.prompt_text import doubt_prompt, read_text
+from aethermind.cli.prompt_text import note_if_prompt_looks_like_model, read_text
 from aethermind.cli.settings import (
     SAMPLING_DEFAULTS,
     ExecutionOptions,
@@ -83,7 +83,7 @@ def generate(
         n=n,
         logprobs=logprobs,
     )
-    doubt_prompt(prompt, "generate", model=model, chosen=options.chosen_model(model))
+    note_if_prompt_looks_like_model(prompt, "generate", model=model, chosen=options.chosen_model(model))
     with closing(open_llm(options.chosen_model(model), numbers, engine, execution, max_num_seqs=n)) as llm:
         params = SamplingParams(**with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given))
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats

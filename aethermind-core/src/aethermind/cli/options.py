@@ -1,4 +1,4 @@
-"""Options that several verbs share, their checks, and the model and adapter that they select."""
+"""Options that several commands share, their checks, and the model and adapter that they select."""
 
 from __future__ import annotations
 

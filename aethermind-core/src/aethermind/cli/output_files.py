@@ -31,11 +31,11 @@ def check_writable(path: Path, noun: str) -> None:
     Pipes and devices are not opened, because opening and closing one may end its reader.
     """
     with writing(path, noun):
-        is_there = path.exists()
-        if is_there and not (path.is_file() or path.is_dir()):
+        exists = path.exists()
+        if exists and not (path.is_file() or path.is_dir()):
             return
         path.open("a").close()
-        if not is_there:
+        if not exists:
             path.unlink()
 
 

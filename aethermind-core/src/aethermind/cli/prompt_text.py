@@ -13,7 +13,11 @@ from typing import TextIO
 from aethermind.cli import console
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["doubt_prompt", "looks_like_model", "read_text"]
+__all__ = [
+    "looks_like_model",
+    "note_if_prompt_looks_like_model",
+    "read_text",
+]
 
 _MODEL = re.compile(r"(\.{0,2}|~)/\S*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|\S+\.(gguf|safetensors)", re.ASCII)
 """A path, a name of the Hugging Face Hub's form, or a file of weights."""
@@ -54,12 +58,12 @@ def looks_like_model(text: str) -> bool:
     return bool(_MODEL.fullmatch(text)) or (len(text) < 256 and "\0" not in text and os.path.isdir(text))
 
 
-def doubt_prompt(text: str | None, verb: str, *, model: str | None, chosen: str) -> None:
-    """Remark on stderr that a text with the form of a model's name is used as text, unless a model is given too."""
+def note_if_prompt_looks_like_model(text: str | None, command: str, *, model: str | None, chosen: str) -> None:
+    """Note on stderr that a text with the form of a model's name is used as text, unless a model is given too."""
     if text is not None and model is None and text != "-" and looks_like_model(text):
         console.print_note(
             f"[{text} is taken as the text, for the model {chosen}. "
-            f'To name a model: aethermind {verb} --model {shlex.quote(text)} "Once upon a time"]'
+            f'To name a model: aethermind {command} --model {shlex.quote(text)} "Once upon a time"]'
         )
 
 

@@ -82,12 +82,8 @@ def serve(
     quota = server.Quota(limits.max_concurrency_per_key, limits.requests_per_minute, limits.tokens_per_minute)
     tenants = tenants_of(access, quota)
     paths = named_models(model, served_model_name)
-    if model_options.tokenizer is not None and len(paths) > 1:
-        raise InvalidArgumentError("--tokenizer is for one model, but several are given. Serve them one by one.")
-    if model_options.adapters and len(paths) > 1:
-        raise InvalidArgumentError("--adapter is for one model, but several are given. Serve them one by one.")
-    if chat_template is not None and len(paths) > 1:
-        raise InvalidArgumentError("--chat-template is for one model, but several are given. Serve them one by one.")
+    if len(paths) > 1:
+        _check_options_of_several_models(model_options, chat_template)
     template = None if chat_template is None else ChosenTemplate.read(chat_template)
     if taken := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
@@ -132,6 +128,18 @@ def serve(
                 on_ready=announce,
             )
         )
+
+
+def _check_options_of_several_models(model_options: ModelOptions, chat_template: str | None) -> None:
+    """InvalidArgumentError for an option that is meant for one model."""
+    given = {
+        "--tokenizer": model_options.tokenizer is not None,
+        "--adapter": bool(model_options.adapters),
+        "--chat-template": chat_template is not None,
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise InvalidArgumentError(f"{flag} is for one model, but several are given. Serve them one by one.")
 
 
 def tenants_of(access: AccessOptions, quota: Quota) -> Any:

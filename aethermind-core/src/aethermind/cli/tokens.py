@@ -9,7 +9,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
-from aethermind.cli.prompt_text import doubt_prompt, read_text
+from aethermind.cli.prompt_text import note_if_prompt_looks_like_model, read_text
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def tokenize(
     are recognised.
     """
     content = read_text(text, file, noun="text", option="--file")
-    doubt_prompt(text, "tokenize", model=model or tokenizer, chosen=options.chosen_model(model))
+    note_if_prompt_looks_like_model(text, "tokenize", model=model or tokenizer, chosen=options.chosen_model(model))
     opened = open_tokenizer(model, tokenizer)
     token_ids = opened.encode(content)
     if as_json:

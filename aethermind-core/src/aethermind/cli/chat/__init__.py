@@ -1,6 +1,6 @@
 """`aethermind chat`: a conversation on the terminal, or through a pipe.
 
-command        the verb and its options
+command        the command and its options
 repl           the loop: read an entry, answer it; Ctrl-C
 conversation   messages and settings as data, and their JSON files
 readers        entries from a terminal or a pipe

@@ -1,4 +1,4 @@
-"""`aethermind chat`: the verb and its options."""
+"""`aethermind chat`: the command and its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aethermind simulate`: the verb, which replays a trace under each policy and prints their metrics."""
+"""`aethermind simulate`: replays a trace under each policy and prints their metrics."""
 
 from __future__ import annotations
 
@@ -96,12 +96,7 @@ def simulate(
     check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
     if plot is not None:
         check_plot(plot)
-    if cost_model is not None and calibrate is not None:
-        raise InvalidArgumentError("Both --cost-model and --calibrate say what a step costs; pass one of them.")
-    if calibrate is None and (idle := [name for name in ("device", "load_format") if is_flag(ctx, name)]):
-        raise InvalidArgumentError(
-            f"--{idle[0].replace('_', '-')} is about the model that --calibrate measures; add that, or leave it out."
-        )
+    _check_cost_options(ctx, cost_model, calibrate)
     runtime = Runtime.boot()
     names = list(dict.fromkeys(name.strip() for name in scheduling_policy.split(",")))
     for name in names:
@@ -140,6 +135,16 @@ def simulate(
         print_table(report)
     if plot is not None:
         draw(runs, plot)
+
+
+def _check_cost_options(ctx: typer.Context, cost_model: Path | None, calibrate: str | None) -> None:
+    """InvalidArgumentError for two sources of costs, or for options of a model that is not measured."""
+    if cost_model is not None and calibrate is not None:
+        raise InvalidArgumentError("Both --cost-model and --calibrate say what a step costs; pass one of them.")
+    if calibrate is None and (unused := [name for name in ("device", "load_format") if is_flag(ctx, name)]):
+        raise InvalidArgumentError(
+            f"--{unused[0].replace('_', '-')} is about the model that --calibrate measures; add that, or leave it out."
+        )
 
 
 def _run(

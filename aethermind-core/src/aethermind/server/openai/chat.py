@@ -22,7 +22,7 @@ from aethermind.server.openai.tools import (
     call_constraint,
     delta_of,
 )
-from aethermind.server.openai.unknown_fields import OF_CHATS, OF_MESSAGES, ForeignField
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_MESSAGES, UnsupportedField
 from aethermind.server.sse import TextEvents
 from aethermind.text.answer_parser import AnswerParser, Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
@@ -60,7 +60,7 @@ class ChatMessage(StrictModel):
     """
 
     location = "messages"
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_MESSAGES
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -91,7 +91,7 @@ class ChatMessage(StrictModel):
 class ChatRequest(SamplingFields):
     """The body of a request."""
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_CHATS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_CHATS
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None

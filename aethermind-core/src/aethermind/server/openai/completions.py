@@ -11,7 +11,7 @@ from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.generation import Answer, PromptState, answer_id, usage_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
-from aethermind.server.openai.unknown_fields import OF_PROMPTS, ForeignField
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_COMPLETIONS, UnsupportedField
 from aethermind.server.sse import TextEvents
 from aethermind.text.detokenizer import TokenOffsets, prompt_offsets
 
@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(SamplingFields):
     """The body of a request."""
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_PROMPTS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_COMPLETIONS
 
     prompt: TextsOrTokens
     echo: bool | None = None

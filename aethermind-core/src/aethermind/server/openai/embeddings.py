@@ -17,7 +17,7 @@ from aethermind.server.observation.observer import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.serving import CLIENT_CLOSED_REQUEST, TextsOrTokens, prompts_of
-from aethermind.server.openai.unknown_fields import OF_EMBEDDINGS, ForeignField
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_EMBEDDINGS, UnsupportedField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class EmbeddingRequest(StrictModel):
     the number that the model's embeddings have.
     """
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_EMBEDDINGS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_EMBEDDINGS
 
     model: str
     input: TextsOrTokens

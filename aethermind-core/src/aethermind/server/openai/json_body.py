@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from aethermind.server.admission import Limits
-    from aethermind.server.openai.unknown_fields import ForeignField, IgnoredFields
+    from aethermind.server.openai.unknown_fields import IgnoredFields, UnsupportedField
 
 __all__ = ["StrictModel", "body_of", "openapi_body", "validation_api_error"]
 
@@ -40,7 +40,7 @@ class StrictModel(BaseModel):
     location: ClassVar[str] = ""
     """The path of such objects in a request, for error messages; empty for the request itself."""
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = {}
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = {}
     """Unknown fields that would change the answer: always errors, unless their values are neutral."""
 
     ignores_unknown: ClassVar[bool] = True
@@ -59,10 +59,10 @@ class StrictModel(BaseModel):
         if value is None:
             return True
         path = f"{cls.location}.{name}" if cls.location else name
-        if (foreign := cls.foreign.get(name)) is not None:
-            if foreign.is_neutral(value):
+        if (unsupported := cls.unsupported.get(name)) is not None:
+            if unsupported.is_neutral(value):
                 return True
-            message = f"{path} is not supported with this value. {foreign.instead}"
+            message = f"{path} is not supported with this value. {unsupported.instead}"
             raise ApiError(400, message, param=path, code="unsupported_parameter")
         ignored: IgnoredFields | None = info.context
         if ignored is None or not cls.ignores_unknown:

@@ -15,7 +15,7 @@ from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
 from aethermind.server.openai.sampling import CommonFields, rename_field
-from aethermind.server.openai.unknown_fields import OF_CHATS, ForeignField
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UnsupportedField
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
@@ -180,7 +180,7 @@ class ReasoningOptions(StrictModel):
 class ResponseRequest(CommonFields):
     """The body of a request."""
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_CHATS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_CHATS
 
     input: str | list[InputItem]
     instructions: str | None = None

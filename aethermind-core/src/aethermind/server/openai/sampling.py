@@ -14,7 +14,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams, StructuredOutputs, optional, with_defaults
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.unknown_fields import OF_ANSWERS, OF_FORMATS, ForeignField
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_FORMATS, UNSUPPORTED_IN_GENERATION, UnsupportedField
 
 if TYPE_CHECKING:
     from aethermind.server.access import Tenant
@@ -66,7 +66,7 @@ class ResponseFormat(StrictModel):
     """The format of an answer. OpenAI's clients nest the schema in `json_schema`; llama.cpp's put it beside `type`."""
 
     location = "response_format"
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_FORMATS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_FORMATS
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -104,7 +104,7 @@ class CommonFields(StrictModel):
     of -1 is a random seed, as in vLLM and llama.cpp.
     """
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_GENERATION
 
     model: str
     temperature: int | float | None = None

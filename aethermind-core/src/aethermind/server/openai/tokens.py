@@ -13,7 +13,7 @@ from aethermind.server.openai.chat import ChatMessage, ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
 from aethermind.server.openai.tools import Tool, ToolChoice
-from aethermind.server.openai.unknown_fields import OF_ANSWERS, ForeignField
+from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_GENERATION, UnsupportedField
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest", "router"]
 
@@ -30,7 +30,7 @@ class TokenizeRequest(StrictModel):
     contains its special tokens.
     """
 
-    foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_GENERATION
 
     model: str
     prompt: str | None = None

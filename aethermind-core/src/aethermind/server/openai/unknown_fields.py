@@ -15,14 +15,14 @@ from aethermind.config.suggest import did_you_mean
 from aethermind.log import get_logger
 
 __all__ = [
-    "ForeignField",
     "IgnoredFields",
-    "OF_ANSWERS",
-    "OF_CHATS",
-    "OF_EMBEDDINGS",
-    "OF_FORMATS",
-    "OF_MESSAGES",
-    "OF_PROMPTS",
+    "UNSUPPORTED_IN_CHATS",
+    "UNSUPPORTED_IN_COMPLETIONS",
+    "UNSUPPORTED_IN_EMBEDDINGS",
+    "UNSUPPORTED_IN_FORMATS",
+    "UNSUPPORTED_IN_GENERATION",
+    "UNSUPPORTED_IN_MESSAGES",
+    "UnsupportedField",
 ]
 
 _MAX_NAMES = 100
@@ -54,7 +54,7 @@ class IgnoredFields:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignField:
+class UnsupportedField:
     """A field that would change the answer: its neutral values, and what to do instead of sending another value."""
 
     neutral: tuple[Any, ...] = ()
@@ -67,25 +67,25 @@ class ForeignField:
         )
 
 
-def _use(name: str, *neutral: Any) -> ForeignField:
-    return ForeignField(neutral, f"Use {name}.")
+def _use(name: str, *neutral: Any) -> UnsupportedField:
+    return UnsupportedField(neutral, f"Use {name}.")
 
 
-def _only(*neutral: Any) -> ForeignField:
+def _only(*neutral: Any) -> UnsupportedField:
     """A field without an equivalent here."""
-    return ForeignField(neutral)
+    return UnsupportedField(neutral)
 
 
 _NO_BEAMS = "Beam search is not supported; leave it out."
 _STRUCTURED = "structured_outputs, such as {}"
 
-_OF_OTHER_ENDPOINTS: dict[str, ForeignField] = {
+_OF_OTHER_ENDPOINTS: dict[str, UnsupportedField] = {
     "messages": _use("/v1/chat/completions, or give input"),
     "prompt": _use("messages or input, or /v1/completions"),
     "input": _use("messages or prompt, or /v1/responses"),
     "instructions": _use("a message of the system", ""),
-    "previous_response_id": ForeignField((), "Nothing is stored; send the whole conversation as input."),
-    "conversation": ForeignField((), "Nothing is stored; send the whole conversation as input."),
+    "previous_response_id": UnsupportedField((), "Nothing is stored; send the whole conversation as input."),
+    "conversation": UnsupportedField((), "Nothing is stored; send the whole conversation as input."),
     "background": _only(False),
     "include": _only([]),
     "text": _use("response_format", {}),
@@ -111,19 +111,19 @@ _OF_OTHER_ENDPOINTS: dict[str, ForeignField] = {
 }
 """Fields that other endpoints of this server have."""
 
-_OF_VLLM: dict[str, ForeignField] = {
-    "best_of": ForeignField((1,), "Use n, and choose among the answers."),
-    "use_beam_search": ForeignField((False,), _NO_BEAMS),
-    "length_penalty": ForeignField((1,), _NO_BEAMS),
-    "early_stopping": ForeignField((False,), _NO_BEAMS),
-    "skip_special_tokens": ForeignField((True,), "Special tokens are never part of the text; leave it out."),
-    "include_stop_str_in_output": ForeignField((False,), "stop_reason names the string that ended the answer."),
-    "suffix": ForeignField(("",), "Filling in the middle is not supported; write the model's own tokens for it."),
-    "add_generation_prompt": ForeignField((True,), "To continue a text as it stands, use /v1/completions."),
-    "continue_final_message": ForeignField((False,), "To continue a text as it stands, use /v1/completions."),
-    "truncate_prompt_tokens": ForeignField((), "/tokenize counts the tokens of a prompt; shorten it to those."),
-    "prompt_logprobs": ForeignField((), "/v1/completions has them with echo and logprobs."),
-    "return_token_ids": ForeignField((False,), "/tokenize has the ids of a text."),
+_OF_VLLM: dict[str, UnsupportedField] = {
+    "best_of": UnsupportedField((1,), "Use n, and choose among the answers."),
+    "use_beam_search": UnsupportedField((False,), _NO_BEAMS),
+    "length_penalty": UnsupportedField((1,), _NO_BEAMS),
+    "early_stopping": UnsupportedField((False,), _NO_BEAMS),
+    "skip_special_tokens": UnsupportedField((True,), "Special tokens are never part of the text; leave it out."),
+    "include_stop_str_in_output": UnsupportedField((False,), "stop_reason names the string that ended the answer."),
+    "suffix": UnsupportedField(("",), "Filling in the middle is not supported; write the model's own tokens for it."),
+    "add_generation_prompt": UnsupportedField((True,), "To continue a text as it stands, use /v1/completions."),
+    "continue_final_message": UnsupportedField((False,), "To continue a text as it stands, use /v1/completions."),
+    "truncate_prompt_tokens": UnsupportedField((), "/tokenize counts the tokens of a prompt; shorten it to those."),
+    "prompt_logprobs": UnsupportedField((), "/v1/completions has them with echo and logprobs."),
+    "return_token_ids": UnsupportedField((False,), "/tokenize has the ids of a text."),
     "return_tokens_as_token_ids": _only(False),
     "logits_processors": _only([]),
     "vllm_xargs": _only({}),
@@ -133,12 +133,12 @@ _OF_VLLM: dict[str, ForeignField] = {
     "guided_grammar": _use(_STRUCTURED.format('{"grammar": "…"}')),
     "guided_json_object": _use('response_format {"type": "json_object"}', False),
     "structural_tag": _use("structured_outputs"),
-    "chat_template": ForeignField((), "The server takes one when it starts: --chat-template FILE."),
-    "documents": ForeignField(([],), "Write them into a message, or give them in chat_template_kwargs."),
+    "chat_template": UnsupportedField((), "The server takes one when it starts: --chat-template FILE."),
+    "documents": UnsupportedField(([],), "Write them into a message, or give them in chat_template_kwargs."),
     "thinking_token_budget": _only(),
 }
 
-_OF_LLAMA_CPP_AND_OLLAMA: dict[str, ForeignField] = {
+_OF_LLAMA_CPP_AND_OLLAMA: dict[str, UnsupportedField] = {
     "n_predict": _use("max_tokens"),
     "num_predict": _use("max_tokens"),
     "n_probs": _use("logprobs", 0),
@@ -152,16 +152,16 @@ _OF_LLAMA_CPP_AND_OLLAMA: dict[str, ForeignField] = {
     "samplers": _only([]),
     "grammar": _use(_STRUCTURED.format('{"grammar": "…"}'), ""),
     "json_schema": _use('response_format {"type": "json_schema", "json_schema": {…}}', {}),
-    "lora": ForeignField(([],), "Name an adapter of the server as model."),
-    "options": ForeignField(({},), "Give its fields by themselves, in the names of OpenAI's API."),
+    "lora": UnsupportedField(([],), "Name an adapter of the server as model."),
+    "options": UnsupportedField(({},), "Give its fields by themselves, in the names of OpenAI's API."),
     "format": _use("response_format", ""),
     "think": _use('chat_template_kwargs, such as {"enable_thinking": true}'),
     "system": _use("a message of the system", "", []),
     "raw": _use("/v1/completions", False),
-    "template": ForeignField(("",), "The server takes one when it starts: --chat-template FILE."),
+    "template": UnsupportedField(("",), "The server takes one when it starts: --chat-template FILE."),
 }
 
-_OF_OTHERS: dict[str, ForeignField] = {
+_OF_OTHERS: dict[str, UnsupportedField] = {
     "functions": _use("tools", []),
     "function_call": _use("tool_choice", "none", "auto"),
     "web_search_options": _only(),
@@ -173,7 +173,7 @@ _OF_OTHERS: dict[str, ForeignField] = {
     "random_seed": _use("seed"),
     "safe_prompt": _only(False),
     "do_sample": _use("temperature 0", True),
-    "num_beams": ForeignField((1,), _NO_BEAMS),
+    "num_beams": UnsupportedField((1,), _NO_BEAMS),
     "num_return_sequences": _use("n", 1),
     "no_repeat_ngram_size": _only(0),
     "penalty_alpha": _only(0),
@@ -190,46 +190,51 @@ _OF_OTHERS: dict[str, ForeignField] = {
     "no_stop_trim": _only(False),
     "custom_logit_processor": _only(),
     "return_hidden_states": _only(False),
-    "lora_path": ForeignField((), "Name an adapter of the server as model."),
-    "adapter_id": ForeignField((), "Name an adapter of the server as model."),
+    "lora_path": UnsupportedField((), "Name an adapter of the server as model."),
+    "adapter_id": UnsupportedField((), "Name an adapter of the server as model."),
 }
 """Fields of OpenAI's older API, of SGLang, TGI, Mistral, Anthropic and transformers."""
 
-OF_ANSWERS: Mapping[str, ForeignField] = _OF_OTHER_ENDPOINTS | _OF_VLLM | _OF_LLAMA_CPP_AND_OLLAMA | _OF_OTHERS
-"""Foreign fields of generation requests."""
+UNSUPPORTED_IN_GENERATION: Mapping[str, UnsupportedField] = (
+    _OF_OTHER_ENDPOINTS | _OF_VLLM | _OF_LLAMA_CPP_AND_OLLAMA | _OF_OTHERS
+)
+"""Unsupported fields of generation requests."""
 
-OF_CHATS: Mapping[str, ForeignField] = {**OF_ANSWERS, "add_special_tokens": _only(False)}
+UNSUPPORTED_IN_CHATS: Mapping[str, UnsupportedField] = {**UNSUPPORTED_IN_GENERATION, "add_special_tokens": _only(False)}
 """The same for chats, where the chat template writes the special tokens."""
 
-OF_PROMPTS: Mapping[str, ForeignField] = {**OF_ANSWERS, "add_special_tokens": _only(True)}
+UNSUPPORTED_IN_COMPLETIONS: Mapping[str, UnsupportedField] = {
+    **UNSUPPORTED_IN_GENERATION,
+    "add_special_tokens": _only(True),
+}
 """The same for text prompts, to which the tokenizer adds special tokens such as BOS."""
 
-OF_EMBEDDINGS: Mapping[str, ForeignField] = {
+UNSUPPORTED_IN_EMBEDDINGS: Mapping[str, UnsupportedField] = {
     "messages": _use("input"),
     "prompt": _use("input"),
-    "normalize": ForeignField((True,), "Vectors have length 1; leave it out."),
-    "normalized": ForeignField((True,), "Vectors have length 1; leave it out."),
+    "normalize": UnsupportedField((True,), "Vectors have length 1; leave it out."),
+    "normalized": UnsupportedField((True,), "Vectors have length 1; leave it out."),
     "truncate": _only("NONE", False),
-    "truncate_prompt_tokens": OF_ANSWERS["truncate_prompt_tokens"],
-    "add_special_tokens": OF_PROMPTS["add_special_tokens"],
-    "input_type": ForeignField((), "Write the model's own words for queries and passages before the text."),
-    "prompt_name": ForeignField((), "Write the prompt before the text."),
-    "task": ForeignField((), "Write the model's own words for it before the text."),
+    "truncate_prompt_tokens": UNSUPPORTED_IN_GENERATION["truncate_prompt_tokens"],
+    "add_special_tokens": UNSUPPORTED_IN_COMPLETIONS["add_special_tokens"],
+    "input_type": UnsupportedField((), "Write the model's own words for queries and passages before the text."),
+    "prompt_name": UnsupportedField((), "Write the prompt before the text."),
+    "task": UnsupportedField((), "Write the model's own words for it before the text."),
     "output_dtype": _only("float"),
 }
-"""Foreign fields of embedding requests."""
+"""Unsupported fields of embedding requests."""
 
-OF_MESSAGES: Mapping[str, ForeignField] = {
+UNSUPPORTED_IN_MESSAGES: Mapping[str, UnsupportedField] = {
     "function_call": _use("tool_calls"),
-    "prefix": ForeignField((False,), "To continue a text as it stands, use /v1/completions."),
-    "images": ForeignField(([],), "Images are not supported."),
-    "audio": ForeignField((), "Audio is not supported."),
+    "prefix": UnsupportedField((False,), "To continue a text as it stands, use /v1/completions."),
+    "images": UnsupportedField(([],), "Images are not supported."),
+    "audio": UnsupportedField((), "Audio is not supported."),
 }
-"""Foreign fields of a message."""
+"""Unsupported fields of a message."""
 
-OF_FORMATS: Mapping[str, ForeignField] = {
+UNSUPPORTED_IN_FORMATS: Mapping[str, UnsupportedField] = {
     "value": _use('json_schema, such as {"name": "…", "schema": {…}}'),
     "structures": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
     "triggers": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
 }
-"""Foreign fields of response_format: text-generation-inference's schema or regex, and structural tags."""
+"""Unsupported fields of response_format: text-generation-inference's schema or regex, and structural tags."""

@@ -1,4 +1,4 @@
-"""`aethermind bench serve`: the verb, which connects to a server, sends the requests and prints the metrics."""
+"""`aethermind bench serve`: connects to a server, sends the requests and prints the metrics."""
 
 from __future__ import annotations
 
