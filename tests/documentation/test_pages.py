@@ -58,6 +58,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_rows_of_tables_are_lines(page: Path) -> None:
+    wrapped = [line for line in prose(page).splitlines() if "|---|" in line and set(line) - set("|-: ")]
+    assert not wrapped
+
+
 @pytest.mark.parametrize("page", [page for page in USING if page != COMING_FROM], ids=lambda page: page.stem)
 def test_flags_in_prose_exist(page: Path) -> None:
     ours = " ".join(code for code in _CODE.findall(prose(page)) if not code.startswith(_OTHER_PROGRAMS))
