@@ -1,4 +1,4 @@
-// Activation functions, element by element: gelu, relu, silu, and the gated silu_mul.
+// Activation functions, element by element: gelu, relu, silu, and the gated silu_mul and clamped_silu_mul.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -54,6 +54,31 @@ void silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_te
 template <class T>
 void silu_mul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return silu(x) * y; });
+}
+
+// The activation of gpt-oss: g · sigmoid(alpha · g) · (u + up_offset) of g = min(gate, limit) and u = up, clamped to
+// ±limit. A limit of zero is none.
+struct ClampedSiluMul {
+  float alpha, limit, up_offset;
+
+  // `attrs` are these three.
+  explicit ClampedSiluMul(const am_attr* attrs)
+      : alpha(static_cast<float>(attrs[0].f)),
+        limit(attrs[1].f > 0.0 ? static_cast<float>(attrs[1].f) : __builtin_inff()),
+        up_offset(static_cast<float>(attrs[2].f)) {}
+
+  bool is_silu_mul() const { return alpha == 1.0f && limit == __builtin_inff() && up_offset == 0.0f; }
+
+  // min and max return their second operand where either is NaN.
+  AETHER_INLINE Vec operator()(const Vec& gate, const Vec& up) const {
+    const Vec g = min(set1(limit), gate), u = max(set1(-limit), min(set1(limit), up));
+    return g / (set1(1.0f) + exp(g * set1(-alpha))) * (u + set1(up_offset));
+  }
+};
+
+template <class T>
+void clamped_silu_mul(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  map_elements<T>(in[0], in[1], out[0], team, ClampedSiluMul(attrs));
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -6,11 +6,13 @@
 #include "kernels/kv_cache_write.h"
 #include "kernels/logits_processors.h"
 #include "kernels/rope.h"
+#include "kernels/token_vectors.h"
 #include "kernels/transpose.h"
 
 namespace aether::cpu::AETHER_ISA {
 
 AETHER_KERNEL(bias_tokens, 4, 1, 0, bias_tokens);
+AETHER_KERNEL(concat, 2, 1, 0, concat<T>);
 AETHER_KERNEL(embedding, 2, 1, 0, embedding<T>);
 AETHER_KERNEL(packed_embedding, 2, 1, 0, packed_embedding<T>);
 AETHER_KERNEL(gather_rows, 2, 1, 0, gather_rows<T>);
@@ -21,11 +23,14 @@ AETHER_KERNEL(position_embedding, 2, 1, 0, position_embedding<T>);
 AETHER_KERNEL(repetition_penalty, 4, 1, 0, repetition_penalty);
 AETHER_KERNEL(rope_table, 2, 1, 1, rope_table);
 AETHER_KERNEL(scatter_rows, 3, 1, 0, scatter_rows<T>);
+AETHER_KERNEL(select, 1, 1, 1, select<T>);
 AETHER_KERNEL(suppress_tokens, 3, 1, 0, suppress_tokens);
+AETHER_KERNEL(take_experts, 2, 1, 2, take_experts<T>);
 AETHER_KERNEL(transpose, 1, 1, 0, transpose<T>);
 
 inline constexpr KernelEntry kCopyEntries[] = {
     AETHER_ENTRY(bias_tokens, float),
+    AETHER_ENTRIES(concat),
     AETHER_ENTRIES(embedding),
     packed_entry<float>("embedding", k_packed_embedding<float>, 1, 1),
     packed_entry<BFloat16>("embedding", k_packed_embedding<BFloat16>, 1, 1),
@@ -38,7 +43,9 @@ inline constexpr KernelEntry kCopyEntries[] = {
     AETHER_ENTRY(repetition_penalty, float),
     AETHER_ENTRY(rope_table, float),
     AETHER_ENTRIES(scatter_rows),
+    AETHER_ENTRIES(select),
     AETHER_ENTRY(suppress_tokens, float),
+    AETHER_ENTRIES(take_experts),
     AETHER_ENTRIES(transpose),
 };
 

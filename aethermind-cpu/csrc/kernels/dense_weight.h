@@ -1,6 +1,7 @@
 // A dense packed weight, and the choice between skinny and large GEMM.
 #pragma once
 
+#include "kernels/gemm_grouped.h"
 #include "kernels/gemm_large.h"
 #include "kernels/gemm_skinny.h"
 
@@ -32,6 +33,22 @@ class DenseWeight {
       const SkinnySplit split(num_rows, k_, steps_, num_items, panels_per_item);
       gemm_skinny<Micro>(split, x, team, panel, finish);
     }
+  }
+
+  // One worker's part of a product in which every group of rows has weights of its own, stored as this one; each row's
+  // result has the bits that for_each_block gives it. `row(position)` are K values of the row at a position of the
+  // sorted order, `panel(group, item_begin, num_items, p)` and `finish(group, row_begin, num_rows, item_begin,
+  // num_items, c, stride)` are those of for_each_block, with positions as rows. `scratch` has grouped_scratch_bytes(…)
+  // bytes.
+  template <class RowFn, class PanelFn, class FinishFn>
+  AETHER_INLINE void for_each_grouped_block(const SortedRows& rows, int64_t num_items, int64_t panels_per_item,
+                                            const am_team* team, void* scratch, RowFn row, PanelFn panel,
+                                            FinishFn finish) const {
+    gemm_grouped<Microkernel<T>>(rows, k_, num_items, panels_per_item, team, scratch, row, panel, finish);
+  }
+
+  static size_t grouped_scratch_bytes(int64_t num_rows, int64_t num_groups, int64_t k, int64_t panels_per_item) {
+    return AETHER_ISA::grouped_scratch_bytes<Microkernel<T>>(num_rows, num_groups, k, panels_per_item);
   }
 
   static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item, int32_t num_workers) {

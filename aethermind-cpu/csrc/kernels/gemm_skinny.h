@@ -10,14 +10,13 @@ inline constexpr int64_t kMinSkinnyClaimBytes = 64 * 1024;  // the least of the 
 
 // The columns come in `num_items` indivisible items of `panels_per_item` panels: a panel, a gate with its up, a head.
 struct SkinnySplit {
-  int64_t num_rows, k, num_items, panels_per_item, k_block;
+  int64_t num_rows, k, num_items, panels_per_item;
   int64_t items_at_once;  // items whose panels a tile kernel multiplies at once
   int64_t min_claim;      // items
   int64_t max_block;      // items whose accumulators fit in scratch
 
   SkinnySplit(int64_t num_rows, int64_t k, int64_t steps, int64_t num_items, int64_t panels_per_item)
       : num_rows(num_rows), k(k), num_items(num_rows == 0 ? 0 : num_items), panels_per_item(panels_per_item) {
-    k_block = num_rows <= kTileRows ? k : kTuning.k_block;
     items_at_once = larger(1, kMaxTilePanels / panels_per_item);
     min_claim = ceil_div(kMinSkinnyClaimBytes, panels_per_item * steps * kStepBytes);
     max_block = larger(1, kMaxPanels / panels_per_item);
@@ -37,6 +36,21 @@ size_t skinny_scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item
   return skinny_tile_bytes<Micro>(num_rows, k) + static_cast<size_t>(sums) * sizeof(float);
 }
 
+// Multiplies `num_rows` rows of K values by `num_panels` panels. `tiles` holds the rows packed, unless `are_packed` is
+// false: they are packed then. `next` is the panel that is multiplied afterwards. Sets C.
+template <class Micro, class RowFn>
+AETHER_INLINE void multiply_skinny(RowFn row, int64_t num_rows, int64_t k, bool are_packed, const char* const* panels,
+                                   int64_t num_panels, const char* next, char* tiles, float* c) {
+  const int64_t k_block = num_rows <= kTileRows ? k : kTuning.k_block;
+  for (int64_t k_begin = 0; k_begin < k; k_begin += k_block) {
+    const int64_t k_count = smaller(k_block, k - k_begin), k_end = k_begin + k_count;
+    char* part = tiles + num_rows * k_begin * static_cast<int64_t>(sizeof(typename Micro::Activation));
+    if (!are_packed) pack_tiles<Micro>(row, num_rows, k_begin, k_count, part);
+    multiply_tiles<Micro>(part, num_rows, k_count, panels, num_panels, k_begin / Micro::kStepK * kStepBytes,
+                          k_begin == 0, c, k_end < k ? panels[0] + k_end / Micro::kStepK * kStepBytes : next);
+  }
+}
+
 // One worker's part; see DenseWeight::for_each_block.
 template <class Micro, class T, class PanelFn, class FinishFn>
 AETHER_INLINE void gemm_skinny(const SkinnySplit& cut, const T* x, const am_team* team, PanelFn panel,
@@ -49,13 +63,8 @@ AETHER_INLINE void gemm_skinny(const SkinnySplit& cut, const T* x, const am_team
     const char* panels[kMaxPanels];
     for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item_begin, num_items, p);
     const char* next = panel(smaller(item_begin + num_items, cut.num_items - 1), 1, 0);  // usually the next block's
-    for (int64_t k = 0; k < cut.k; k += cut.k_block) {
-      const int64_t k_count = smaller(cut.k_block, cut.k - k), k_next = k + k_count;
-      char* part = tiles + cut.num_rows * k * static_cast<int64_t>(sizeof(typename Micro::Activation));
-      if (!are_packed) pack_tiles<Micro>([&](int64_t r) { return x + r * cut.k; }, cut.num_rows, k, k_count, part);
-      multiply_tiles<Micro>(part, cut.num_rows, k_count, panels, num_panels, k / Micro::kStepK * kStepBytes, k == 0, c,
-                            k_next < cut.k ? panels[0] + k_next / Micro::kStepK * kStepBytes : next);
-    }
+    multiply_skinny<Micro>([&](int64_t r) { return x + r * cut.k; }, cut.num_rows, cut.k, are_packed, panels,
+                           num_panels, next, tiles, c);
     are_packed = true;
     finish(0, cut.num_rows, item_begin, num_items, c, num_panels * kPanelColumns);
   };

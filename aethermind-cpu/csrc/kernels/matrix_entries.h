@@ -6,6 +6,7 @@
 #include "kernels/entries.h"
 #include "kernels/linear.h"
 #include "kernels/matmul.h"
+#include "kernels/mixture.h"
 #include "kernels/qkv_rope_cache_write.h"
 
 namespace aether::cpu::AETHER_ISA {
@@ -15,6 +16,8 @@ AETHER_KERNEL(gate_up_silu, 3, 1, 0, gate_up_silu<T>, gate_up_silu_scratch<T>);
 AETHER_KERNEL(linear, 3, 1, 0, linear<T>, linear_scratch<T>);
 AETHER_KERNEL(lm_head, 2, 1, 0, lm_head<T>, linear_scratch<T>);
 AETHER_KERNEL(matmul, 2, 1, 0, matmul<T>, matmul_scratch<T>);
+AETHER_KERNEL(moe_gate_up_silu, 6, 1, 4, moe_gate_up_silu<T>, moe_scratch<DenseWeight<T>, 2>);
+AETHER_KERNEL(moe_linear, 4, 1, 1, moe_linear<T>, moe_scratch<DenseWeight<T>, 1>);
 AETHER_KERNEL(qkv_rope_cache_write, 13, 3, 3, qkv_rope_cache_write<T>, qkv_rope_cache_write_scratch<T>);
 AETHER_KERNEL(qkv_rope_cache_write_quantized, 15, 5, 3, qkv_rope_cache_write_quantized<T>,
               qkv_rope_cache_write_scratch<T>);
@@ -25,6 +28,8 @@ inline constexpr KernelEntry kMatrixEntries[] = {
     AETHER_PACKED_ENTRY(linear, BFloat16, 1, 1),
     AETHER_PACKED_ENTRY(lm_head, BFloat16, 1, 1),
     AETHER_ENTRY(matmul, BFloat16),
+    AETHER_PACKED_ENTRY(moe_gate_up_silu, BFloat16, 2, 2),
+    AETHER_PACKED_ENTRY(moe_linear, BFloat16, 2, 1),
     AETHER_PACKED_ENTRY(qkv_rope_cache_write, BFloat16, 1, 3),
     AETHER_PACKED_ENTRY(qkv_rope_cache_write_quantized, BFloat16, 1, 3),
 };
@@ -35,6 +40,8 @@ inline constexpr KernelEntry kMatrixEntries[] = {
     AETHER_PACKED_ENTRIES(linear, 1, 1),
     AETHER_PACKED_ENTRIES(lm_head, 1, 1),
     AETHER_ENTRIES(matmul),
+    AETHER_PACKED_ENTRIES(moe_gate_up_silu, 2, 2),
+    AETHER_PACKED_ENTRIES(moe_linear, 2, 1),
     AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3),
     AETHER_PACKED_ENTRIES(qkv_rope_cache_write_quantized, 1, 3),
 };

@@ -170,7 +170,7 @@ using QuantizedTileKernel = void (*)(const char*, const char* const*, const Pane
                                      int64_t);
 using ResidualsFn = void (*)(const RowTile&, int64_t, const char* const*, int64_t, const PanelShape&, float*, int64_t);
 template <class T>
-using PackRowsFn = void (*)(const T*, int64_t, int64_t, const RowTile&);
+using PackRowsFn = void (*)(const T* const*, int64_t, int64_t, const RowTile&);
 
 using AnyQuantizedMicrokernel = QuantizedMicrokernel<QuantizedFormat{.bits = 8}>;  // all formats tile rows alike
 

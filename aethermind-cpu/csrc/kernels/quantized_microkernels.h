@@ -70,14 +70,14 @@ struct DequantMicrokernel {
   static Zero zero_points(const uint8_t* p) { return load_bytes(p); }
   static Zero no_zero_points() { return set1(kZero<kFormat.bits>); }
 
-  // Packs `num_rows` rows of `k` values.
+  // Packs `num_rows` rows of `k` values, at these addresses.
   template <class T>
-  static void pack_rows(const T* x, int64_t k, int64_t num_rows, const RowTile& tile) {
+  static void pack_rows(const T* const* rows, int64_t k, int64_t num_rows, const RowTile& tile) {
     auto* floats = reinterpret_cast<float*>(tile.groups);
     for (int64_t begin = 0; begin < k; begin += kGroupK) {
       const int64_t left = k - begin;
       for (int64_t row = 0; row < num_rows; ++row, floats += kGroupK) {
-        const T* values = x + row * k + begin;
+        const T* values = rows[row] + begin;
         store(floats, load(values, smaller(left, kLanes)));
         store(floats + kLanes, left > kLanes ? load(values + kLanes, smaller(left - kLanes, kLanes)) : zero());
       }
@@ -133,11 +133,12 @@ struct Int8DotMicrokernel {
   static IntVec zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<kFormat.bits>); }
   static IntVec no_zero_points() { return IntVec{}; }
 
-  // Packs `num_rows` rows of `k` values.
+  // Packs `num_rows` rows of `k` values, at these addresses.
   template <class T>
-  static void pack_rows(const T* x, int64_t k, int64_t num_rows, const RowTile& tile) {
+  static void pack_rows(const T* const* rows, int64_t k, int64_t num_rows, const RowTile& tile) {
     const int64_t group_bytes = num_rows * kRowBytes, num_groups = ceil_div(k, kGroupK);
-    for (int64_t row = 0; row < num_rows; ++row, x += k) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const T* x = rows[row];
       const float limit = kOutlierRatio * root_mean_square(x, k);
       char* to = tile.groups;
       char* residual = tile.residuals_of(row, num_groups, kRowBytes);

@@ -21,9 +21,9 @@ inline constexpr am_kernel kQuantizedEmbedding =
 
 // Every level looks rows up with these.
 inline constexpr KernelEntry kQuantizedRowEntries[] = {
-    quantized_entry("embedding", AM_FLOAT32, kQuantizedEmbedding<float>, 1),
-    quantized_entry("embedding", AM_BFLOAT16, kQuantizedEmbedding<BFloat16>, 1),
-    quantized_entry("embedding", AM_FLOAT16, kQuantizedEmbedding<Float16>, 1)};
+    quantized_entry("embedding", AM_FLOAT32, kQuantizedEmbedding<float>, 1, 1),
+    quantized_entry("embedding", AM_BFLOAT16, kQuantizedEmbedding<BFloat16>, 1, 1),
+    quantized_entry("embedding", AM_FLOAT16, kQuantizedEmbedding<Float16>, 1, 1)};
 
 }  // namespace aether::cpu::AETHER_ISA
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/gemm.h"
+#include "kernels/gemm_grouped.h"
 #include "kernels/quantized_gemm.h"
 
 namespace aether::cpu::AETHER_ISA {
@@ -70,7 +71,7 @@ class QuantizedWeight {
     int64_t packed_row = -1;
     const auto work = [&](int64_t row_begin, int64_t item_begin, int64_t item_end, int64_t next_claim) {
       const int64_t rows = smaller(cut.row_block, num_rows - row_begin);
-      if (packed_row != row_begin) pack(x + row_begin * k_, rows, tiles, num_rows);
+      if (packed_row != row_begin) pack([&](int64_t r) { return x + (row_begin + r) * k_; }, rows, tiles, num_rows);
       packed_row = row_begin;
       const auto next_item = [&](int64_t item) { return smaller(item < item_end ? item : next_claim, num_items - 1); };
       for (int64_t item = item_begin; item < item_end; item += items_at_once) {
@@ -93,6 +94,39 @@ class QuantizedWeight {
       work(block / cut.num_item_claims * cut.row_block, item_begin, smaller(item_end, num_items),
            item_end + (team->num_workers - 1) * cut.items_per_claim);
     });
+  }
+
+  template <class RowFn, class PanelFn, class FinishFn>
+  AETHER_INLINE void for_each_grouped_block(const SortedRows& rows, int64_t num_items, int64_t panels_per_item,
+                                            const am_team* team, void* scratch, RowFn row, PanelFn panel,
+                                            FinishFn finish) const {
+    const int64_t num_rows = rows.num_rows(), max_unit_rows = max_rows(num_rows, shape_.num_groups);
+    const GroupedSchedule schedule(rows, larger(1, max_unit_rows), num_items, 1, scratch);
+    char* tiles = static_cast<char*>(scratch) + GroupedSchedule::bytes(num_rows, rows.num_groups(), max_unit_rows);
+    float* c = reinterpret_cast<float*>(tiles + tile_bytes(num_rows, k_));
+    const int64_t items_at_once = panels_per_epilogue(panels_per_item) / panels_per_item;
+    const int64_t min_claim = ceil_div(kMinQuantizedClaimBytes, larger(1, panels_per_item * shape_.panel_bytes));
+    int64_t packed_row = -1;
+    schedule.for_each_part(team, min_claim, [&](const RowUnit& unit, int64_t begin, int64_t end, const RowUnit& after) {
+      if (packed_row != unit.row_begin) {
+        pack([&](int64_t r) { return row(unit.row_begin + r); }, unit.num_rows, tiles, num_rows);
+      }
+      packed_row = unit.row_begin;
+      for (int64_t item = begin; item < end; item += items_at_once) {
+        const int64_t items = smaller(items_at_once, end - item), num_panels = items * panels_per_item;
+        const char* panels[kMaxItemPanels];
+        for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(unit.group, item, items, p);
+        const bool is_last = item + items == num_items;
+        const char* next = panel(is_last ? after.group : unit.group, is_last ? 0 : item + items, 1, 0);
+        multiply(tiles, num_rows, unit.num_rows, panels, num_panels, next, c);
+        finish(unit.group, unit.row_begin, unit.num_rows, item, items, c, num_panels * kPanelColumns);
+      }
+    });
+  }
+
+  static size_t grouped_scratch_bytes(int64_t num_rows, int64_t num_groups, int64_t k, int64_t panels_per_item) {
+    return GroupedSchedule::bytes(num_rows, num_groups, max_rows(num_rows, ceil_div(k, kGroupK))) +
+           scratch_bytes(num_rows, k, panels_per_item, 1);
   }
 
   static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item, int32_t) {
@@ -120,14 +154,18 @@ class QuantizedWeight {
     return {groups, groups + bytes, outliers + begin * RowTile::outliers_per_row(shape_.num_groups)};
   }
 
-  void pack(const T* x, int64_t rows, char* tiles, int64_t num_rows) const {
+  // Packs `rows` rows, in scratch for a product of `num_rows` rows.
+  template <class RowFn>
+  AETHER_INLINE void pack(RowFn row, int64_t rows, char* tiles, int64_t num_rows) const {
     const auto pack_rows = with_format(layout_, []<QuantizedFormat kFormat>() -> PackRowsFn<T> {
       return QuantizedMicrokernel<kFormat>::template pack_rows<T>;
     });
     const TileSplit cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
-      const int64_t begin = cut.begin(tile);
-      pack_rows(x + begin * k_, k_, cut.size(tile), tile_at(tiles, num_rows, begin));
+      const int64_t begin = cut.begin(tile), size = cut.size(tile);
+      const T* tile_rows[kQuantizedRows];
+      for (int64_t r = 0; r < size; ++r) tile_rows[r] = row(begin + r);
+      pack_rows(tile_rows, k_, size, tile_at(tiles, num_rows, begin));
     }
   }
 

@@ -9,6 +9,7 @@
 #include "kernels/norms.h"
 #include "kernels/reductions.h"
 #include "kernels/rope.h"
+#include "kernels/router.h"
 #include "kernels/sample_tokens.h"
 #include "kernels/shift_keys.h"
 #include "kernels/softmax.h"
@@ -20,6 +21,7 @@ AETHER_KERNEL(add, 2, 1, 0, add<T>);
 AETHER_KERNEL(add_rms_norm, 3, 2, 1, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
 AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
+AETHER_KERNEL(clamped_silu_mul, 2, 1, 3, clamped_silu_mul<T>);
 AETHER_KERNEL(div, 2, 1, 0, div<T>);
 AETHER_KERNEL(exp, 1, 1, 0, exp<T>);
 AETHER_KERNEL(gelu, 1, 1, 1, gelu<T>);
@@ -29,10 +31,13 @@ AETHER_KERNEL(log, 1, 1, 0, log<T>);
 AETHER_KERNEL(max, 1, 1, 0, max<T>);
 AETHER_KERNEL(mean, 1, 1, 0, mean<T>);
 AETHER_KERNEL(min, 1, 1, 0, min<T>);
+AETHER_KERNEL(moe_combine, 2, 1, 0, moe_combine<T>);
 AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
 AETHER_KERNEL(relu, 1, 1, 0, relu<T>);
 AETHER_KERNEL(rms_norm, 2, 1, 1, rms_norm<T>);
 AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
+AETHER_KERNEL(router_logits, 3, 1, 0, router_logits<T>);
+AETHER_KERNEL(router_topk, 2, 2, 7, router_topk, router_topk_scratch);
 AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
 AETHER_KERNEL(shift_keys, 4, 1, 1, shift_keys<T>);
 AETHER_KERNEL(shift_keys_quantized, 5, 2, 1, shift_keys_quantized, shift_keys_quantized_scratch);
@@ -44,19 +49,36 @@ AETHER_KERNEL(sum, 1, 1, 0, sum<T>);
 AETHER_KERNEL(token_logprobs, 2, 4, 1, token_logprobs);
 
 inline constexpr KernelEntry kVectorEntries[] = {
-    AETHER_ENTRIES(add),        AETHER_ENTRIES(add_rms_norm),
-    AETHER_ENTRIES(alibi),      AETHER_ENTRIES(argmax),
-    AETHER_ENTRIES(div),        AETHER_ENTRIES(exp),
-    AETHER_ENTRIES(gelu),       AETHER_ENTRIES(kv_cache_write_quantized),
-    AETHER_ENTRIES(layer_norm), AETHER_ENTRIES(log),
-    AETHER_ENTRIES(max),        AETHER_ENTRIES(mean),
-    AETHER_ENTRIES(min),        AETHER_ENTRIES(mul),
-    AETHER_ENTRIES(relu),       AETHER_ENTRIES(rms_norm),
-    AETHER_ENTRIES(rope),       AETHER_ENTRY(sample_tokens, float),
-    AETHER_ENTRIES(shift_keys), AETHER_ENTRY(shift_keys_quantized, float),
-    AETHER_ENTRIES(silu),       AETHER_ENTRIES(silu_mul),
-    AETHER_ENTRIES(softmax),    AETHER_ENTRIES(sub),
-    AETHER_ENTRIES(sum),        AETHER_ENTRY(token_logprobs, float),
+    AETHER_ENTRIES(add),
+    AETHER_ENTRIES(add_rms_norm),
+    AETHER_ENTRIES(alibi),
+    AETHER_ENTRIES(argmax),
+    AETHER_ENTRIES(clamped_silu_mul),
+    AETHER_ENTRIES(div),
+    AETHER_ENTRIES(exp),
+    AETHER_ENTRIES(gelu),
+    AETHER_ENTRIES(kv_cache_write_quantized),
+    AETHER_ENTRIES(layer_norm),
+    AETHER_ENTRIES(log),
+    AETHER_ENTRIES(max),
+    AETHER_ENTRIES(mean),
+    AETHER_ENTRIES(min),
+    AETHER_ENTRIES(moe_combine),
+    AETHER_ENTRIES(mul),
+    AETHER_ENTRIES(relu),
+    AETHER_ENTRIES(rms_norm),
+    AETHER_ENTRIES(rope),
+    AETHER_ENTRIES(router_logits),
+    AETHER_ENTRY(router_topk, float),
+    AETHER_ENTRY(sample_tokens, float),
+    AETHER_ENTRIES(shift_keys),
+    AETHER_ENTRY(shift_keys_quantized, float),
+    AETHER_ENTRIES(silu),
+    AETHER_ENTRIES(silu_mul),
+    AETHER_ENTRIES(softmax),
+    AETHER_ENTRIES(sub),
+    AETHER_ENTRIES(sum),
+    AETHER_ENTRY(token_logprobs, float),
 };
 
 }  // namespace aether::cpu::AETHER_ISA
