@@ -8,7 +8,7 @@ matrices may be transposed. Quantised experts are stacked in their own format.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -159,16 +159,17 @@ class StackedTensors:
 
     def _quantised(self, stack: TensorStack, info: TensorInfo) -> QuantizedWeight:
         assert info.weight_format is not None
-        sides: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
+        names = [one.name for one in fields(QuantizedWeight) if one.name != "format"]
         for rows, values in self._by_rows(stack, info.shape[0]):
-            for side in ("codes", "scales", "zeros", "offsets", "units"):
-                part = getattr(values, side)
+            for name in names:
+                part = getattr(values, name)
                 if part is None:
                     continue
-                if side not in sides:
-                    sides[side] = np.empty((info.shape[0], *part.shape[1:]), part.dtype)
-                sides[side][rows] = part
-        return QuantizedWeight(info.weight_format, **sides)
+                if name not in arrays:
+                    arrays[name] = np.empty((info.shape[0], *part.shape[1:]), part.dtype)
+                arrays[name][rows] = part
+        return QuantizedWeight(info.weight_format, **arrays)
 
     def _by_rows(self, stack: TensorStack, num_rows: int) -> Iterator[tuple[slice, Any]]:
         """Yield the stored tensors with their rows in the stack; mapped pages are dropped after each."""
