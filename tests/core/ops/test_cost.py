@@ -58,6 +58,28 @@ def test_elementwise_and_gathered() -> None:
     assert cost("gather_rows", [(100, 8), (3,)]) == Cost(12 + 48, 48, 0)
 
 
+@pytest.mark.parametrize(("num_tokens", "num_read"), [(0, 0), (1, 2), (3, 6), (100, 8)])
+def test_a_mixture_reads_the_weights_of_chosen_experts_only(num_tokens: int, num_read: int) -> None:
+    hidden, width, num_experts, num_chosen = 16, 4, 8, 2
+    ids, stack = (num_tokens, num_chosen), (num_experts * width, hidden)
+    down = (num_experts * hidden, width)
+    expert = 3 * width * hidden
+    attributes = {"num_experts": num_experts}
+    whole = cost(
+        "moe_swiglu", [(num_tokens, hidden), ids, ids, stack, stack, down, None, None, None], attributes=attributes
+    )
+    of_router = num_tokens * num_chosen * (4 + 4)
+    assert whole.bytes_read == 2 * (num_tokens * hidden + num_read * expert) + of_router
+    assert whole.bytes_written == 2 * num_tokens * hidden
+    assert whole.flops == 2 * num_tokens * num_chosen * expert
+    first = cost("moe_gate_up_silu", [(num_tokens, hidden), ids, stack, stack, None, None], attributes=attributes)
+    second = cost("moe_linear", [(num_tokens, num_chosen, width), ids, down, None], attributes=attributes)
+    assert first.flops + second.flops == whole.flops
+    assert second.bytes_read == 2 * num_tokens * num_chosen * width + of_router // 2 + 2 * num_read * hidden * width
+    logits = cost("router_logits", [(num_tokens, hidden), (num_experts, hidden), None])
+    assert logits.flops == 2 * num_tokens * hidden * num_experts
+
+
 def test_attention_sees_what_is_before_it() -> None:
     cache = (10, 2, 4, 8)
     shapes = [(6, 4, 8), cache, cache, (3,), (2,), (2, 5)]
