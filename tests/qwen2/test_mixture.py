@@ -119,6 +119,24 @@ def test_fused_experts_are_read_as_those_of_single_tensors(
     np.testing.assert_array_equal(*found)
 
 
+def test_a_base_model_computes_the_vectors_of_the_whole_one(
+    runtime: Runtime, checkpoint: CheckpointOf, tmp_path: Path
+) -> None:
+    whole, base = checkpoint(BY_NAME["qwen3_moe"]), tmp_path / "base"
+    shutil.copytree(whole, base)
+    tensors = safetensors.torch.load_file(base / "model.safetensors")
+    del tensors["lm_head.weight"]
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    safetensors.torch.save_file(tensors, base / "model.safetensors")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3MoeModel"]}))
+    vectors = []
+    for path in (whole, base):
+        with LLM(path, device="numpy", runtime=runtime) as llm:
+            vectors.append(llm.embed([{"prompt_token_ids": TEXT}])[0])
+    np.testing.assert_array_equal(*vectors)
+
+
 _LINEAR = re.compile(r"model\.layers\.\d+\.(?:self_attn|mlp\.experts\.\d+)\.\w+_proj\.weight")
 
 

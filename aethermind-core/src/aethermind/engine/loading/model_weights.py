@@ -149,6 +149,8 @@ def _are_same(checkpoint: TensorSource, *names: str) -> bool:
 HEAD = "lm_head.weight"
 _PREFIX = "model."
 _TABLE = "embed_tokens.weight"
+_EXPERTS = ".experts."
+"""Part of the names of experts, which are stacked later: a model wants the stacks."""
 
 
 def is_base_model(source: ModelSource, wanted: Collection[str]) -> bool:
@@ -176,4 +178,5 @@ def with_whole_names(stored: StoredTensors, wanted: Collection[str]) -> StoredTe
         return AdaptedTensors(stored, {_PREFIX + _TABLE: TensorSlice(HEAD)})
     if _TABLE not in names or any(name.startswith(_PREFIX) for name in names):
         return stored
-    return AdaptedTensors(stored, {_PREFIX + name: TensorSlice(name) for name in names if _PREFIX + name in wanted})
+    renamed = [name for name in names if _PREFIX + name in wanted or _EXPERTS in name]
+    return AdaptedTensors(stored, {_PREFIX + name: TensorSlice(name) for name in renamed})
