@@ -155,8 +155,8 @@ def _moe_gate_up_silu_decompose(
     up_offset: float,
 ) -> Array:
     def product(w: Array, bias: Array | None) -> Array:
-        every = b.op("split_last", b.op("linear", x, w, bias), count=num_experts)
-        return b.op("take_experts", every, ids, count=ids.shape[1])
+        of_all = b.op("split_last", b.op("linear", x, w, bias), count=num_experts)
+        return b.op("take_experts", of_all, ids, count=ids.shape[1])
 
     gate, up = product(w_gate, b_gate), product(w_up, b_up)
     if (alpha, limit, up_offset) == (1.0, 0.0, 0.0):
@@ -246,8 +246,8 @@ def _moe_linear_decompose(
     """Project each choice by all experts: a product of all choices at once would have T · A rows, which no dim says."""
     out = None
     for choice in range(ids.shape[1]):
-        every = b.op("linear", b.op("select", x, index=choice), w, bias)
-        chosen = b.op("take_experts", b.op("split_last", every, count=num_experts), ids, first=choice, count=1)
+        of_all = b.op("linear", b.op("select", x, index=choice), w, bias)
+        chosen = b.op("take_experts", b.op("split_last", of_all, count=num_experts), ids, first=choice, count=1)
         out = chosen if out is None else b.op("concat", out, chosen)
     return out
 
