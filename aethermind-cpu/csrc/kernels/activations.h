@@ -1,4 +1,4 @@
-// Activation functions, element by element: gelu, relu, silu, and the gated silu_mul and clamped_silu_mul.
+// Activation functions, element by element: gelu, relu, silu, softcap, and the gated silu_mul and clamped_silu_mul.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -48,6 +48,13 @@ void relu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_te
 template <class T>
 void silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   map_elements<T>(in[0], out[0], team, [](const Vec& x) { return silu(x); });
+}
+
+// cap · tanh(x / cap).
+template <class T>
+void softcap(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const float cap = static_cast<float>(attrs[0].f);
+  map_elements<T>(in[0], out[0], team, [&](const Vec& x) { return set1(cap) * tanh(x / set1(cap)); });
 }
 
 // silu(gate) · up.

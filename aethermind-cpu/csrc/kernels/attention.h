@@ -32,7 +32,7 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
     };
     const auto no_next_block = [](KeyBlockRows&) {};
     attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, query_block, stored, find_rows, no_next_block,
-           scale, layout, scratch);
+           scale, {}, layout, scratch);
   });
 }
 

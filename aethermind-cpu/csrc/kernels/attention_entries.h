@@ -9,8 +9,8 @@
 namespace aether::cpu::AETHER_ISA {
 
 AETHER_KERNEL(attention, 3, 1, 2, attention<T>, attention_scratch<T>);
-AETHER_KERNEL(paged_attention, 6, 1, 2, paged_attention<T>, paged_attention_scratch<T>);
-AETHER_KERNEL(paged_attention_quantized, 8, 1, 2, paged_attention_quantized<T>, paged_attention_quantized_scratch<T>);
+AETHER_KERNEL(paged_attention, 8, 1, 3, paged_attention<T>, paged_attention_scratch<T>);
+AETHER_KERNEL(paged_attention_quantized, 10, 1, 3, paged_attention_quantized<T>, paged_attention_quantized_scratch<T>);
 
 #ifdef AETHER_HAS_PAIR_DOT
 inline constexpr KernelEntry kAttentionEntries[] = {

@@ -1,4 +1,4 @@
-// Elementwise operators over contiguous tensors: add, sub, mul, div, exp, log.
+// Elementwise operators over contiguous tensors: add, sub, mul, div, scale, exp, log.
 #pragma once
 
 #include "kernels/team.h"
@@ -53,6 +53,13 @@ void mul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_tea
 template <class T>
 void div(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x / y; });
+}
+
+// factor · x.
+template <class T>
+void scale(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const float factor = static_cast<float>(attrs[0].f);
+  map_elements<T>(in[0], out[0], team, [&](const Vec& x) { return x * set1(factor); });
 }
 
 // e^x.

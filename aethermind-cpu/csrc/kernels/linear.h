@@ -1,6 +1,7 @@
-// Products with packed weights: linear, lm_head, gate_up_silu.
+// Products with packed weights: linear, lm_head, gate_up_silu, gate_up_gelu.
 #pragma once
 
+#include "kernels/activations.h"
 #include "kernels/dense_weight.h"
 
 namespace aether::cpu::AETHER_ISA {
@@ -47,9 +48,9 @@ void lm_head(const am_tensor* in, const am_tensor* out, const am_attr*, const am
   multiply_packed<W, T, float>(in[0], in[1], nullptr, out[0], team);
 }
 
-// silu(x · w_gateᵀ) · (x · w_upᵀ), rounded once: an item is a panel of gate and the same panel of up.
-template <class T, class W = DenseWeight<T>>
-void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+// activation(x · w_gateᵀ) · (x · w_upᵀ), rounded once: an item is a panel of gate and the same panel of up.
+template <class T, class W, class ActivationFn>
+AETHER_INLINE void gate_up(const am_tensor* in, const am_tensor* out, const am_team* team, ActivationFn activation) {
   const int64_t n = in[1].shape[0];
   const W weights[2] = {W(in[1]), W(in[2])};
   weights[0].for_each_block(
@@ -65,14 +66,25 @@ void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, con
           const float* sums = c + r * stride;
           for (int64_t j = 0; j < columns; j += kLanes) {
             const Vec gate = load(sums + j), up = load(sums + items * kPanelColumns + j);
-            store(target + j, silu_for<T>(gate) * up, smaller(columns - j, kLanes));
+            store(target + j, activation(gate) * up, smaller(columns - j, kLanes));
           }
         }
       });
 }
 
 template <class T, class W = DenseWeight<T>>
-size_t gate_up_silu_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  gate_up<T, W>(in, out, team, [](const Vec& x) { return silu_for<T>(x); });
+}
+
+template <class T, class W = DenseWeight<T>>
+void gate_up_gelu(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const bool is_approximate = attrs[0].i != 0;
+  gate_up<T, W>(in, out, team, [&](const Vec& x) { return is_approximate ? approximate_gelu_of(x) : gelu_of(x); });
+}
+
+template <class T, class W = DenseWeight<T>>
+size_t gate_up_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
   return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 2, num_workers);
 }
 

@@ -32,15 +32,26 @@ AETHER_INLINE void scale_row(const T* row, const W* weight, int64_t size, float 
   if (n > 0) store(out + i, load(row + i, n) * scale * load(weight + i, n), n);
 }
 
+// row · factor · (offset + weight); the sum is in float32.
+template <class T, class W, class O>
+AETHER_INLINE void scale_row(const T* row, const W* weight, int64_t size, float factor, float offset, O* out) {
+  if (offset == 0.0f) return scale_row(row, weight, size, factor, out);
+  const Vec scale = set1(factor), added = set1(offset);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(row + i) * scale * (load(weight + i) + added));
+  const int64_t n = size - i;
+  if (n > 0) store(out + i, load(row + i, n) * scale * (load(weight + i, n) + added), n);
+}
+
 template <class T>
 void rms_norm(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const T* weight = data<const T>(in[1]);
   const int64_t size = last_dim(in[0]);
-  const float eps = static_cast<float>(attrs[0].f);
+  const float eps = static_cast<float>(attrs[0].f), offset = static_cast<float>(attrs[1].f);
   const Range rows = share(team, num_rows(in[0]));
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const T* row = data<const T>(in[0]) + r * size;
-    scale_row(row, weight, size, inverse_rms(row, size, eps), data<T>(out[0]) + r * size);
+    scale_row(row, weight, size, inverse_rms(row, size, eps), offset, data<T>(out[0]) + r * size);
   }
 }
 
@@ -49,7 +60,7 @@ template <class T>
 void add_rms_norm(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const T* weight = data<const T>(in[2]);
   const int64_t size = last_dim(in[0]);
-  const float eps = static_cast<float>(attrs[0].f);
+  const float eps = static_cast<float>(attrs[0].f), offset = static_cast<float>(attrs[1].f);
   const Range rows = share(team, num_rows(in[0]));
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const T* x = data<const T>(in[0]) + r * size;
@@ -59,7 +70,7 @@ void add_rms_norm(const am_tensor* in, const am_tensor* out, const am_attr* attr
     for (; i + kLanes <= size; i += kLanes) store(total + i, load(x + i) + load(residual + i));
     const int64_t n = size - i;
     if (n > 0) store(total + i, load(x + i, n) + load(residual + i, n), n);
-    scale_row(total, weight, size, inverse_rms(total, size, eps), data<T>(out[0]) + r * size);
+    scale_row(total, weight, size, inverse_rms(total, size, eps), offset, data<T>(out[0]) + r * size);
   }
 }
 

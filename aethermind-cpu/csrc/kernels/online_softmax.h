@@ -8,6 +8,7 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kKeyBlock = 256;
 inline constexpr float kMasked = -__builtin_inff();
+inline constexpr float kLog2E = 1.44269504f;
 
 // 2^x for x ≤ 0, relative error 1.5e-7; zero below -150, NaN for NaN. The polynomial is a minimax fit of (2^r - 1) / r
 // on |r| ≤ 1/2. Several vectors are interleaved to hide the latency of one FMA chain.
@@ -83,6 +84,40 @@ AETHER_INLINE float scale_scores(float* scores, int64_t size, const KeyRange& ra
   return reduce_max(row_max);
 }
 
+// Scales of scores that are scaled already.
+struct UnitScales {
+  float values[kKeyBlock];
+
+  constexpr UnitScales() : values() {
+    for (float& value : values) value = 1.0f;
+  }
+};
+inline constexpr UnitScales kUnitScales;
+
+struct LaneNumbers {
+  float values[kLanes];
+
+  constexpr LaneNumbers() : values() {
+    for (int i = 0; i < kLanes; ++i) values[i] = static_cast<float>(i);
+  }
+};
+inline constexpr LaneNumbers kLaneNumbers;
+
+// Scales a row's `size` scores, limits their magnitude smoothly to `cap` if it is positive, and adds `slope` · (key -
+// query), keys being numbered from 0. All are binary logarithms.
+__attribute__((noinline)) inline void transform_scores(float* scores, int64_t size, const float* key_scales, float cap,
+                                                       float slope, int64_t query) {
+  const Vec inverse = set1(cap > 0.0f ? 1.0f / cap : 0.0f);
+  for (int64_t j = 0; j < size; j += kLanes) {
+    Vec x = load(scores + j) * load(key_scales + j);
+    if (cap > 0.0f) x = set1(cap) * tanh(x * inverse);
+    if (slope != 0.0f) {
+      x = fma(set1(slope), load(kLaneNumbers.values) + set1(static_cast<float>(j - query)), x);
+    }
+    store(scores + j, x);
+  }
+}
+
 // Vectors of exponentials that are interleaved.
 inline constexpr int kExpVectors = kTilePanels > 1 ? 4 : 1;
 
@@ -125,17 +160,18 @@ AETHER_INLINE float exp_row(const float* scores, int64_t num_vectors, float base
 }
 
 // Softmax of a tile: turns scores, rows of `num_vectors` · 16, into weights in a packed tile (gemm.h) and sets the
-// rows' states. `next_range()` is the range of keys of each row in turn. `key_scales` turn scores into binary
-// logarithms; `value_scales` (or null) are the dequantisation scales of values.
-template <class Micro, class RangeFn>
+// rows' states. `next_range()` is the range of keys of each row in turn. `key_scales(i, scores)` are the factors that
+// turn the scores of row i, which it may change first, into binary logarithms; `value_scales` (or null) are the
+// dequantisation scales of values.
+template <class Micro, class RangeFn, class ScalesFn>
 AETHER_INLINE void softmax_tile(float* scores, int64_t num_rows, int64_t num_vectors, RangeFn next_range,
-                                const float* key_scales, const float* value_scales, OnlineSoftmaxState* rows,
-                                char* lines) {
+                                ScalesFn key_scales, const float* value_scales, OnlineSoftmaxState* rows, char* lines) {
   const int64_t size = num_vectors * kLanes;
   float bases[kTileRows];
   for (int64_t i = 0; i < num_rows; ++i) {
     const KeyRange range = next_range();
-    const float row_max = scale_scores(scores + i * size, size, range, key_scales);
+    float* row = scores + i * size;
+    const float row_max = scale_scores(row, size, range, key_scales(i, row));
     rows[i].max = row_max > kMasked ? row_max : kMasked;
     bases[i] = range.is_empty() ? -kMasked : rows[i].max;
   }
@@ -165,10 +201,18 @@ AETHER_INLINE void merge_partials(OnlineSoftmaxState& row, float* sums, const On
   row.max = maximum;
 }
 
-// Writes the normalised output row; zero for a row that attends to no key.
+// 1 / Σ 2^score, relative to the row's maximum, where a sink (a binary logarithm) adds 2^sink to the sum.
+AETHER_INLINE float inverse_with_sink(const OnlineSoftmaxState& row, float sink) {
+  const float maximum = sink > row.max ? sink : row.max;
+  const float weight = exp2_of_nonpositive(row.max - maximum);
+  return weight / (row.sum * weight + exp2_of_nonpositive(sink - maximum));
+}
+
+// Writes the normalised output row; zero for a row that attends to no key. `sink` is null, or points to the row's sink.
 template <class T>
-AETHER_INLINE void write_output(const OnlineSoftmaxState& row, const float* sums, int64_t head_dim, T* out) {
-  const Vec inverse = set1(row.sum == 0.0f ? 0.0f : 1.0f / row.sum);
+AETHER_INLINE void write_output(const OnlineSoftmaxState& row, const float* sums, int64_t head_dim, const float* sink,
+                                T* out) {
+  const Vec inverse = set1(row.sum == 0.0f ? 0.0f : sink ? inverse_with_sink(row, *sink * kLog2E) : 1.0f / row.sum);
   for (int64_t i = 0; i < head_dim; i += kLanes) {
     const Vec sum = row.sum == 0.0f ? zero() : load(sums + i);
     store(out + i, sum * inverse, smaller(head_dim - i, kLanes));

@@ -113,8 +113,8 @@ AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceS
 
 // Merges the partial rows of all split sequences; the workers divide the rows.
 template <class T, class S>
-AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows& partial, T* out, int64_t row_stride,
-                                const am_team* team) {
+AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows& partial, const ScoreRules& rules,
+                                T* out, int64_t row_stride, const am_team* team) {
   const AttentionLayout<T, S>& layout = batch.layout;
   int64_t first_row = 0, item = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -133,8 +133,9 @@ AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows
         merge_partials(all, sums, *partial.state(next), next, layout.padded_dim);
       }
       const int64_t query = batch.cu_seqlens_q[s] + r / layout.group;
-      const int64_t column = (head * layout.group + r % layout.group) * layout.head_dim;
-      write_output(all, sums, layout.head_dim, out + query * row_stride + column);
+      const int64_t query_head = head * layout.group + r % layout.group;
+      write_output(all, sums, layout.head_dim, rules.sink(query_head),
+                   out + query * row_stride + query_head * layout.head_dim);
     }
   }
 }
@@ -180,6 +181,11 @@ class WorkItems {
   SequenceSplit split_{};
 };
 
+// The rules of a call whose optional inputs begin with `extra`: sinks and slopes.
+inline ScoreRules score_rules(const am_tensor* extra, const am_attr* attrs) {
+  return {static_cast<float>(attrs[2].f), data<const float>(extra[1]), data<const float>(extra[0])};
+}
+
 // Row numbers in the cache of one sequence's keys of one head.
 struct PagedKeyRows {
   const int32_t* block_table;
@@ -196,7 +202,7 @@ struct PagedKeyRows {
 
 template <class T, class S>
 AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
-                                const KeysAndValues<S>& stored, const am_team* team) {
+                                const KeysAndValues<S>& stored, const ScoreRules& rules, const am_team* team) {
   const CacheLayout cache(in[1]);
   const PagedBatch<T, S> batch(in, attrs[1].i, team);
   const AttentionLayout<T, S>& layout = batch.layout;
@@ -233,13 +239,15 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
         batch.cu_seqlens_q[item.sequence] + (item.split.is_split() ? 0 : item.index * layout.queries);
     const int64_t offset = first_query * row_stride + item.head * layout.group * cache.head_dim;
     const T* q = data<const T>(in[0]) + offset;
+    const ScoreRules head_rules = rules.from_head(item.head * layout.group);
     if (!item.split.is_split()) {
-      attend(q, data<T>(out[0]) + offset, query_block, stored, find_rows, find_next_block, scale, layout, scratch);
+      attend(q, data<T>(out[0]) + offset, query_block, stored, find_rows, find_next_block, scale, head_rules, layout,
+             scratch);
       return;
     }
     pack_queries(q, query_block, layout, scratch);
     attend_key_blocks(query_block, item.key_block_begin(), item.key_block_end(), stored, find_rows, find_next_block,
-                      scale, layout, scratch, [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
+                      scale, head_rules, layout, scratch, [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
                         for (int64_t r = row_begin; r < row_end; ++r) {
                           float* sums = partial.sums(partial_row(batch, item.split, item.head, key_block, r));
                           std::memcpy(sums, scratch.partial_sums + (r - row_begin) * layout.padded_dim,
@@ -250,7 +258,7 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
   });
   if (num_partial_rows == 0) return;
   team->barrier(team);
-  merge_splits(batch, partial, data<T>(out[0]), row_stride, team);
+  merge_splits(batch, partial, rules, data<T>(out[0]), row_stride, team);
 }
 
 template <class T, class S>
@@ -262,7 +270,8 @@ size_t paged_scratch(const am_tensor* in, int32_t num_workers) {
 
 template <class T>
 void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  attend_pages<T>(in, out, attrs, KeysAndValues<T>{data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr}, team);
+  const KeysAndValues<T> stored = {data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr};
+  attend_pages<T>(in, out, attrs, stored, score_rules(in + 6, attrs), team);
 }
 
 template <class T>
@@ -275,7 +284,7 @@ template <class T>
 void paged_attention_quantized(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const KeysAndValues<Code> stored = {data<const Code>(in[1]), data<const Code>(in[2]), data<const float>(in[6]),
                                       data<const float>(in[7]), in[1].dtype};
-  attend_pages<T>(in, out, attrs, stored, team);
+  attend_pages<T>(in, out, attrs, stored, score_rules(in + 8, attrs), team);
 }
 
 template <class T>

@@ -29,14 +29,15 @@ AETHER_INLINE int64_t panels_per_head(int64_t head_dim) {
 // Bias, norm and rotation of one head of one token, in place.
 template <class T, class W>
 AETHER_INLINE void finish_head(float* head, const Projection<T, W>& projection, const T* bias, const float* table,
-                               int64_t head_dim, float eps) {
+                               int64_t head_dim, float eps, float weight_offset) {
   if (bias) {
     for (int64_t i = 0; i < head_dim; i += kLanes) {
       const int64_t n = smaller(head_dim - i, kLanes);
       store(head + i, load(head + i, n) + load(bias + i, n), n);
     }
   }
-  if (projection.norm) scale_row(head, projection.norm, head_dim, inverse_rms(head, head_dim, eps), head);
+  if (projection.norm)
+    scale_row(head, projection.norm, head_dim, inverse_rms(head, head_dim, eps), weight_offset, head);
   if (projection.is_rotated) rotate_halves(head, table, head_dim, head);
 }
 
@@ -45,7 +46,7 @@ AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, c
                                     const am_team* team) {
   const int64_t head_dim = in[9].shape[1], item_panels = panels_per_head(head_dim);
   const int64_t num_heads = attrs[0].i, num_kv_heads = attrs[1].i;
-  const float eps = static_cast<float>(attrs[2].f);
+  const float eps = static_cast<float>(attrs[2].f), weight_offset = static_cast<float>(attrs[3].f);
   const float* tables = data<const float>(in[9]);
   const int64_t* slots = data<const int64_t>(in[10]);
   const Cache cache(out + 1);
@@ -79,7 +80,7 @@ AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, c
             const T* bias = projections[projection].bias;
             float* values = c + r * stride + i * item_panels * kPanelColumns + head * head_dim % kPanelColumns;
             finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim,
-                        head_dim, eps);
+                        head_dim, eps, weight_offset);
             if (projection > 0) {
               if (slots[t] >= 0) cache.write(projection - 1, slots[t], head, values);
               continue;

@@ -14,8 +14,10 @@ template <class T>
 struct QuantizedKernels {
   using W = QuantizedWeight<T>;
   static constexpr const char* kVariant = AETHER_VARIANT;
+  static constexpr am_kernel kGateUpGelu =
+      make_kernel("gate_up_gelu/" AETHER_VARIANT, 3, 1, 1, gate_up_gelu<T, W>, gate_up_scratch<T, W>);
   static constexpr am_kernel kGateUpSilu =
-      make_kernel("gate_up_silu/" AETHER_VARIANT, 3, 1, 0, gate_up_silu<T, W>, gate_up_silu_scratch<T, W>);
+      make_kernel("gate_up_silu/" AETHER_VARIANT, 3, 1, 0, gate_up_silu<T, W>, gate_up_scratch<T, W>);
   static constexpr am_kernel kLinear =
       make_kernel("linear/" AETHER_VARIANT, 3, 1, 0, linear<T, W>, linear_scratch<T, W>);
   static constexpr am_kernel kLmHead =
@@ -25,9 +27,9 @@ struct QuantizedKernels {
   static constexpr am_kernel kMoeLinear =
       make_kernel("moe_linear/" AETHER_VARIANT, 4, 1, 1, moe_linear<T, W>, moe_scratch<W, 1>);
   static constexpr am_kernel kQkvRopeCacheWrite = make_kernel(
-      "qkv_rope_cache_write/" AETHER_VARIANT, 13, 3, 3, qkv_rope_cache_write<T, W>, qkv_rope_cache_write_scratch<T, W>);
+      "qkv_rope_cache_write/" AETHER_VARIANT, 13, 3, 4, qkv_rope_cache_write<T, W>, qkv_rope_cache_write_scratch<T, W>);
   static constexpr am_kernel kQkvRopeCacheWriteQuantized =
-      make_kernel("qkv_rope_cache_write_quantized/" AETHER_VARIANT, 15, 5, 3, qkv_rope_cache_write_quantized<T, W>,
+      make_kernel("qkv_rope_cache_write_quantized/" AETHER_VARIANT, 15, 5, 4, qkv_rope_cache_write_quantized<T, W>,
                   qkv_rope_cache_write_scratch<T, W>);
 };
 
@@ -43,7 +45,8 @@ constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am
 }
 
 #define AETHER_QUANTIZED_ENTRIES(T, dtype)                                                           \
-  quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 1, 2),                    \
+  quantized_entry("gate_up_gelu", dtype, QuantizedKernels<T>::kGateUpGelu, 1, 2),                    \
+      quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 1, 2),                \
       quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1, 1),                          \
       quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1, 1),                         \
       quantized_entry("moe_gate_up_silu", dtype, QuantizedKernels<T>::kMoeGateUpSilu, 2, 2),         \

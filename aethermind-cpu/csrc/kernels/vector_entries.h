@@ -18,7 +18,7 @@
 namespace aether::cpu::AETHER_ISA {
 
 AETHER_KERNEL(add, 2, 1, 0, add<T>);
-AETHER_KERNEL(add_rms_norm, 3, 2, 1, add_rms_norm<T>);
+AETHER_KERNEL(add_rms_norm, 3, 2, 2, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
 AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
 AETHER_KERNEL(clamped_silu_mul, 2, 1, 3, clamped_silu_mul<T>);
@@ -34,15 +34,17 @@ AETHER_KERNEL(min, 1, 1, 0, min<T>);
 AETHER_KERNEL(moe_combine, 2, 1, 0, moe_combine<T>);
 AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
 AETHER_KERNEL(relu, 1, 1, 0, relu<T>);
-AETHER_KERNEL(rms_norm, 2, 1, 1, rms_norm<T>);
+AETHER_KERNEL(rms_norm, 2, 1, 2, rms_norm<T>);
 AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
 AETHER_KERNEL(router_logits, 3, 1, 0, router_logits<T>);
 AETHER_KERNEL(router_topk, 2, 2, 7, router_topk, router_topk_scratch);
 AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
+AETHER_KERNEL(scale, 1, 1, 1, scale<T>);
 AETHER_KERNEL(shift_keys, 4, 1, 1, shift_keys<T>);
 AETHER_KERNEL(shift_keys_quantized, 5, 2, 1, shift_keys_quantized, shift_keys_quantized_scratch);
 AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
 AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
+AETHER_KERNEL(softcap, 1, 1, 1, softcap<T>);
 AETHER_KERNEL(softmax, 1, 1, 0, softmax<T>);
 AETHER_KERNEL(sub, 2, 1, 0, sub<T>);
 AETHER_KERNEL(sum, 1, 1, 0, sum<T>);
@@ -71,10 +73,12 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(router_logits),
     AETHER_ENTRY(router_topk, float),
     AETHER_ENTRY(sample_tokens, float),
+    AETHER_ENTRIES(scale),
     AETHER_ENTRIES(shift_keys),
     AETHER_ENTRY(shift_keys_quantized, float),
     AETHER_ENTRIES(silu),
     AETHER_ENTRIES(silu_mul),
+    AETHER_ENTRIES(softcap),
     AETHER_ENTRIES(softmax),
     AETHER_ENTRIES(sub),
     AETHER_ENTRIES(sum),

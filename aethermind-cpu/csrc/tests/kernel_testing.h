@@ -229,9 +229,11 @@ inline Packed pack(const KernelEntry& entry, int input, const Tensor& weight) {
 inline am_attr attr(int value) { return {.i = value}; }
 inline am_attr attr(double value) { return {.f = value}; }
 
-// Runs a kernel on a team of `num_workers` threads.
-inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, const std::vector<am_tensor>& outputs,
-                const std::vector<am_attr>& attrs, int num_workers) {
+// Runs a kernel on a team of `num_workers` threads. Trailing absent inputs, and attributes of zero, may be left out.
+inline void run(const am_kernel& kernel, std::vector<am_tensor> inputs, const std::vector<am_tensor>& outputs,
+                std::vector<am_attr> attrs, int num_workers) {
+  inputs.resize(kernel.num_inputs, am_tensor{});
+  attrs.resize(kernel.num_attrs, am_attr{});
   struct Shared {
     std::atomic<int64_t> ticket{0};
     std::barrier<> barrier;

@@ -118,9 +118,9 @@ def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
 
 
 def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
-    """Return what a kernel's `supports` returns; PluginError where it raises, or returns neither None nor a reason."""
+    """Return a kernel's reason against a call; PluginError where `supports` raises, or returns neither None nor text."""
     try:
-        reason: object = kernel.supports(signature)
+        reason: object = kernel.reason_against(signature)
     except AetherMindError:
         raise
     except Exception as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from aethermind.errors import AetherMindError, KernelError, describe_exception
 from aethermind.hal.dtype import DType
@@ -12,6 +12,8 @@ from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
 
 __all__ = ["Kernel", "Pack", "REPAIR", "Signature"]
+
+T = TypeVar("T")
 
 REPAIR = "Update or uninstall its package, or choose another device."
 """The advice in errors about a kernel that breaks its contract."""
@@ -22,7 +24,8 @@ class Signature:
     """One call to be resolved. `dtype` is that of the operator's F; the dims of `inputs` may be symbols.
 
     `weight_format` is that of the operator's weights; where they differ, the names are joined: `dense+int4`. `packed`
-    are, by input, the layouts into which gathered weights are packed already, for another operator.
+    are, by input, the layouts into which gathered weights are packed already, for another operator. `additions` are the
+    operator's (see `Operator`), and whether the call uses them.
     """
 
     operator: str
@@ -32,6 +35,7 @@ class Signature:
     attributes: Mapping[str, Attribute]
     weight_format: str = DENSE
     packed: Mapping[str, str] = field(default_factory=dict)
+    additions: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,11 @@ class Kernel:
 
     `rounds_weights` says that dequantised weights may be rounded to F before the multiplication.
 
+    `additions` are the names of the operator's additions that the kernel computes (see `Operator`). A kernel is not
+    chosen for a call that uses another one. In all its calls, and in the signatures that `supports` gets, additions
+    that it does not name are left out from the end on, so that a kernel which was written before an operator grew gets
+    the inputs and attributes that it knows.
+
     `provider` is the package that the kernel comes from, for messages; the registry sets it.
     """
 
@@ -104,6 +113,7 @@ class Kernel:
     arithmetic: DType | None = None
     rounds_weights: bool = False
     provider: str = ""
+    additions: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         assert (self.native is None) != (self.function is None), (
@@ -114,6 +124,26 @@ class Kernel:
     def title(self) -> str:
         """The name of a kernel in messages: `'name' for linear of my-package`."""
         return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
+
+    def reason_against(self, signature: Signature) -> str | None:
+        """Return None, or why the kernel does not support a call: an addition, or what `supports` returns."""
+        used = (name for name, is_used in signature.additions.items() if is_used and name not in self.additions)
+        if (name := next(used, None)) is not None:
+            return f"does not compute {name}"
+        inputs, attributes = self.arguments(signature.inputs, signature.attributes, tuple(signature.additions))
+        if len(inputs) == len(signature.inputs) and len(attributes) == len(signature.attributes):
+            return self.supports(signature)
+        return self.supports(replace(signature, inputs=inputs, attributes=attributes))
+
+    def arguments(
+        self, inputs: tuple[T, ...], attributes: Mapping[str, Attribute], additions: Sequence[str]
+    ) -> tuple[tuple[T, ...], Mapping[str, Attribute]]:
+        """Return the inputs and attributes of a call without the trailing `additions` that the kernel does not name."""
+        added_inputs = [name for name in additions if name not in attributes]
+        added_attributes = [name for name in additions if name in attributes]
+        num_inputs = len(inputs) - _num_unknown_at_end(added_inputs, self.additions)
+        num_attributes = len(attributes) - _num_unknown_at_end(added_attributes, self.additions)
+        return inputs[:num_inputs], dict(list(attributes.items())[:num_attributes])
 
     def failure(self, error: Exception) -> KernelError:
         """Return the error to raise where its function raised `error`, which is not an AetherMindError."""
@@ -136,3 +166,7 @@ class Kernel:
                 f"Kernel {self.title} returned {type(returned).__name__} instead of None: a kernel writes its results "
                 "into `outputs`, such as by `outputs[0][...] = …`."
             )
+
+
+def _num_unknown_at_end(additions: Sequence[str], known: frozenset[str]) -> int:
+    return next((position for position, name in enumerate(reversed(additions)) if name in known), len(additions))

@@ -98,6 +98,7 @@ def reference_kernels(operators: Iterable[Operator], device_type: str) -> list[K
                 function=_kernel_function(operator, reference),
                 weight_formats=None,
                 is_batch_invariant=is_batch_invariant,
+                additions=frozenset(operator.additions),
             )
             for name, priority, reference, is_batch_invariant in forms
         ]

@@ -121,7 +121,7 @@ def _with_results_outside(compiled: Compiled, operators: OperatorRegistry) -> Pl
     for step, node in zip(compiled.plan.steps, nodes, strict=True):
         inputs = tuple(
             None if operand is None or value is None else moved(operand, value)
-            for operand, value in zip(step.inputs, node.inputs, strict=True)
+            for operand, value in zip(step.inputs, node.inputs, strict=False)  # the kernel may know fewer inputs
         )
         outputs = tuple(moved(operand, value) for operand, value in zip(step.outputs, node.outputs, strict=True))
         steps.append(replace(step, inputs=inputs, outputs=outputs))

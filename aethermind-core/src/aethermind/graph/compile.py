@@ -88,7 +88,8 @@ def compile_graph(
         )
         outputs = tuple(map(binder.operand, node.outputs))
         value_names = tuple(value.name for value in node.outputs)
-        steps.append(Step(resolution.chosen, inputs, outputs, node.attributes, value_names))
+        arguments = resolution.chosen.arguments(inputs, node.attributes, operator.additions)
+        steps.append(Step(resolution.chosen, arguments[0], outputs, arguments[1], value_names))
         resolutions.append(resolution)
     plan = Plan(
         graph.name,

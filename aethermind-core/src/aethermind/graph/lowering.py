@@ -148,7 +148,15 @@ class _Lowering:
         types = tuple(value.type if value else None for value in node.inputs)
         float_type = operator.schema.float_type(types)
         weight_format = self._weight_format(node, operator)
-        return Signature(node.operator, self.device_type, float_type, types, node.attributes, weight_format)
+        return Signature(
+            node.operator,
+            self.device_type,
+            float_type,
+            types,
+            node.attributes,
+            weight_format,
+            additions=operator.used_additions(node.inputs, node.attributes),
+        )
 
     def _weight_format(self, node: Node, operator: Operator) -> str:
         given = zip(operator.schema.inputs, node.inputs, strict=True)

@@ -66,6 +66,10 @@ class Operator:
     by name: the inputs of integers, and the shapes of all inputs and outputs. `eager` calls it; the indices in a plan
     are written by the engine.
 
+    `additions` are the names of inputs and attributes that the operator gained after its first release: optional ones,
+    behind the others, in the order of the schema with inputs first. Kernels name those that they compute
+    (`Kernel.additions`), so that kernels from before remain usable.
+
     `cost(call)` counts what a call must read, write and compute where the general rule of `cost_of` does not fit.
     """
 
@@ -81,11 +85,20 @@ class Operator:
     gathered: frozenset[str] = frozenset()
     cost: Callable[[Call], Cost] | None = None
     check: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], None] | None = None
+    additions: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The name of the operator, unique in a registry."""
         return self.schema.name
+
+    def used_additions(self, inputs: Sequence[object], attributes: Mapping[str, Attribute]) -> dict[str, bool]:
+        """Return, for each addition, whether a call with all inputs and attributes of the schema uses it."""
+        if not self.additions:
+            return {}
+        given = {spec.name: value is not None for spec, value in zip(self.schema.inputs, inputs, strict=True)}
+        given |= {spec.name: attributes[spec.name] != spec.default for spec in self.schema.attributes}
+        return {name: given[name] for name in self.additions}
 
     @property
     def weight_inputs(self) -> tuple[str, ...]:

@@ -104,7 +104,9 @@ def _of_format(
 def _samples_of_format(
     operator: Operator, kernel: Kernel, dtype: DType, samples: list[Sample], name: str, turn: int
 ) -> list[Sample]:
-    tried = [sample for sample in samples if kernel.supports(_signature(operator, kernel, dtype, sample, name)) is None]
+    tried = [
+        sample for sample in samples if kernel.reason_against(_signature(operator, kernel, dtype, sample, name)) is None
+    ]
     inputs = _formatted_inputs(operator, kernel)
     widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
     tallest = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
@@ -116,7 +118,7 @@ def _samples_of_format(
 def is_supported(case: KernelCase) -> bool:
     """Whether the kernel of a case supports its sample with dense weights."""
     signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
-    return case.float_type in case.kernel.dtypes and case.kernel.supports(signature) is None
+    return case.float_type in case.kernel.dtypes and case.kernel.reason_against(signature) is None
 
 
 def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:
@@ -149,4 +151,5 @@ def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample,
     )
     attributes = operator.schema.complete(sample.attributes)
     packed = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
-    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format, packed)
+    additions = operator.used_additions(types, attributes)
+    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format, packed, additions)

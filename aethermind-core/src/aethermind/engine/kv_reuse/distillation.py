@@ -246,13 +246,17 @@ def _find(graph: Graph, operators: OperatorRegistry, index: int) -> _Layer:
         output = merged and reader(merged.outputs[0], "linear")
         table, q_weight = inputs["rope_table"], inputs["w_q"]
         o_weight = output and inputs_of(output, operators)["weight"]
-        if attention and table and q_weight and o_weight:
+        is_plain = attention is not None and not any(
+            operators[attention.operator].used_additions(attention.inputs, attention.attributes).values()
+        )
+        if attention and is_plain and table and q_weight and o_weight:
             scale, window = attention.attributes["scale"], attention.attributes["window"]
             assert isinstance(scale, float), "by the operator's schema"
             assert isinstance(window, int), "by the operator's schema"
             return _Layer(index, node.outputs[0], table, q_weight, inputs["b_q"], o_weight, scale, window)
     raise InvalidArgumentError(
-        f"Layer {index} cannot be distilled: its queries are not a projection that is rotated and nothing else."
+        f"Layer {index} cannot be distilled: its queries are not a projection that is rotated and nothing else, or its "
+        "scores are not only scaled."
     )
 
 

@@ -63,6 +63,7 @@ HEADS = -2
 """The axis of heads in activations [T, H, C]; in the cache [N, K, P, C] it is -3."""
 _CACHE = {"k_cache": -3, "v_cache": -3}
 _CODES = {**_CACHE, "k_scale": -2, "v_scale": -2}
+_OF_HEADS = {"sinks": -1, "slopes": -1}
 _CACHE_OUT: Mapping[str, int | Whole] = {"k_out": -3, "v_out": -3}
 _CODES_OUT: Mapping[str, int | Whole] = {**_CACHE_OUT, "k_scale_out": -2, "v_scale_out": -2}
 _ROWS, _COLUMNS, _WIDTH = -2, -1, -1
@@ -88,6 +89,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(_PROJECTION, {"out": _WIDTH}, heads=dict.fromkeys(_PROJECTION, "num_heads"), before="split_heads"),
         Rule(_PROJECTION, {"out": Whole.GATHERED}, before="rms_norm"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="silu_mul"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="gelu"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="mul"),
         Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Partial.TERMS}, once=("bias",), before=ADD_LOW_RANK),
         Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Whole.SUMMED}, once=("bias",)),
     ),
@@ -97,13 +100,15 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule({"y": Partial.TERMS, "x": _WIDTH, "down": _WIDTH}, {"out": Whole.SUMMED}),
     ),
     "silu_mul": (Rule(dict.fromkeys(("gate", "up"), _WIDTH), {"out": _WIDTH}),),
+    "gelu": (Rule({"x": _WIDTH}, {"out": _WIDTH}),),
+    "mul": (Rule({"a": _WIDTH, "b": _WIDTH}, {"out": _WIDTH}),),
     "split_heads": (Rule({"x": _WIDTH}, {"out": HEADS}, shared=("num_heads",)),),
     "rms_norm": (Rule({"x": HEADS}, {"out": HEADS}),),
     "rope": (Rule({"x": HEADS}, {"out": HEADS}),),
     "kv_cache_write": (Rule({**_NEW, **_CACHE}, _CACHE_OUT),),
     "kv_cache_write_quantized": (Rule({**_NEW, **_CODES}, _CODES_OUT),),
-    "paged_attention": (Rule({"q": HEADS, **_CACHE}, {"out": HEADS}, even=("q",)),),
-    "paged_attention_quantized": (Rule({"q": HEADS, **_CODES}, {"out": HEADS}, even=("q",)),),
+    "paged_attention": (Rule({"q": HEADS, **_CACHE, **_OF_HEADS}, {"out": HEADS}, even=("q",)),),
+    "paged_attention_quantized": (Rule({"q": HEADS, **_CODES, **_OF_HEADS}, {"out": HEADS}, even=("q",)),),
     "attention": (Rule(dict.fromkeys("qkv", HEADS), {"out": HEADS}, even=("q",)),),
     "merge_heads": (Rule({"x": HEADS}, {"out": _WIDTH}),),
     "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),
@@ -111,6 +116,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),
     "moe_swiglu": (Rule(_EXPERTS, {"out": Whole.SUMMED}, stacks=_STACKS, once=("b_down",)),),
     "gate_up_silu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
+    "mlp_geglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),
+    "gate_up_gelu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
     "ffn_gelu": (_FEED_FORWARD,),
     "ffn_relu": (_FEED_FORWARD,),
     "lm_head": (Rule({"weight": _ROWS}, {"logits": Whole.GATHERED}),),

@@ -126,4 +126,5 @@ def paged_attention_sample(
     batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size, unused)
     q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
     tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
-    return Sample(label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})
+    inputs = (q, batch.k_cache, batch.v_cache, *tables, None, None)
+    return Sample(label, inputs, {"scale": head_dim**-0.5, "window": window})

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import same_shaped, vectors
-from aethermind.ops.catalog._tolerances import EXACT, accumulated
+from aethermind.ops.catalog._tolerances import EXACT, ONE_ROUNDING, accumulated
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["CLAMPED_SILU_MUL", "GELU", "RELU", "SILU", "SILU_MUL", "SOFTMAX", "sigmoid"]
+__all__ = ["CLAMPED_SILU_MUL", "GELU", "RELU", "SILU", "SILU_MUL", "SOFTCAP", "SOFTMAX", "sigmoid"]
 
 
 def _relu_reference(x: Array) -> Array:
@@ -148,6 +148,28 @@ GELU = Operator(
     tolerances=accumulated(absolute=1e-6),
 )
 """The activation x · Φ(x), Φ being the normal distribution function, exact or approximated by tanh."""
+
+
+def _softcap_reference(x: Array, *, cap: float) -> Array:
+    return cap * np.tanh(x / cap)
+
+
+def _softcap_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for sample in same_shaped(rng, 1):
+        yield Sample(sample.label, sample.inputs, {"cap": 30.0})
+    wide = np.array([-np.inf, -1e4, -300.0, -30.0, -1.0, -1e-4, -0.0, 0.0, 1e-6, 0.5, 29.0, 31.0, 1e4, np.inf])
+    for cap in (0.5, 50.0):
+        yield Sample(f"saturated_{cap:g}", (wide,), {"cap": cap})
+
+
+SOFTCAP = Operator(
+    schema=OperatorSchema.parse("softcap(x: F[...]; cap: float) -> (out: F[...] ~ x)"),
+    summary="cap * tanh(x / cap), element by element.",
+    reference=_softcap_reference,
+    samples=_softcap_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""A smooth limit of ±cap, such as that of Gemma 2's logits (Gemma Team 2024, arXiv:2408.00118)."""
 
 
 def _softmax_reference(x: Array) -> Array:

@@ -11,7 +11,7 @@ from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["ADD", "DIV", "EXP", "LOG", "MUL", "SUB"]
+__all__ = ["ADD", "DIV", "EXP", "LOG", "MUL", "SCALE", "SUB"]
 
 
 def _add_reference(a: Array, b: Array) -> Array:
@@ -92,6 +92,25 @@ DIV = Operator(
     tolerances=ONE_ROUNDING,
 )
 """The quotient of two tensors of one shape, element by element."""
+
+
+def _scale_reference(x: Array, *, factor: float) -> Array:
+    return x * factor
+
+
+def _scale_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for factor, sample in zip((25.25, -0.5, 1.0, 0.0, 1e-3, 3.0, 0.1, 0.22), same_shaped(rng, 1), strict=True):
+        yield Sample(sample.label, sample.inputs, {"factor": factor})
+
+
+SCALE = Operator(
+    schema=OperatorSchema.parse("scale(x: F[...]; factor: float) -> (out: F[...] ~ x)"),
+    summary="x * factor, element by element.",
+    reference=_scale_reference,
+    samples=_scale_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""A tensor times one number, such as embeddings times the root of their width (Gemma)."""
 
 
 def _exp_reference(x: Array) -> Array:

@@ -13,10 +13,23 @@ from aethermind.ops.catalog.matrix_products import linear_magnitudes
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["FFN_GELU", "FFN_RELU", "GATE_UP_SILU", "MLP_SWIGLU", "ffn_inputs", "ffn_magnitudes", "gate_up_magnitudes"]
+__all__ = [
+    "FFN_GELU",
+    "FFN_RELU",
+    "GATE_UP_GELU",
+    "GATE_UP_SILU",
+    "MLP_GEGLU",
+    "MLP_SWIGLU",
+    "ffn_inputs",
+    "ffn_magnitudes",
+    "gate_up_magnitudes",
+]
 
 _MAX_SLOPE = 1.1
 """An upper bound of silu's derivative: an error of the gate projection grows by at most this factor."""
+
+_MAX_GELU_SLOPE = 1.13
+"""The same for both forms of gelu."""
 
 
 def _gate_up_silu_decompose(b: OpBuilder[Array], x: Array, w_gate: Array, w_up: Array) -> Array:
@@ -107,6 +120,71 @@ MLP_SWIGLU = Operator(
     tolerances=accumulated(inner_roundings=3),
 )
 """The SwiGLU feed-forward network (Shazeer 2020, arXiv:2002.05202) of a Llama-like layer."""
+
+
+def _gate_up_gelu_decompose(b: OpBuilder[Array], x: Array, w_gate: Array, w_up: Array, *, approximate: bool) -> Array:
+    gate = b.op("gelu", b.op("linear", x, w_gate, None), approximate=approximate)
+    return b.op("mul", gate, b.op("linear", x, w_up, None))
+
+
+def _gate_up_gelu_magnitudes(x: Array, w_gate: Array, w_up: Array, **_: bool) -> Array:
+    """Return how errors relative to the terms of both products carry into gelu(gate) · up, to first order."""
+    gate, up = x @ w_gate.T, x @ w_up.T
+    from_gate = _MAX_GELU_SLOPE * linear_magnitudes(x, w_gate, None) * np.abs(up)
+    return from_gate + np.abs(gate) * linear_magnitudes(x, w_up, None)
+
+
+def _with_both_forms(samples: Iterator[Sample]) -> Iterator[Sample]:
+    for sample in samples:
+        yield sample
+        yield Sample(f"{sample.label}_approximate", sample.inputs, {"approximate": True})
+
+
+def _gate_up_gelu_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    return _with_both_forms(_gate_up_silu_samples(rng))
+
+
+GATE_UP_GELU = Operator(
+    schema=OperatorSchema.parse(
+        """gate_up_gelu(x: F[T, D], w_gate: W[I, D], w_up: W[I, D]; approximate: bool = False) -> (out: F[T, I])"""
+    ),
+    summary="gelu(x @ w_gate.T) * (x @ w_up.T), with gelu's exact or approximate form.",
+    decompose=_gate_up_gelu_decompose,
+    samples=_gate_up_gelu_samples,
+    term_magnitudes=_gate_up_gelu_magnitudes,
+    # The gate product and its gelu may be rounded, and so may the up product.
+    tolerances=accumulated(inner_roundings=2, absolute=1e-5),
+)
+"""The first half of a GeGLU network: gate and up projections, and the gating."""
+
+
+def _mlp_geglu_decompose(
+    b: OpBuilder[Array], x: Array, w_gate: Array, w_up: Array, w_down: Array, *, approximate: bool
+) -> Array:
+    return b.op("linear", b.op("gate_up_gelu", x, w_gate, w_up, approximate=approximate), w_down, None)
+
+
+def _mlp_geglu_magnitudes(x: Array, w_gate: Array, w_up: Array, w_down: Array, **_: bool) -> Array:
+    return _gate_up_gelu_magnitudes(x, w_gate, w_up) @ np.abs(w_down).T
+
+
+def _mlp_geglu_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    return _with_both_forms(_mlp_swiglu_samples(rng))
+
+
+MLP_GEGLU = Operator(
+    schema=OperatorSchema.parse(
+        """mlp_geglu(x: F[T, D], w_gate: W[I, D], w_up: W[I, D], w_down: W[D, I]; approximate: bool = False)
+        -> (out: F[T, D])"""
+    ),
+    summary="(gelu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T, with gelu's exact or approximate form.",
+    decompose=_mlp_geglu_decompose,
+    samples=_mlp_geglu_samples,
+    term_magnitudes=_mlp_geglu_magnitudes,
+    # As in gate_up_gelu, and its result may be rounded as well.
+    tolerances=accumulated(inner_roundings=3, absolute=1e-5),
+)
+"""The GeGLU feed-forward network (Shazeer 2020, arXiv:2002.05202) of Gemma's layers."""
 
 
 def _ffn_relu_decompose(

@@ -14,9 +14,9 @@ from aethermind.ops.schema import OpBuilder, OperatorSchema
 __all__ = ["ADD_RMS_NORM", "LAYER_NORM", "RMS_NORM"]
 
 
-def _rms_norm_reference(x: Array, weight: Array, *, eps: float) -> Array:
+def _rms_norm_reference(x: Array, weight: Array, *, eps: float, weight_offset: float) -> Array:
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + eps) * weight
+    return x / np.sqrt(mean_square + eps) * (weight_offset + weight)
 
 
 def _rms_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -25,28 +25,36 @@ def _rms_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample("x".join(map(str, shape)), inputs, {"eps": 1e-6})
     yield Sample("zeros", (np.zeros((2, 5)), normal(rng, 5)), {"eps": 1e-5})
     yield Sample("small_against_eps", (normal(rng, 2, 19) * 1e-3, normal(rng, 19)), {"eps": 1e-5})
+    for shape in ((3, 7), (5, 2, 80), (1, 640)):
+        inputs = (normal(rng, *shape), normal(rng, shape[-1]) * 0.1)
+        yield Sample(f"{'x'.join(map(str, shape))}_offset", inputs, {"eps": 1e-6, "weight_offset": 1.0})
 
 
 RMS_NORM = Operator(
-    schema=OperatorSchema.parse("rms_norm(x: F[..., D], weight: F[D]; eps: float) -> (out: F[..., D] ~ x)"),
-    summary="x / sqrt(mean(x²) + eps) * weight over the last dim, rounded to F once at the end.",
+    schema=OperatorSchema.parse(
+        "rms_norm(x: F[..., D], weight: F[D]; eps: float, weight_offset: float = 0.0) -> (out: F[..., D] ~ x)"
+    ),
+    summary="x / sqrt(mean(x²) + eps) * (weight_offset + weight) over the last dim, rounded to F once at the end.",
     reference=_rms_norm_reference,
     samples=_rms_norm_samples,
     tolerances=ONE_ROUNDING,
+    additions=("weight_offset",),
 )
-"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467); Gemma stores weights that are 1 less."""
 
 
 def _add_rms_norm_decompose(
-    b: OpBuilder[Array], x: Array, residual: Array, weight: Array, *, eps: float
+    b: OpBuilder[Array], x: Array, residual: Array, weight: Array, *, eps: float, weight_offset: float
 ) -> tuple[Array, Array]:
     total = b.op("add", x, residual)
-    return b.op("rms_norm", total, weight, eps=eps), total
+    return b.op("rms_norm", total, weight, eps=eps, weight_offset=weight_offset), total
 
 
-def _add_rms_norm_term_magnitudes(x: Array, residual: Array, weight: Array, *, eps: float) -> tuple[Array, Array]:
+def _add_rms_norm_term_magnitudes(
+    x: Array, residual: Array, weight: Array, *, eps: float, weight_offset: float
+) -> tuple[Array, Array]:
     total = x + residual
-    normed = total / np.sqrt(np.mean(total * total, axis=-1, keepdims=True) + eps) * weight
+    normed = _rms_norm_reference(total, weight, eps=eps, weight_offset=weight_offset)
     return np.abs(normed), np.abs(total)
 
 
@@ -54,19 +62,23 @@ def _add_rms_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in ((3, 7), (1, 896), (0, 16), (4, 3, 10), (17, 33), (2, 1), (300, 9), (2, 2080), (1, 8200)):
         inputs = (normal(rng, *shape), normal(rng, *shape), normal(rng, shape[-1]))
         yield Sample("x".join(map(str, shape)), inputs, {"eps": 1e-6})
+    for shape in ((3, 7), (1, 640)):
+        inputs = (normal(rng, *shape), normal(rng, *shape), normal(rng, shape[-1]) * 0.1)
+        yield Sample(f"{'x'.join(map(str, shape))}_offset", inputs, {"eps": 1e-6, "weight_offset": 1.0})
 
 
 ADD_RMS_NORM = Operator(
     schema=OperatorSchema.parse(
-        """add_rms_norm(x: F[..., D], residual: F[..., D], weight: F[D]; eps: float)
+        """add_rms_norm(x: F[..., D], residual: F[..., D], weight: F[D]; eps: float, weight_offset: float = 0.0)
         -> (out: F[..., D] ~ x, total: F[..., D] ~ residual)"""
     ),
-    summary="total = x + residual, rounded to F; out = rms_norm(total, weight).",
+    summary="total = x + residual, rounded to F; out = rms_norm(total, weight), with the same attributes.",
     decompose=_add_rms_norm_decompose,
     samples=_add_rms_norm_samples,
     term_magnitudes=_add_rms_norm_term_magnitudes,
     # An error in total reaches out twice: through the element and through the mean square.
     tolerances=accumulated(inner_roundings=2),
+    additions=("weight_offset",),
 )
 """A residual addition and the RMSNorm of its sum, fused; both are outputs."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,16 +26,20 @@ def _paged_attention_reference(
     cu_seqlens_q: Array,
     seqlens_k: Array,
     block_tables: Array,
+    sinks: Array | None,
+    slopes: Array | None,
     *,
     scale: float,
     window: int,
+    softcap: float,
 ) -> Array:
+    rules = _ScoreRules(scale, window, softcap, sinks, slopes)
     out = np.zeros_like(q)
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         if begin < end:
             k = _gather(k_cache, blocks, num_keys).astype(q.dtype, copy=False)
             v = _gather(v_cache, blocks, num_keys).astype(q.dtype, copy=False)
-            out[begin:end] = _attend(q[begin:end], k, v, scale, window)
+            out[begin:end] = _attend(q[begin:end], k, v, rules)
     return out
 
 
@@ -44,18 +50,22 @@ def _paged_attention_by_row(
     cu_seqlens_q: Array,
     seqlens_k: Array,
     block_tables: Array,
+    sinks: Array | None,
+    slopes: Array | None,
     *,
     scale: float,
     window: int,
+    softcap: float,
 ) -> Array:
     """Compute each query separately, over its visible keys."""
+    rules = _ScoreRules(scale, window, softcap, sinks, slopes)
     out = np.zeros_like(q)
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         for row in range(begin, end):
             visible = num_keys - (end - 1 - row)
             k = _gather(k_cache, blocks, visible).astype(q.dtype, copy=False)
             v = _gather(v_cache, blocks, visible).astype(q.dtype, copy=False)
-            out[row] = _attend(q[row : row + 1], k, v, scale, window)[0]
+            out[row] = _attend(q[row : row + 1], k, v, rules)[0]
     return out
 
 
@@ -66,18 +76,41 @@ def _gather(cache: Array, blocks: Array, num_keys: int) -> Array:
     return owned.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys]
 
 
-def _attend(q: Array, k: Array, v: Array, scale: float, window: int) -> Array:
+@dataclass(frozen=True, slots=True)
+class _ScoreRules:
+    """How scores become weights; `sinks` and `slopes` [H] may be absent."""
+
+    scale: float
+    window: int
+    softcap: float
+    sinks: Array | None
+    slopes: Array | None
+
+
+def _attend(q: Array, k: Array, v: Array, rules: _ScoreRules) -> Array:
     """Compute the attention of one sequence: q [Q, H, C] over k and v [K, num_keys, C]."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads, num_keys, _ = k.shape
     grouped = q.transpose(1, 0, 2).reshape(num_kv_heads, -1, num_queries, head_dim)
-    scores = grouped @ k[:, None].transpose(0, 1, 3, 2) * scale
+    per_head = (num_kv_heads, -1, 1, 1)
+    scores = grouped @ k[:, None].transpose(0, 1, 3, 2) * rules.scale
     position = np.arange(num_keys - num_queries, num_keys)[:, None]
     key = np.arange(num_keys)
-    is_visible = (key <= position) & ((window <= 0) | (key > position - window))
+    if rules.softcap > 0:
+        scores = rules.softcap * np.tanh(scores / rules.softcap)
+    if rules.slopes is not None:
+        scores = scores + rules.slopes.reshape(per_head).astype(scores.dtype) * (key - position)
+    is_visible = (key <= position) & ((rules.window <= 0) | (key > position - rules.window))
     scores = np.where(is_visible, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    maximum = scores.max(axis=-1, keepdims=True)
+    if rules.sinks is None:
+        weights = np.exp(scores - maximum)
+        weights /= weights.sum(axis=-1, keepdims=True)
+    else:
+        sinks = rules.sinks.reshape(per_head).astype(scores.dtype)
+        maximum = np.maximum(maximum, sinks)
+        weights = np.exp(scores - maximum)
+        weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks - maximum)
     out = weights.astype(q.dtype, copy=False) @ v[:, None]
     return out.reshape(num_heads, num_queries, head_dim).transpose(1, 0, 2)
 
@@ -89,12 +122,12 @@ def _paged_attention_term_magnitudes(
     cu_seqlens_q: Array,
     seqlens_k: Array,
     block_tables: Array,
-    *,
-    scale: float,
-    window: int,
+    sinks: Array | None,
+    slopes: Array | None,
+    **attributes: Any,
 ) -> Array:
     tables = (cu_seqlens_q, seqlens_k, block_tables)
-    magnitudes = _paged_attention_reference(q, k_cache, np.abs(v_cache), *tables, scale=scale, window=window)
+    magnitudes = _paged_attention_reference(q, k_cache, np.abs(v_cache), *tables, sinks, slopes, **attributes)
     magnitudes[cu_seqlens_q[-1] :] = np.inf
     return magnitudes
 
@@ -139,6 +172,27 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("equal_scores_of_minus_16384", -1, 16384),
     ):
         yield _with_large_scores(rng, label, sign, size)
+    for label, sequences, num_heads, num_kv_heads, head_dim, block_size, window in (
+        ("mixed", mixed, 14, 2, 64, 16, 0),
+        ("prefill", prefill, 4, 2, 64, 16, 0),
+        ("decode_long_window", [(1, 300), (1, 1500), (1, 20)], 4, 2, 8, 16, 100),
+        ("chunk_long", [(20, 1500), (1, 600), (9, 280)], 4, 1, 80, 16, 0),
+    ):
+        plain = paged_attention_sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
+        sharper = {**plain.attributes, "scale": 4 * head_dim**-0.5}
+        sinks, slopes = normal(rng, num_heads), 2.0 ** -np.arange(1.0, num_heads + 1)
+        for name, extra, attributes in (
+            ("softcap", (None, None), {"softcap": 2.0}),
+            ("sinks", (sinks, None), {}),
+            ("slopes", (None, slopes), {}),
+            ("softcap_sinks_slopes", (sinks, slopes), {"softcap": 5.0}),
+        ):
+            yield Sample(f"{label}_{name}", (*plain.inputs[:-2], *extra), {**sharper, **attributes})
+    plain = paged_attention_sample(rng, "unused_slots_nan", late, 4, 2, 16, 16, 0, unused=np.nan)
+    extra = (np.full(4, 20.0), np.full(4, 0.5))  # a sink far above all scores
+    yield Sample(
+        "unused_slots_nan_softcap_sinks_slopes", (*plain.inputs[:-2], *extra), {**plain.attributes, "softcap": 1.0}
+    )
 
 
 def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: int) -> Sample:
@@ -149,7 +203,8 @@ def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: in
     k_cache = keys.reshape(6, 16, 1, 2).transpose(0, 2, 1, 3).copy()
     tables = (np.array([0, 1, 6], np.int32), np.array([70, 9], np.int32))
     blocks = np.array([[3, 1, 4, 0, 5], [2, -1, -1, -1, -1]], np.int32)
-    return Sample(label, (q, k_cache, normal(rng, *k_cache.shape), *tables, blocks), {"scale": 1.0, "window": 0})
+    inputs = (q, k_cache, normal(rng, *k_cache.shape), *tables, blocks, None, None)
+    return Sample(label, inputs, {"scale": 1.0, "window": 0})
 
 
 def _paged_attention_cost(call: Call) -> Cost:
@@ -160,20 +215,24 @@ def _paged_attention_cost(call: Call) -> Cost:
     pairs = sum(visible_pairs(*sequence, window) for sequence in call.sequences)
     seen = sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
     itemsize = sum(call.inputs[name].dtype.itemsize for name in ("k_cache", "v_cache"))
-    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables") + seen * num_kv_heads * head_dim * itemsize
+    read = (
+        call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables", "sinks", "slopes")
+        + seen * num_kv_heads * head_dim * itemsize
+    )
     return Cost(read, call.bytes_out("out"), 4 * num_heads * head_dim * pairs)
 
 
 PAGED_ATTENTION = Operator(
     schema=OperatorSchema.parse(
         """paged_attention(q: F[T, H, C], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C],
-        cu_seqlens_q: i32[S+1], seqlens_k: i32[S], block_tables: i32[S, M];
-        scale: float, window: int = 0) -> (out: F[T, H, C])"""
+        cu_seqlens_q: i32[S+1], seqlens_k: i32[S], block_tables: i32[S, M], sinks: f32[H]?, slopes: f32[H]?;
+        scale: float, window: int = 0, softcap: float = 0.0) -> (out: F[T, H, C])"""
     ),
     summary=(
         "Causal softmax(q·kᵀ·scale)·v per sequence; its last query has the position of its last key, and with a "
-        "window a query sees only that many keys. Head h uses kv head h // (H/K). Rows past cu_seqlens_q[S] are "
-        "padding; their output is undefined."
+        "window a query sees only that many keys. Head h uses kv head h // (H/K). A softcap above 0 turns scores s into "
+        "softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); sinks[h] is a score "
+        "in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined."
     ),
     reference=_paged_attention_reference,
     by_row=_paged_attention_by_row,
@@ -184,8 +243,13 @@ PAGED_ATTENTION = Operator(
     gathered=frozenset({"k_cache", "v_cache"}),
     cost=_paged_attention_cost,
     check=check_blocks,
+    additions=("sinks", "slopes", "softcap"),
 )
-"""Causal attention of a ragged batch over a paged KV cache (Kwon et al. 2023, arXiv:2309.06180)."""
+"""Causal attention of a ragged batch over a paged KV cache (Kwon et al. 2023, arXiv:2309.06180).
+
+Soft caps are those of Gemma 2 (arXiv:2408.00118), sinks those of gpt-oss (arXiv:2508.10925), slopes those of ALiBi
+(Press et al. 2021, arXiv:2108.12409).
+"""
 
 
 def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
@@ -200,9 +264,9 @@ def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
         block_tables: Array,
         k_scale: Array,
         v_scale: Array,
-        *,
-        scale: float,
-        window: int,
+        sinks: Array | None,
+        slopes: Array | None,
+        **attributes: Any,
     ) -> Array:
         used, tables = np.unique(block_tables, return_inverse=True)
         used = np.clip(used, 0, len(k_cache) - 1)  # unused entries are arbitrary
@@ -211,16 +275,18 @@ def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         tables = tables.reshape(block_tables.shape).astype(np.int32)
-        return of_floats(q, k, v, cu_seqlens_q, seqlens_k, tables, scale=scale, window=window)
+        return of_floats(q, k, v, cu_seqlens_q, seqlens_k, tables, sinks, slopes, **attributes)
 
     return of_codes
 
 
 def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for sample in PAGED_ATTENTION.samples(rng):
-        q, k_cache, v_cache, *tables = sample.inputs
+        q, k_cache, v_cache, *tables, sinks, slopes = sample.inputs
         for codes, (k_codes, v_codes, *scales) in quantized_caches(k_cache, v_cache):
-            yield Sample(f"{sample.label}_{codes}", (q, k_codes, v_codes, *tables, *scales), sample.attributes)
+            yield Sample(
+                f"{sample.label}_{codes}", (q, k_codes, v_codes, *tables, *scales, sinks, slopes), sample.attributes
+            )
 
 
 def _quantized_cost(call: Call) -> Cost:
@@ -229,7 +295,7 @@ def _quantized_cost(call: Call) -> Cost:
     num_kv_heads, window = call.shape("k_cache")[1], int(call.attributes["window"])
     pairs = sum(visible_pairs(*sequence, window) for sequence in call.sequences)
     seen = sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
-    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables") + quantized_bytes(
+    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables", "sinks", "slopes") + quantized_bytes(
         seen * num_kv_heads, head_dim
     )
     return Cost(read, call.bytes_out("out"), 4 * num_heads * head_dim * pairs)
@@ -242,8 +308,8 @@ PAGED_ATTENTION_QUANTIZED = Operator(
     schema=OperatorSchema.parse(
         """paged_attention_quantized(q: F[T, H, C], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
         cu_seqlens_q: i32[S+1], seqlens_k: i32[S], block_tables: i32[S, M],
-        k_scale: f32[N, K, P], v_scale: f32[N, K, P];
-        scale: float, window: int = 0) -> (out: F[T, H, C])"""
+        k_scale: f32[N, K, P], v_scale: f32[N, K, P], sinks: f32[H]?, slopes: f32[H]?;
+        scale: float, window: int = 0, softcap: float = 0.0) -> (out: F[T, H, C])"""
     ),
     summary="paged_attention over a quantised cache: a key or value is its codes times its scale.",
     reference=_over_values(PAGED_ATTENTION.reference),
@@ -255,5 +321,6 @@ PAGED_ATTENTION_QUANTIZED = Operator(
     gathered=frozenset({"k_cache", "v_cache", "k_scale", "v_scale"}),
     cost=_quantized_cost,
     check=check_blocks,
+    additions=("sinks", "slopes", "softcap"),
 )
 """Causal attention of a ragged batch over a paged KV cache of 8-bit codes with a scale per row."""

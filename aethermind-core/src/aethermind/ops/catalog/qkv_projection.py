@@ -30,6 +30,7 @@ def projected_heads(
     num_heads: int,
     num_kv_heads: int,
     eps: float,
+    weight_offset: float,
 ) -> tuple[Array, Array, Array]:
     """Compute queries, keys and values [T, heads, C] by smaller operators; queries and keys are normed and rotated."""
     counts = (num_heads, num_kv_heads, num_kv_heads)
@@ -38,9 +39,9 @@ def projected_heads(
         for weight, bias, count in zip(weights, biases, counts, strict=True)
     )
     if norms[0] is not None:
-        q = b.op("rms_norm", q, norms[0], eps=eps)
+        q = b.op("rms_norm", q, norms[0], eps=eps, weight_offset=weight_offset)
     if norms[1] is not None:
-        k = b.op("rms_norm", k, norms[1], eps=eps)
+        k = b.op("rms_norm", k, norms[1], eps=eps, weight_offset=weight_offset)
     return b.op("rope", q, rope_table), b.op("rope", k, rope_table), v
 
 
@@ -63,9 +64,10 @@ def _qkv_decompose(
     num_heads: int,
     num_kv_heads: int,
     eps: float,
+    weight_offset: float,
 ) -> tuple[Array, Array, Array]:
     weights, biases, norms = (w_q, w_k, w_v), (b_q, b_k, b_v), (q_norm, k_norm)
-    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps)
+    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps, weight_offset)
     k_out, v_out = b.op("kv_cache_write", k, v, slot_mapping, k_cache, v_cache)
     return q, k_out, v_out
 
@@ -88,9 +90,11 @@ def _qkv_term_magnitudes(
     num_heads: int,
     num_kv_heads: int,
     eps: float,
+    weight_offset: float,
 ) -> tuple[Array, Array, Array]:
-    q = rope_magnitudes(head_magnitudes(x, w_q, b_q, q_norm, num_heads, eps), rope_table)
-    k = rope_magnitudes(head_magnitudes(x, w_k, b_k, k_norm, num_kv_heads, eps), rope_table)
+    q_factor, k_factor = (None if norm is None else weight_offset + norm for norm in (q_norm, k_norm))
+    q = rope_magnitudes(head_magnitudes(x, w_q, b_q, q_factor, num_heads, eps), rope_table)
+    k = rope_magnitudes(head_magnitudes(x, w_k, b_k, k_factor, num_kv_heads, eps), rope_table)
     v = head_magnitudes(x, w_v, b_v, None, num_kv_heads, eps)
     assert KV_CACHE_WRITE.reference is not None
     k_out, v_out = KV_CACHE_WRITE.reference(k, v, slot_mapping, np.abs(k_cache), np.abs(v_cache))
@@ -140,6 +144,9 @@ def _qkv_samples(rng: np.random.Generator) -> Iterator[Sample]:
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
         yield Sample(f"{label}_bias", (x, *weights, *biases, None, None, *placed), heads)
         yield Sample(f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5})
+        if label in ("gqa", "head_dim_80", "prefill"):
+            offset = {**heads, "weight_offset": 1.0}
+            yield Sample(f"{label}_norm_offset", (x, *weights, None, None, None, *norms, *placed), offset)
 
 
 def _qkv_cost(call: Call) -> Cost:
@@ -157,12 +164,12 @@ QKV_ROPE_CACHE_WRITE = Operator(
         """qkv_rope_cache_write(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
         b_q: F[Q]?, b_k: F[G]?, b_v: F[G]?, q_norm: F[C]?, k_norm: F[C]?,
         rope_table: f32[T, C], slot_mapping: i64[T], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C];
-        num_heads: int, num_kv_heads: int, eps: float = 1e-6)
+        num_heads: int, num_kv_heads: int, eps: float = 1e-6, weight_offset: float = 0.0)
         -> (q: F[T, num_heads, C], k_out: F[N, K, P, C] = k_cache, v_out: F[N, K, P, C] = v_cache)"""
     ),
     summary=(
         "q = rope(norm(x @ w_q.T + b_q)) per head. k likewise, and v without norm and rope, are written to their "
-        "slots of the cache. A norm is applied where its weight is given."
+        "slots of the cache. A norm is applied where its weight is given, which is that plus weight_offset."
     ),
     decompose=_qkv_decompose,
     samples=_qkv_samples,
@@ -171,6 +178,7 @@ QKV_ROPE_CACHE_WRITE = Operator(
     tolerances=accumulated(inner_roundings=2),
     cost=_qkv_cost,
     check=slots_of_cache,
+    additions=("weight_offset",),
 )
 """All that a layer computes between its norm and its attention, as one fused operator."""
 
@@ -196,14 +204,15 @@ def _quantized_decompose(
     num_heads: int,
     num_kv_heads: int,
     eps: float,
+    weight_offset: float,
 ) -> tuple[Array, ...]:
     weights, biases, norms = (w_q, w_k, w_v), (b_q, b_k, b_v), (q_norm, k_norm)
-    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps)
+    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps, weight_offset)
     return q, *b.op("kv_cache_write_quantized", k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale)
 
 
 def _quantized_term_magnitudes(
-    *inputs: Array | None, num_heads: int, num_kv_heads: int, eps: float
+    *inputs: Array | None, num_heads: int, num_kv_heads: int, eps: float, weight_offset: float
 ) -> tuple[Array, ...]:
     """Return a tolerance of one code for codes, and the largest magnitude of their row for scales."""
     *others, slot_mapping, k_codes, _, k_scale, v_scale = inputs
@@ -213,7 +222,13 @@ def _quantized_term_magnitudes(
     assert QKV_ROPE_CACHE_WRITE.term_magnitudes is not None
     caches = [np.zeros(k_codes.shape), np.zeros(k_codes.shape)]
     q, *values = QKV_ROPE_CACHE_WRITE.term_magnitudes(
-        *others, slot_mapping, *caches, num_heads=num_heads, num_kv_heads=num_kv_heads, eps=eps
+        *others,
+        slot_mapping,
+        *caches,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        eps=eps,
+        weight_offset=weight_offset,
     )
     scales = [
         np.maximum(magnitudes.max(axis=-1, initial=0), scale)
@@ -245,7 +260,7 @@ QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
         b_q: F[Q]?, b_k: F[G]?, b_v: F[G]?, q_norm: F[C]?, k_norm: F[C]?,
         rope_table: f32[T, C], slot_mapping: i64[T], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
         k_scale: f32[N, K, P], v_scale: f32[N, K, P];
-        num_heads: int, num_kv_heads: int, eps: float = 1e-6)
+        num_heads: int, num_kv_heads: int, eps: float = 1e-6, weight_offset: float = 0.0)
         -> (q: F[T, num_heads, C], k_out: q8[N, K, P, C] = k_cache, v_out: q8[N, K, P, C] = v_cache,
         k_scale_out: f32[N, K, P] = k_scale, v_scale_out: f32[N, K, P] = v_scale)"""
     ),
@@ -256,5 +271,6 @@ QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
     tolerances=accumulated(inner_roundings=2),
     cost=_quantized_cost,
     check=slots_of_cache,
+    additions=("weight_offset",),
 )
 """The same over a KV cache of 8-bit codes with a scale per row."""
