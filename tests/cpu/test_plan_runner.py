@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from tests.cpu.native_kernel import ABI_VERSION, memory, native_kernel, new_capsule, plan, share, step, tensor
 
 from aethermind.dispatch import Kernel
-from aethermind.errors import KernelError, PluginError
+from aethermind.errors import KernelError, KernelNotFoundError, PluginError
 from aethermind.graph import TimedExecutable
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
+from aethermind.runtime import Runtime
+from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind_cpu import _native
 from aethermind_cpu.backend import CpuBackend
 
@@ -290,3 +293,18 @@ def test_a_run_needs_a_value_for_every_symbol(backend: CpuBackend) -> None:
     executable = backend.compile(sum_then_scale(1), memory(a=array, b=array, total=array, out=array))
     with pytest.raises(ValueError, match="one number for every symbol"):
         executable.run((), backend.streams.default())
+
+
+def test_a_kernel_from_before_an_operator_grew_runs_its_plain_calls() -> None:
+    def old_rms_norm(inputs: Any, outputs: Any, attrs: Any, team: Any) -> None:
+        x, weight, rows = inputs[0].array(), inputs[1].array(), share(len(inputs[0].array()), team)
+        outputs[0].array()[rows] = x[rows] / np.sqrt((x[rows] ** 2).mean(-1, keepdims=True) + attrs[0].f) * weight
+
+    runtime = Runtime.boot()
+    kernel = replace(native_kernel(old_rms_norm, 2, 1, 1), operator="rms_norm")
+    operator = runtime.operators["rms_norm"]
+    samples = {sample.label: sample for sample in operator.samples(np.random.default_rng(0))}
+    opened = runtime.open_device("cpu")
+    check_kernel(KernelCase(operator, kernel, DType.FLOAT32, samples["17x33"]), runtime.operators, opened)
+    with pytest.raises(KernelNotFoundError, match="does not compute weight_offset"):
+        check_kernel(KernelCase(operator, kernel, DType.FLOAT32, samples["3x7_offset"]), runtime.operators, opened)

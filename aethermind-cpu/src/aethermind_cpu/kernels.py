@@ -52,7 +52,6 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
         priority=entry.priority,
         native=entry.capsule,
         is_batch_invariant=True,
-        additions=frozenset(operator.additions),
         packs={_input(operator, index): packs.setdefault(pack.name, dense_pack(pack)) for index, pack in entry.packs},
     )
     return _with_shared_packs(kernel, operator)
@@ -71,7 +70,6 @@ def _quantized_kernel(
         priority=entry.priority,
         native=entry.capsule,
         is_batch_invariant=True,
-        additions=frozenset(operator.additions),
         packs={_input(operator, index): pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
         arithmetic=DType.INT8 if entry.multiplies_bytes else None,

@@ -86,14 +86,15 @@ class Gpu:
             None if tensor is None else TensorType(_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in inputs
         )
         dtype = _DTYPES[first.dtype]
-        signature = Signature(operator, "cuda", dtype, types, completed, format)
+        additions = self.runtime.operators[operator].used_additions(types, completed)
+        signature = Signature(operator, "cuda", dtype, types, completed, format, additions=additions)
         found = [
             kernel
             for kernel in self.runtime.kernels.kernels("cuda")
             if kernel.operator == operator
             and dtype in kernel.dtypes
             and (kernel.weight_formats is None or format in kernel.weight_formats)
-            and kernel.supports(signature) is None
+            and kernel.reason_against(signature) is None
         ]
         return max(found, key=lambda kernel: kernel.priority)
 
@@ -110,9 +111,10 @@ class Gpu:
         self.backend.devices.enter(0)
         function: Any = kernel.function
         facts = self.backend.devices.facts(0)
-        schema = self.runtime.operators[operator].schema
+        called = self.runtime.operators[operator]
         arrays = tuple(None if tensor is None else _array(tensor) for tensor in inputs)
-        call = Call(arrays, tuple(map(_array, outputs)), schema.complete(attributes or {}), facts)
+        arguments = kernel.arguments(arrays, called.schema.complete(attributes or {}), called.additions)
+        call = Call(arguments[0], tuple(map(_array, outputs)), arguments[1], facts)
         workspace = torch.empty(max(1, function.workspace_bytes(call)), dtype=torch.uint8, device=self.device)
         library = self.backend._library(0)
         works = [work.bind(library) for work in function(call._replace(workspace=workspace.data_ptr()))]

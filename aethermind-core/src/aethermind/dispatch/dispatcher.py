@@ -118,7 +118,7 @@ def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
 
 
 def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
-    """Return a kernel's reason against a call; PluginError where `supports` raises, or returns neither None nor text."""
+    """Return a kernel's reason against a call; PluginError where `supports` raises, or returns something else."""
     try:
         reason: object = kernel.reason_against(signature)
     except AetherMindError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aethermind.errors import AetherMindError, KernelError, describe_exception
 from aethermind.hal.dtype import DType
@@ -14,6 +14,8 @@ from aethermind.ops.weight_format import DENSE
 __all__ = ["Kernel", "Pack", "REPAIR", "Signature"]
 
 T = TypeVar("T")
+
+_CAPSULE = b"aethermind.kernel.v1"
 
 REPAIR = "Update or uninstall its package, or choose another device."
 """The advice in errors about a kernel that breaks its contract."""
@@ -68,6 +70,26 @@ def _supports_everything(_: Signature) -> str | None:
     return None
 
 
+class _Counts(NamedTuple):
+    """How many inputs and attributes a native kernel takes."""
+
+    inputs: int
+    attributes: int
+
+
+def _counts_of(native: object) -> _Counts | None:
+    """Read them from the `am_kernel` of a capsule; None where the object is no capsule of the kernel ABI."""
+    import ctypes
+
+    is_valid, pointer_of = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
+    is_valid.argtypes = pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    pointer_of.restype = ctypes.c_void_p
+    if not is_valid(native, _CAPSULE):
+        return None
+    _, num_inputs, _, num_attributes = (ctypes.c_uint32 * 4).from_address(pointer_of(native, _CAPSULE))
+    return _Counts(num_inputs, num_attributes)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """A kernel: one implementation of an operator on one kind of device.
@@ -91,10 +113,11 @@ class Kernel:
 
     `rounds_weights` says that dequantised weights may be rounded to F before the multiplication.
 
-    `additions` are the names of the operator's additions that the kernel computes (see `Operator`). A kernel is not
-    chosen for a call that uses another one. In all its calls, and in the signatures that `supports` gets, additions
-    that it does not name are left out from the end on, so that a kernel which was written before an operator grew gets
-    the inputs and attributes that it knows.
+    `additions` are the names of the operator's additions that a Python kernel computes (see `Operator`); those of a
+    native kernel follow from the numbers of inputs and attributes in its `am_kernel`. A kernel is not chosen for a call
+    that uses another one. In all its calls, and in the signatures that `supports` gets, additions that it does not know
+    are left out from the end on, so that a kernel which was written before an operator grew gets the inputs and
+    attributes that it knows.
 
     `provider` is the package that the kernel comes from, for messages; the registry sets it.
     """
@@ -127,23 +150,41 @@ class Kernel:
 
     def reason_against(self, signature: Signature) -> str | None:
         """Return None, or why the kernel does not support a call: an addition, or what `supports` returns."""
-        used = (name for name, is_used in signature.additions.items() if is_used and name not in self.additions)
-        if (name := next(used, None)) is not None:
-            return f"does not compute {name}"
-        inputs, attributes = self.arguments(signature.inputs, signature.attributes, tuple(signature.additions))
-        if len(inputs) == len(signature.inputs) and len(attributes) == len(signature.attributes):
+        if not signature.additions:
             return self.supports(signature)
+        inputs, attributes = signature.inputs, signature.attributes
+        known = self._known_additions(len(inputs), attributes, tuple(signature.additions))
+        for name, is_used in signature.additions.items():
+            if is_used and name not in known:
+                return f"does not compute {name}"
+        inputs, attributes = self.arguments(inputs, attributes, tuple(signature.additions))
         return self.supports(replace(signature, inputs=inputs, attributes=attributes))
 
     def arguments(
         self, inputs: tuple[T, ...], attributes: Mapping[str, Attribute], additions: Sequence[str]
     ) -> tuple[tuple[T, ...], Mapping[str, Attribute]]:
-        """Return the inputs and attributes of a call without the trailing `additions` that the kernel does not name."""
-        added_inputs = [name for name in additions if name not in attributes]
-        added_attributes = [name for name in additions if name in attributes]
-        num_inputs = len(inputs) - _num_unknown_at_end(added_inputs, self.additions)
-        num_attributes = len(attributes) - _num_unknown_at_end(added_attributes, self.additions)
-        return inputs[:num_inputs], dict(list(attributes.items())[:num_attributes])
+        """Return the inputs and attributes of a call without the trailing `additions` that the kernel does not know."""
+        if not additions:
+            return inputs, attributes
+        known = self._known_additions(len(inputs), attributes, additions)
+        num_inputs = len(inputs) - _num_unknown_at_end([name for name in additions if name not in attributes], known)
+        names = list(attributes)
+        unknown_at_end = _num_unknown_at_end([name for name in additions if name in attributes], known)
+        return inputs[:num_inputs], {name: attributes[name] for name in names[: len(names) - unknown_at_end]}
+
+    def _known_additions(
+        self, num_inputs: int, attributes: Mapping[str, Attribute], additions: Sequence[str]
+    ) -> frozenset[str]:
+        """Return the additions that the kernel computes; all where `native` is no kernel, which binding reports."""
+        if self.native is None:
+            return self.additions
+        counts = _counts_of(self.native)
+        if counts is None:
+            return frozenset(additions)
+        inputs = [name for name in additions if name not in attributes]
+        first = num_inputs - len(inputs)  # additions are behind the inputs of the first release
+        known = {*inputs[: max(counts.inputs - first, 0)], *list(attributes)[: counts.attributes]}
+        return frozenset(known.intersection(additions))
 
     def failure(self, error: Exception) -> KernelError:
         """Return the error to raise where its function raised `error`, which is not an AetherMindError."""

@@ -25,7 +25,8 @@ def kernel_cases(
 ) -> Iterator[KernelCase]:
     """Yield the cases of kernels: dense weights on all samples, in every dtype of the kernel, and weight formats.
 
-    A sample that a kernel does not support is not a case of it if another kernel of the operator does. Each weight
+    A sample that a kernel does not support is not a case of it if another kernel of the operator does, or if it uses
+    what the operator gained after its first release, which no kernel has to compute. Each weight
     format of a kernel (every listed format, where it supports any) has up to three samples in one dtype: the one with
     the widest weight, the one with the most rows, and another; and one of them in every other dtype. The other sample
     rotates over the kernels of an operator, which share packing and loops, so that together they cover all.
@@ -43,7 +44,9 @@ def kernel_cases(
         if kernel.weight_formats is None or DENSE in kernel.weight_formats:
             rivals = [rival for rival in kernels if rival.operator == operator.name]
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
-                if is_supported(case) or not any(is_supported(replace(case, kernel=rival)) for rival in rivals):
+                if is_supported(case) or not (
+                    _uses_additions(case) or any(is_supported(replace(case, kernel=rival)) for rival in rivals)
+                ):
                     yield case
         if _formatted_inputs(operator, kernel):
             names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
@@ -119,6 +122,11 @@ def is_supported(case: KernelCase) -> bool:
     """Whether the kernel of a case supports its sample with dense weights."""
     signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
     return case.float_type in case.kernel.dtypes and case.kernel.reason_against(signature) is None
+
+
+def _uses_additions(case: KernelCase) -> bool:
+    attributes = case.operator.schema.complete(case.sample.attributes)
+    return any(case.operator.used_additions(case.sample.inputs, attributes).values())
 
 
 def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:

@@ -230,9 +230,9 @@ PAGED_ATTENTION = Operator(
     ),
     summary=(
         "Causal softmax(q·kᵀ·scale)·v per sequence; its last query has the position of its last key, and with a "
-        "window a query sees only that many keys. Head h uses kv head h // (H/K). A softcap above 0 turns scores s into "
-        "softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); sinks[h] is a score "
-        "in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined."
+        "window a query sees only that many keys. Head h uses kv head h // (H/K). A softcap above 0 turns scores s "
+        "into softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); sinks[h] is a "
+        "score in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined."
     ),
     reference=_paged_attention_reference,
     by_row=_paged_attention_by_row,
