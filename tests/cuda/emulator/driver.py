@@ -123,7 +123,7 @@ class EmulatedDriver(FakeGpus):
 
     def stream_query(self, stream: int) -> bool:
         self._refuse_in_capture("cuStreamQuery", stream)
-        self._timeline.glance()
+        self._timeline.poll()
         return not self._queue(stream).items
 
     def stream_synchronize(self, stream: int) -> None:
@@ -151,7 +151,7 @@ class EmulatedDriver(FakeGpus):
 
     def event_query(self, event: int) -> bool:
         assert self._device() >= 0
-        self._timeline.glance()
+        self._timeline.poll()
         mark = self._event(event).known_mark()
         return mark is None or mark.is_reached
 
@@ -159,7 +159,7 @@ class EmulatedDriver(FakeGpus):
         assert self._device() >= 0
         mark = self._event(event).known_mark()
         if mark is not None:
-            self._timeline.reach(mark)
+            self._timeline.run_until(mark)
 
     def event_elapsed(self, begin: int, end: int) -> float:
         assert self._device() >= 0
