@@ -106,7 +106,7 @@ def plan_of(runtime: Runtime, shape: tuple[int, int], name: str) -> tuple[Plan, 
 def test_loading_needs_at_most_one_matrix_beside_the_weights(
     backend: CudaBackend, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_packing, "_BYTES_AT_ONCE", 16 << 10)
+    monkeypatch.setattr(device_packing, "_STAGING_BYTES", 16 << 10)
     array = values((160, 256), ml_dtypes.bfloat16)
     plan, types = plan_of(runtime, array.shape, "int4")
     gc.collect()  # of stores of the tests before

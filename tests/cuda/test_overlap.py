@@ -41,7 +41,7 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
 )
 def test_projections_issue_their_first_copies_before_waiting(header: str, read: str) -> None:
     text = (CSRC / "common" / header).read_text()
-    copies, waits, reads = (text.index(call) for call in ("ring.begin_copy(", "wait_for_kernel_", read))
+    copies, waits, reads = (text.index(call) for call in ("ring.begin_copy(", "wait_for_predecessor", read))
     assert copies < waits < reads
 
 
