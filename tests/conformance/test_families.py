@@ -12,7 +12,7 @@ import pytest
 import typer.testing
 
 from aethermind import Runtime
-from aethermind.checkpoint import AdaptedTensors
+from aethermind.checkpoint import AdaptedTensors, StackedTensors, TensorStack
 from aethermind.cli.app import app
 from aethermind.errors import InvalidArgumentError
 from aethermind.testing.families import Bench, Checkpoints, ModelCase, cases_of, checks_of
@@ -24,6 +24,7 @@ from aethermind_gpt2.architecture import Gpt2
 from aethermind_gpt2.conformance import CASES as GPT2_CASES
 from aethermind_llama.architecture import LlamaArchitecture, MistralArchitecture
 from aethermind_llama.conformance import CASES as LLAMA_CASES
+from aethermind_llama.mixture import MixtralArchitecture, SparseLlama
 
 PACKAGES = ("qwen2", "llama", "gpt2", "bert")
 
@@ -82,7 +83,22 @@ def types_forgotten(self: Any, adapt: Callable[..., Any], stored: Any) -> Any:
     return AdaptedTensors(stored, {name: replace(part, added=None) for name, part in parts.items()})
 
 
+def weights_not_renormalized(self: Any, create: Callable[..., Any], raw: Mapping[str, Any]) -> Any:
+    return create(self, {**raw, "norm_topk_prob": False})
+
+
+def experts_in_other_order(self: Any, adapt: Callable[..., Any], stored: Any) -> Any:
+    found = adapt(self, stored)
+    stacks = {
+        name: TensorStack(stack.stored_names[::-1]) if name.endswith("up_proj.weight") else stack
+        for name, stack in found._stacks.items()
+    }
+    return StackedTensors(stored, stacks)
+
+
 MUTANTS = {
+    "router": ("mixtral", MixtralArchitecture, mutant_of("create", weights_not_renormalized), "one_prompt_alone"),
+    "experts": ("mixtral", SparseLlama, mutant_of("adapt", experts_in_other_order), "logits_of_every_position"),
     "theta": ("llama", LlamaArchitecture, mutant_of("create", wrong_theta), "logits_of_every_position"),
     "window": ("mistral", MistralArchitecture, mutant_of("create", no_window), "chunks_of_prompts_in_ragged_batches"),
     "keys": ("gelu_new", Gpt2, mutant_of("adapt", queries_for_keys), "every_tensor_is_read_once"),
@@ -111,8 +127,8 @@ def test_without_transformers_family_a_reference_is_asked_for() -> None:
 
 
 def test_the_names_that_mean_a_family(runtime: Runtime) -> None:
-    both = ["LlamaForCausalLM", "MistralForCausalLM"]
-    assert architectures_of(runtime, "llama") == architectures_of(runtime, "aethermind-llama") == both
+    all_of_llama = ["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"]
+    assert architectures_of(runtime, "llama") == architectures_of(runtime, "aethermind-llama") == all_of_llama
     assert architectures_of(runtime, "BertModel") == ["BertModel"]
     assert architectures_of(runtime, "cpu") == []
     assert [case.name for case in standard_cases("MineForCausalLM")] == ["small", "tied", "one_kv_head"]
@@ -127,5 +143,7 @@ def test_the_command() -> None:
     assert [case["name"] for case in report["cases"]] == [
         "families.model[every_tensor_is_read_once-head_dim_80]",
         "families.gguf_names[qwen2-head_dim_8]",
+        "families.gguf_names[qwen2moe-qwen2_moe]",
         "families.gguf_names[qwen3-qwen3_head_dim_128]",
+        "families.gguf_names[qwen3moe-qwen3_moe]",
     ]
