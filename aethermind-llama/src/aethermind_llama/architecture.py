@@ -12,7 +12,7 @@ from typing import Any
 
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, windowed_layout
 from aethermind.model.blocks import decoder
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
@@ -36,6 +36,10 @@ class Llama:
 
     config: DecoderConfig
     has_bias: bool = False
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens, or of those in a layer's window."""
+        return windowed_layout(self.config)
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""

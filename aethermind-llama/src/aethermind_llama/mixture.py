@@ -13,7 +13,15 @@ from typing import Any
 from aethermind.checkpoint import StackedTensors, StoredTensors, TensorStack, expert_stacks
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, MixtureConfig, StepInputs, read_decoder_config, read_mixture_config
+from aethermind.model import (
+    DecoderConfig,
+    LayerCache,
+    MixtureConfig,
+    StepInputs,
+    read_decoder_config,
+    read_mixture_config,
+    windowed_layout,
+)
 from aethermind.model.blocks import decoder, mixture_mlps
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
@@ -60,6 +68,10 @@ class SparseLlama:
     mixture: MixtureConfig
     has_bias: bool = False
     is_qk_norm_whole: bool = False
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens, or of those in a layer's window."""
+        return windowed_layout(self.config)
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""

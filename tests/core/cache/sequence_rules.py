@@ -1,6 +1,7 @@
 """What may be done to sequences in a KV cache, as rules of a state machine with a model of what they hold.
 
-Whatever is done in any order, every sequence reads back its tokens at their positions, and every block is counted.
+Whatever is done in any order, every sequence reads back its tokens at their positions, and every block is counted. With
+several groups of layers it reads back, in each group, those that a query may still see.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tests.core.cache.memories import Memory
 
-from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache
+from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache, groups
+from aethermind.cache.groups import FREED
+from aethermind.cache.serialization import read_blocks
 
 __all__ = ["FAR", "SequenceRules"]
 
@@ -74,7 +77,38 @@ class SequenceRules(RuleBasedStateMachine):
         return f"seq-{self.num_names}"
 
     def num_blocks_of(self, name: str) -> int:
-        return -(-self.cache.num_tokens(name) // self.block_size)
+        """The blocks of a sequence that hold tokens, even while they are in the swap store."""
+        num_blocks = -(-self.cache.num_tokens(name) // self.block_size)
+        return self.cache._sequences[name].num_held(num_blocks)
+
+    def num_blocks_after_freeing(self, name: str) -> int:
+        """The blocks that a sequence swaps out: those of tokens, but not those that a window hides."""
+        num_tokens = self.cache.num_tokens(name)
+        num_blocks = -(-num_tokens // self.block_size)
+        num_held = num_blocks
+        for group, window in enumerate(self.cache.spec.windows, start=1):
+            first_seen = self.first_seen(num_tokens - groups._SLACK, window)
+            num_held += num_blocks - max(first_seen // self.block_size, self.table(name, group).count(FREED))
+        return num_held
+
+    @staticmethod
+    def first_seen(num_tokens: int, window: int) -> int:
+        """The first key that kernels may read for the token at index `num_tokens`."""
+        return max(num_tokens - window + 1, 0) // groups._KEY_BLOCK * groups._KEY_BLOCK
+
+    def table(self, name: str, group: int = 0) -> list[int]:
+        return list(self.cache.block_table(name, group))
+
+    def held_blocks(self, name: str) -> list[int]:
+        tables = [self.table(name, group) for group in range(self.cache.num_groups)]
+        return [block for table in tables for block in table if block != FREED]
+
+    def may_truncate(self, name: str, num_tokens: int) -> bool:
+        """Whether the blocks are there that the token at index `num_tokens` will see, if there is one before it."""
+        return num_tokens == 0 or all(
+            FREED not in self.table(name, group)[self.first_seen(num_tokens, window) // self.block_size :]
+            for group, window in enumerate(self.cache.spec.windows, start=1)
+        )
 
     def position(self, name: str, place: Place) -> int:
         if place[0] == "position":
@@ -103,7 +137,9 @@ class SequenceRules(RuleBasedStateMachine):
             assert cache.reserve(name, 1).outcome is CacheOutcome.ILLEGAL_STATE
             return
         before, states, num_known = list(cache.block_table(name)), self.states(), self.prefixes.num_blocks
+        held = self.held_blocks(name)
         result = cache.reserve(name, len(new_tokens))
+        self.poison_freed(held)
         tokens, positions = self.tokens(name), self.positions(name)
         if result.outcome is not CacheOutcome.OK:
             assert list(cache.block_table(name)) == before
@@ -112,7 +148,7 @@ class SequenceRules(RuleBasedStateMachine):
             assert result.outcome is (CacheOutcome.TOO_LONG if is_too_long else CacheOutcome.NO_FREE_BLOCKS)
             return
         memory.prepare(result.copies, result.shifts)
-        if new_tokens:  # a step reads all that the sequence holds
+        if new_tokens and cache.num_groups == 1:  # a step reads all that the sequence holds
             slots = [cache.slot(name, index) for index in range(len(tokens))]
             assert [memory.turned_for[slot] for slot in slots] == positions, (
                 "a key is not with_keys_shifted for its position"
@@ -120,11 +156,13 @@ class SequenceRules(RuleBasedStateMachine):
         num_committed = min(num_committed, len(new_tokens))
         for count, token in enumerate(new_tokens):
             index = len(tokens) + count
-            block = cache.block_table(name)[index // self.block_size]
-            assert self.pool.ref_count(block) == 1, "a shared block is about to be written"
-            slot, position = cache.slot(name, index), cache.position(name, index)
+            position = cache.position(name, index)
             assert position == (positions[-1] + 1 + count if positions else count)
-            memory.tokens[slot], memory.turned_for[slot] = token, position
+            for group in range(cache.num_groups):
+                block = cache.block_table(name, group)[index // self.block_size]
+                assert self.pool.ref_count(block) == 1, "a shared block is about to be written"
+                slot = cache.slot(name, index, group)
+                memory.tokens[slot], memory.turned_for[slot] = token + 10 * group, position
         assert cache.commit(name, num_committed) is CacheOutcome.OK
         first = positions[-1] + 1 if positions else 0
         if new_tokens:
@@ -163,7 +201,7 @@ class SequenceRules(RuleBasedStateMachine):
             assert self.cache.release(name) is CacheOutcome.ILLEGAL_STATE
             self.cache.pin(name, False)
             self.pinned.remove(name)
-        blocks = list(self.cache.block_table(name))
+        blocks = self.held_blocks(name)
         assert self.cache.release(name, self.tokens(name) if is_published else ()) is CacheOutcome.OK
         self.poison_freed(blocks)
         del self.held[name]
@@ -194,6 +232,12 @@ class SequenceRules(RuleBasedStateMachine):
         first = inside.index(True) if True in inside else len(inside)
         last = first + sum(inside)
         outcome = self.cache.keep(name, start, end)
+        if self.cache.num_groups > 1 and self.cache.state(name) is CacheState.ACTIVE and first < last and first:
+            assert outcome is CacheOutcome.WINDOWS_FREED
+            return
+        if self.cache.num_groups > 1:  # it keeps the first tokens, or none
+            self.change(name, outcome, slice(last if first < last else 0, None))
+            return
         if outcome is CacheOutcome.PARTIAL_BLOCK:
             assert first % self.block_size
             assert first < last
@@ -207,8 +251,12 @@ class SequenceRules(RuleBasedStateMachine):
         first, last, _ = dropped.indices(len(held))
         if self.cache.state(name) is not CacheState.ACTIVE:
             assert outcome is CacheOutcome.ILLEGAL_STATE
+        elif first < last < len(held) and self.cache.num_groups > 1:
+            assert outcome is CacheOutcome.WINDOWS_FREED
         elif first < last < len(held) and (first % self.block_size or last % self.block_size):
             assert outcome is CacheOutcome.PARTIAL_BLOCK
+        elif last == len(held) and not self.may_truncate(name, first):
+            assert outcome is CacheOutcome.BEHIND_WINDOW
         else:
             assert outcome is CacheOutcome.OK
             del held[dropped]
@@ -223,6 +271,8 @@ class SequenceRules(RuleBasedStateMachine):
             assert outcome is CacheOutcome.ILLEGAL_STATE
         elif not moved or delta == 0:
             assert outcome is CacheOutcome.OK
+        elif self.cache.num_groups > 1:
+            assert outcome is CacheOutcome.WINDOWS_FREED
         elif moved[0] % self.block_size:
             assert outcome is CacheOutcome.PARTIAL_BLOCK
         elif before[moved[0]] + delta < (before[moved[0] - 1] + 1 if moved[0] else 0):
@@ -262,7 +312,7 @@ class SequenceRules(RuleBasedStateMachine):
     def swap(self, name: str) -> None:
         """Swap out or in; if too few blocks are free, nothing changes."""
         num_blocks, before = self.num_blocks_of(name), self.cache.state(name)
-        blocks, num_used = list(self.cache.block_table(name)), self.store.num_used_blocks
+        table, blocks, num_used = self.table(name), self.held_blocks(name), self.store.num_used_blocks
         if before is CacheState.SWAPPED:
             outcome = self.cache.swap_in(name)
             assert outcome is CacheOutcome.OK or (outcome, num_blocks > self.cache.num_available_blocks) == (
@@ -271,6 +321,7 @@ class SequenceRules(RuleBasedStateMachine):
             )
             assert self.cache.state(name) is (CacheState.ACTIVE if outcome is CacheOutcome.OK else before)
             return
+        num_blocks = self.num_blocks_after_freeing(name)
         has_room = num_blocks <= self.store.num_blocks - num_used and not getattr(self.store, "is_refusing", False)
         outcome = self.cache.swap_out(name)
         if name in self.pinned:
@@ -279,7 +330,7 @@ class SequenceRules(RuleBasedStateMachine):
         assert outcome is (CacheOutcome.OK if has_room else CacheOutcome.NO_FREE_BLOCKS)
         assert self.cache.state(name) is (CacheState.SWAPPED if has_room else before)
         if not has_room:
-            assert list(self.cache.block_table(name)) == blocks
+            assert self.table(name) == table
         self.poison_freed(blocks)
 
     def poison_freed(self, blocks: list[int]) -> None:
@@ -308,7 +359,7 @@ class SequenceRules(RuleBasedStateMachine):
         loaded = self.cache.load(name, data, self.memory, tokens)
         if loaded.outcome is not CacheOutcome.OK:
             assert loaded.outcome is CacheOutcome.NO_FREE_BLOCKS
-            assert -(-len(tokens) // self.block_size) > self.cache.num_available_blocks
+            assert read_blocks(data).num_blocks > self.cache.num_available_blocks
             return multiple()
         assert loaded.num_cached_tokens == len(tokens)
         self.held[name] = list(held)
@@ -324,16 +375,21 @@ class SequenceRules(RuleBasedStateMachine):
         for name, held in self.held.items():
             assert self.cache.num_tokens(name) == len(held)
             assert [self.cache.position(name, index) for index in range(len(held))] == self.positions(name)
-            if self.cache.state(name) is not CacheState.SWAPPED:
-                slots = [self.cache.slot(name, index) for index in range(len(held))]
+            if self.cache.state(name) is CacheState.SWAPPED:
+                continue
+            for group, window in enumerate((0, *self.cache.spec.windows)):
+                num_freed = self.table(name, group).count(FREED) * self.block_size
+                assert num_freed == 0 or num_freed <= self.first_seen(len(held), window)
+                slots = [self.cache.slot(name, index, group) for index in range(num_freed, len(held))]
                 found = [(self.memory.tokens[slot], self.memory.turned_for[slot]) for slot in slots]
-                assert found == [(one.token, one.turned_for) for one in held]
+                assert found == [(one.token + 10 * group, one.turned_for) for one in held[num_freed:]]
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         if not hasattr(self, "cache"):
             return
-        tables = Counter(block for name in self.open_names() for block in self.cache.block_table(name))
+        tables = Counter(block for name in self.open_names() for block in self.held_blocks(name))
+        assert tables == Counter(block for name in self.open_names() for block in self.cache.held_blocks(name))
         assert [self.pool.num_users(block) for block in range(self.pool.num_blocks)] == [
             tables[block] for block in range(self.pool.num_blocks)
         ]
@@ -351,11 +407,14 @@ class SequenceRules(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         for number, block in enumerate(self.cache.blocks()):
-            names = {name for name in self.open_names() if number in self.cache.block_table(name)}
+            names = {name for name in self.open_names() if number in self.held_blocks(name)}
             assert block.holders.keys() == names
             assert block.is_protected == bool(names & self.pinned)
             for name, position in block.holders.items():
-                index = self.cache.block_table(name).index(number) * self.block_size
+                table = next(
+                    table for group in range(self.cache.num_groups) if number in (table := self.table(name, group))
+                )
+                index = table.index(number) * self.block_size
                 assert position == self.cache.position(name, index)
 
     def release_all(self) -> None:

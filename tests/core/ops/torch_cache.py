@@ -83,13 +83,15 @@ def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, 
     out = torch.full_like(q, torch.nan)
     for sequence, num_keys in enumerate(seqlens_k.tolist()):
         begin, end = cu_seqlens_q[sequence : sequence + 2].tolist()
-        places = [(int(block_tables[sequence, j // block_size]), j % block_size) for j in range(num_keys)]
+        first = max(0, num_keys - (end - begin) - window + 1) if window else 0  # blocks before it may be freed
+        places = [(int(block_tables[sequence, j // block_size]), j % block_size) for j in range(first, num_keys)]
         k = torch.stack([k_cache[block, :, offset] for block, offset in places], dim=1)
         v = torch.stack([v_cache[block, :, offset] for block, offset in places], dim=1)
         mask = torch.zeros(end - begin, num_keys, dtype=torch.bool)
         for row in range(end - begin):
             position = num_keys - (end - begin) + row
             mask[row, max(0, position - window + 1) if window else 0 : position + 1] = True
+        mask = mask[:, first:]
         heads = functional.scaled_dot_product_attention(
             q[begin:end].transpose(0, 1),
             k.repeat_interleave(num_groups, dim=0),

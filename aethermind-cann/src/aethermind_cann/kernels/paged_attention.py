@@ -71,7 +71,7 @@ def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.
         zip(pairwise(host_list(cu_seqlens_q)), host_list(seqlens_k), strict=True)
     ):
         if begin < end:
-            blocks = block_tables[sequence, : -(-length // attributes["block_size"])]
+            blocks = block_tables[sequence, : -(-length // attributes["block_size"])].clamp(min=0)
             last_visible = torch.arange(length - (end - begin), length, device=q.device)
             put(out[begin:end], _attend_gathered(q[begin:end], blocks, gather, last_visible, attributes))
 
@@ -96,10 +96,12 @@ def _attend_gathered(
     k, v = (tensor.movedim(-4, -3).flatten(-3, -2) for tensor in gather(blocks))  # [..., K, M·P, C]
     key = torch.arange(k.shape[-2], device=q.device)
     is_visible = key <= last_visible[..., None]
+    is_read = key <= last_visible.amax(-1, keepdim=True)
     if attributes["window"] > 0:
         is_visible = is_visible & (key > last_visible[..., None] - attributes["window"])
-    # Slots beyond the last key are uninitialised and may be NaN, which a zero weight does not cancel.
-    v = torch.where((key <= last_visible.amax(-1, keepdim=True))[..., None, :, None], v.float(), 0.0)
+        is_read = is_read & (key > last_visible.amin(-1, keepdim=True) - attributes["window"])
+    # Slots outside may be uninitialised and NaN, which a zero weight does not cancel.
+    v = torch.where(is_read[..., None, :, None], v.float(), 0.0)
     return attend(q, k, v, is_visible, attributes["scale"])
 
 
@@ -117,7 +119,7 @@ def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attribut
         k_cache,
         v_cache,
         atten_mask=_mask(q.device),
-        block_table=block_tables,
+        block_table=memoised("blocks", block_tables, lambda: block_tables.clamp(min=0)),
         **lengths,
         num_heads=q.shape[1],
         num_key_value_heads=k_cache.shape[1],

@@ -5,9 +5,12 @@ A block is a number here; its memory is the executor's (see `engine.kv_memory`).
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from aethermind.cache.groups import FREED, live, num_freeable_blocks
 
 if TYPE_CHECKING:
     from aethermind.cache.prefix_cache import PrefixCache
@@ -180,7 +183,19 @@ class BlockAllocator:
             self.pool.release(block)
 
     def trim(self, sequence: CachedSequence, num_blocks: int) -> None:
-        """Release all but the first `num_blocks` blocks of a sequence."""
+        """Release all but the first `num_blocks` blocks of each table of a sequence."""
         table = sequence.block_table
         self.release(table[num_blocks:])
         del table[num_blocks:]
+        for table in sequence.window_tables:
+            self.release(live(table[num_blocks:]))
+            del table[num_blocks:]
+
+    def release_hidden(self, sequence: CachedSequence, block_size: int) -> None:
+        """Release the blocks of a sequence that its windows hide from all further queries (see `groups`)."""
+        for group, (window, table) in enumerate(zip(sequence.windows, sequence.window_tables, strict=True)):
+            first, end = sequence.num_freed[group], num_freeable_blocks(sequence.num_tokens, window, block_size)
+            if first < end:
+                self.release(table[first:end])
+                table[first:end] = array("i", [FREED]) * (end - first)
+                sequence.num_freed[group] = end

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.groups import FREED
 from aethermind.cache.sequence import CachedSequence, CacheState
 
 __all__ = ["BlockInfo", "count_states", "inspect_blocks"]
@@ -32,8 +33,10 @@ def inspect_blocks(pool: BlockPool, sequences: Mapping[str, CachedSequence], blo
     """Return all blocks of `pool` by number. Takes time linear in the blocks of all sequences."""
     holders: list[dict[str, int]] = [{} for _ in range(pool.num_blocks)]
     for seq_id, sequence in sequences.items():
-        for index, block in enumerate(sequence.block_table):
-            holders[block][seq_id] = sequence.positions.position(index * block_size)
+        for table in sequence.tables:
+            for index, block in enumerate(table):
+                if block != FREED:
+                    holders[block][seq_id] = sequence.positions.position(index * block_size)
     return [_inspect(pool, block, sequences, by_sequence) for block, by_sequence in enumerate(holders)]
 
 

@@ -3,6 +3,9 @@
 A slot is `block * block_size + offset`. `reserve` allocates slots for tokens about to be computed, `commit` records
 that they have been. Blocks are shared by `fork` and by prefix caching; a shared block is never written, a sequence that
 writes gets a copy first (copy on write). The cache does not know the content or the address of a slot.
+
+Where layers with a sliding window are groups of their own (see `groups`), a sequence has a block table for each group,
+and a group with a window frees the blocks behind it as the sequence grows.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class KVCache:
         "_block_size",
         "_sequences",
         "_swapper",
+        "_windows",
         "capacity_tokens",
         "has_moved",
         "max_model_len",
@@ -95,7 +99,8 @@ class KVCache:
         self.spec = spec_for_layout(spec, layout, max_model_len)
         self.max_model_len = max_model_len
         self._block_size = self.spec.block_size
-        self.capacity_tokens = min(max_model_len, num_blocks * self._block_size)
+        self._windows = self.spec.windows
+        self.capacity_tokens = min(max_model_len, self.spec.num_tokens_in(num_blocks))
         """The longest sequence that fits when it has the cache to itself."""
         self._allocator = BlockAllocator(
             BlockPool(num_blocks) if pool is None else pool, NoPrefixCache() if prefix_cache is None else prefix_cache
@@ -157,9 +162,20 @@ class KVCache:
         return len(self.match(token_ids, extra_key)) * self._block_size
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
-        """Return the blocks that `open` with these ids would reuse, idle or in use."""
+        """Return the blocks of group 0 that `open` with these ids would reuse, idle or in use."""
+        if self._windows:
+            return list(self._match_groups(token_ids, extra_key)[0])
         blocks = self._allocator.prefix_cache.match(token_ids, extra_key)
         return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
+
+    def _match_groups(self, token_ids: Sequence[int], extra_key: bytes) -> Sequence[Sequence[int]]:
+        found = self._allocator.prefix_cache.match_groups(token_ids[: max(len(token_ids) - 1, 0)], extra_key)
+        return found or ((),) * (1 + len(self._windows))
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers, each with block tables of its own; 1 unless windows free blocks."""
+        return 1 + len(self._windows)
 
     def num_tokens(self, seq_id: str) -> int:
         """Return how many tokens of the sequence are committed."""
@@ -174,18 +190,29 @@ class KVCache:
         """Return the position of the token at an index; for an index past the last, the position it will have."""
         return self._sequences[seq_id].positions.position(index)
 
-    def block_table(self, seq_id: str) -> array[int]:
-        """Return the sequence's blocks in order. It is the live table, which callers must not change."""
-        return self._sequences[seq_id].block_table
+    def block_table(self, seq_id: str, group: int = 0) -> array[int]:
+        """Return the sequence's blocks in a group, in order. It is the live table, which callers must not change.
 
-    def slot(self, seq_id: str, index: int) -> int:
-        """Return the slot of a reserved or committed token."""
+        In a group with a window the leading entries may be `groups.FREED`.
+        """
+        sequence = self._sequences[seq_id]
+        return sequence.window_tables[group - 1] if group else sequence.block_table
+
+    def held_blocks(self, seq_id: str) -> Sequence[int]:
+        """Return all blocks that the sequence holds, those of group 0 first."""
+        sequence = self._sequences[seq_id]
+        return sequence.held_blocks() if self._windows else sequence.block_table
+
+    def slot(self, seq_id: str, index: int, group: int = 0) -> int:
+        """Return the slot of a reserved or committed token that the group's window does not hide."""
         block_size = self._block_size
-        return self._sequences[seq_id].block_table[index // block_size] * block_size + index % block_size
+        return self.block_table(seq_id, group)[index // block_size] * block_size + index % block_size
 
-    def fill_slots(self, seq_id: str, start: int, count: int, out: SlotArray, out_offset: int = 0) -> None:
+    def fill_slots(
+        self, seq_id: str, start: int, count: int, out: SlotArray, out_offset: int = 0, group: int = 0
+    ) -> None:
         """Write the slots of `count` tokens from index `start` on to `out[out_offset : out_offset + count]`."""
-        table = self._sequences[seq_id].block_table
+        table = self.block_table(seq_id, group)
         out[out_offset : out_offset + count] = _slots_of(table, start, count, self._block_size)
 
     # -- lifecycle of a sequence -----------------------------------------------------------------------------
@@ -200,10 +227,20 @@ class KVCache:
             return OpenResult(CacheOutcome.ALREADY_OPEN)
         if len(token_ids) > self.max_model_len:
             return OpenResult(CacheOutcome.TOO_LONG)
+        if self._windows:
+            return self._open_groups(seq_id, token_ids, extra_key)
         blocks = self.match(token_ids, extra_key)
         self._allocator.acquire(blocks)
         num_cached_tokens = len(blocks) * self._block_size
         self._sequences[seq_id] = CachedSequence(blocks, num_cached_tokens, extra_key)
+        return OpenResult(CacheOutcome.OK, num_cached_tokens)
+
+    def _open_groups(self, seq_id: str, token_ids: Sequence[int], extra_key: bytes) -> OpenResult:
+        blocks, *window_blocks = self._match_groups(token_ids, extra_key)
+        num_cached_tokens = len(blocks) * self._block_size
+        sequence = CachedSequence(blocks, num_cached_tokens, extra_key, self._windows, window_blocks)
+        self._allocator.acquire(sequence.held_blocks())
+        self._sequences[seq_id] = sequence
         return OpenResult(CacheOutcome.OK, num_cached_tokens)
 
     def reserve(self, seq_id: str, num_new_tokens: int) -> ReserveResult:
@@ -211,6 +248,7 @@ class KVCache:
 
         A partly filled block that is shared is copied before its first write. Blocks whose positions were shifted have
         their keys rotated, in a copy if the block is shared. Both are in the result: `copies` and `shifts`.
+        Before blocks are allocated, those of the sequence that windows hide from the new tokens are freed.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is None:
@@ -222,6 +260,8 @@ class KVCache:
             return ReserveResult(CacheOutcome.ILLEGAL_STATE)
         if end > self.max_model_len:
             return ReserveResult(CacheOutcome.TOO_LONG)
+        if self._windows:
+            return _grow_groups(sequence, end, self._swapper, self._block_size, self.max_model_len)
         return _grow(sequence, end, self._swapper, self._block_size, self.max_model_len)
 
     def commit(self, seq_id: str, num_new_tokens: int) -> CacheOutcome:
@@ -244,7 +284,7 @@ class KVCache:
         if parent.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
         self._swapper.drop_reservation(parent)
-        self._allocator.acquire(parent.block_table)
+        self._allocator.acquire(parent.held_blocks() if self._windows else parent.block_table)
         self._sequences[child_id] = parent.fork()
         self._swapper.touch(parent_id)
         return CacheOutcome.OK
@@ -283,19 +323,40 @@ class KVCache:
         num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
         if num_full := num_known // self._block_size:
             token_ids, blocks = token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
+            if self._windows:
+                window_blocks = [table[:num_full] for table in sequence.window_tables]
+                self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key, window_blocks)
+                return
             self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key)
 
     # -- parts of a sequence ---------------------------------------------------------------------------------
 
     def truncate(self, seq_id: str, num_tokens: int) -> CacheOutcome:
-        """Drop all but the first `num_tokens` committed tokens, and every reservation."""
+        """Drop all but the first `num_tokens` committed tokens, and every reservation.
+
+        `BEHIND_WINDOW` if blocks were freed that a window of the next token sees.
+        """
         return self._change(seq_id, lambda sequence: truncate_tokens(sequence, num_tokens, self._block_size))
+
+    def may_truncate(self, seq_id: str, num_tokens: int) -> bool:
+        """Whether windows have freed nothing that the next token of the sequence sees after `truncate`."""
+        return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
+
+    def take_back(self, seq_id: str, num_tokens: int) -> int:
+        """Truncate a sequence to `num_tokens`, or to 0 if windows freed what the next token sees; returns which.
+
+        The caller computes the tokens from that index on again.
+        """
+        if self.truncate(seq_id, num_tokens) is not CacheOutcome.BEHIND_WINDOW:
+            return num_tokens
+        self.truncate(seq_id, 0)
+        return 0
 
     def remove(self, seq_id: str, start: int = 0, end: int | None = None) -> CacheOutcome:
         """Drop the tokens at positions from `start` up to `end` (None: to the last), and every reservation.
 
         Tokens behind the range keep their positions. `PARTIAL_BLOCK` if the range covers part of a block and tokens
-        follow.
+        follow; `WINDOWS_FREED` with several groups if tokens follow; else see `truncate`.
         """
         return self._change(seq_id, lambda sequence: drop_tokens(sequence, start, end, self._block_size))
 
@@ -307,7 +368,7 @@ class KVCache:
         """Shift the tokens at positions from `start` on by `delta`. Their keys are rotated at the next `reserve`.
 
         `PARTIAL_BLOCK` if the first of them is not the first of a block, `OUT_OF_ORDER` if they would get positions
-        among or before those of the preceding tokens.
+        among or before those of the preceding tokens, `WINDOWS_FREED` with several groups.
         """
         return self._change(seq_id, lambda sequence: shift_tokens(sequence, start, delta, self._block_size))
 
@@ -367,7 +428,7 @@ class KVCache:
             return SaveResult(CacheOutcome.UNKNOWN_SEQUENCE)
         if sequence.state is CacheState.SWAPPED:
             return SaveResult(CacheOutcome.ILLEGAL_STATE)
-        num_blocks = self.spec.num_blocks_for(sequence.num_tokens)
+        num_blocks = self.spec.table_width(sequence.num_tokens)
         return SaveResult(CacheOutcome.OK, pack_sequence(sequence, num_blocks, contents, token_ids))
 
     def load(self, seq_id: str, data: bytes, contents: BlockContents, token_ids: Sequence[int]) -> OpenResult:
@@ -377,10 +438,11 @@ class KVCache:
         """
         if seq_id in self._sequences:
             return OpenResult(CacheOutcome.ALREADY_OPEN)
-        sequence, tensors = unpack_sequence(data, contents, token_ids)
+        sequence, tensors = unpack_sequence(data, contents, token_ids, self._block_size, self._windows)
         if sequence.num_tokens > self.max_model_len:
             return OpenResult(CacheOutcome.TOO_LONG)
-        blocks = self._swapper.allocate(self.spec.num_blocks_for(sequence.num_tokens))
+        num_blocks = self.spec.table_width(sequence.num_tokens)
+        blocks = self._swapper.allocate(sequence.num_held(num_blocks))
         if blocks is None:
             return OpenResult(CacheOutcome.NO_FREE_BLOCKS)
         try:
@@ -388,7 +450,7 @@ class KVCache:
         except BaseException:
             self._allocator.release(blocks)
             raise
-        sequence.block_table.extend(blocks)
+        sequence.attach(blocks, num_blocks)
         self._sequences[seq_id] = sequence
         self.has_moved = self.has_moved or sequence.positions is not PLAIN
         return OpenResult(CacheOutcome.OK, sequence.num_tokens)
@@ -427,6 +489,31 @@ def _grow(
     sequence.positions = sequence.positions.with_keys_shifted() if shifts else sequence.positions
     in_place = tuple(shift._replace(block=table[shift.block]) for shift in shifts)
     return ReserveResult(CacheOutcome.OK, tuple(copies), in_place)
+
+
+def _grow_groups(
+    sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
+) -> ReserveResult:
+    """Reserve slots in every group up to index `end`, after freeing blocks that windows hide; all or nothing.
+
+    Shared blocks that the sequence writes, the partly filled one of each group, are replaced by copies.
+    """
+    swapper.release_hidden(sequence)
+    pool, partial, size = swapper.pool, sequence.num_tokens // block_size, len(sequence.block_table)
+    shared = [table for table in sequence.tables if partial < size and pool.ref_count(table[partial]) > 1]
+    num_missing = max(-(-end // block_size) - size, 0)
+    blocks = swapper.allocate(num_missing * len(sequence.tables) + len(shared))
+    if blocks is None:
+        return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
+    copies = []
+    for table in shared:
+        source, table[partial] = table[partial], blocks.pop()
+        pool.release(source)
+        copies.append((source, table[partial]))
+    for index, table in enumerate(sequence.tables):
+        table.extend(blocks[index * num_missing : (index + 1) * num_missing])
+    sequence.num_writable = min(len(sequence.block_table) * block_size, max_model_len)
+    return ReserveResult(CacheOutcome.OK, tuple(copies)) if copies else _RESERVED
 
 
 def _slots_of(block_table: Sequence[int], start: int, count: int, block_size: int) -> list[int]:

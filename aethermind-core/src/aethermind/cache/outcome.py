@@ -11,7 +11,7 @@ __all__ = ["CacheOutcome", "OpenResult", "ReserveResult", "SaveResult"]
 
 
 class CacheOutcome(Enum):
-    """How a call on the cache ended. Anything but `OK` means that the cache is unchanged."""
+    """How a call on the cache ended. Anything but `OK` means that all sequences keep their tokens and reservations."""
 
     OK = "ok"
     NO_FREE_BLOCKS = "no free blocks"
@@ -26,6 +26,12 @@ class CacheOutcome(Enum):
     """The range begins or ends inside a block of several tokens, and more of the sequence follows."""
     OUT_OF_ORDER = "out of order"
     """Positions would not ascend any more, or not be from 0 to 2**63 - 1."""
+    BEHIND_WINDOW = "behind a sliding window whose blocks are freed"
+    """Keys that the next token would see were freed, because the sequence was longer: truncate it to 0 and compute it
+    again, see `KVCache.take_back`."""
+    WINDOWS_FREED = "in the middle of a sequence whose sliding windows free blocks"
+    """Tokens in the middle cannot be dropped or moved where layers with a sliding window free blocks: in which block a
+    token is, and what its window sees, follow from its index."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.groups import FREED, live, num_hidden_blocks
 
 __all__ = ["HashedPrefixCache", "NoPrefixCache", "PrefixCache", "PrefixCacheListener", "chain_hash"]
 
@@ -29,8 +30,21 @@ class PrefixCache(Protocol):
         """Return the full blocks of the longest cached prefix of `token_ids`, in order, without a new reference."""
         ...
 
-    def publish(self, token_ids: Sequence[int], blocks: Sequence[int], extra_key: bytes = b"") -> None:
-        """Record that `blocks`, all full, hold `token_ids`; acquire those that are to be cached."""
+    def match_groups(self, token_ids: Sequence[int], extra_key: bytes = b"") -> Sequence[Sequence[int]]:
+        """Return the blocks of that prefix by group, those that a window hides as `FREED`; empty if there is none."""
+        ...
+
+    def publish(
+        self,
+        token_ids: Sequence[int],
+        blocks: Sequence[int],
+        extra_key: bytes = b"",
+        window_blocks: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Record that `blocks`, all full, hold `token_ids`; acquire those that are to be cached.
+
+        `window_blocks` are the blocks of the same tokens in each further group, `FREED` where a window hides them.
+        """
         ...
 
     def evict(self, num_blocks: int) -> None:
@@ -52,7 +66,17 @@ class NoPrefixCache:
         """Return no blocks."""
         return ()
 
-    def publish(self, token_ids: Sequence[int], blocks: Sequence[int], extra_key: bytes = b"") -> None:
+    def match_groups(self, token_ids: Sequence[int], extra_key: bytes = b"") -> Sequence[Sequence[int]]:
+        """Return no blocks."""
+        return ()
+
+    def publish(
+        self,
+        token_ids: Sequence[int],
+        blocks: Sequence[int],
+        extra_key: bytes = b"",
+        window_blocks: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Do nothing."""
 
     def evict(self, num_blocks: int) -> None:
@@ -81,12 +105,18 @@ class PrefixCacheListener(Protocol):
 
 
 class CachedBlock:
-    """A cached block: its tokens, and as `parent` the block before it (for a first block: the extra key)."""
+    """A cached block: its tokens, and as `parent` the block before it (for a first block: the extra key).
 
-    __slots__ = ("block", "key", "num_pins", "parent", "tokens")
+    `companions` are the cached blocks of the same tokens in the groups with a window, `FREED` where there is none.
+    """
 
-    def __init__(self, key: bytes, parent: CachedBlock | bytes, tokens: bytes, block: int) -> None:
+    __slots__ = ("block", "companions", "key", "num_pins", "parent", "tokens")
+
+    def __init__(
+        self, key: bytes, parent: CachedBlock | bytes, tokens: bytes, block: int, num_companions: int = 0
+    ) -> None:
         self.num_pins = 0
+        self.companions = [FREED] * num_companions
         self.key = key
         self.parent = parent
         self.tokens = tokens
@@ -100,9 +130,13 @@ class HashedPrefixCache:
     before it: a hash collision costs a reuse, never a wrong answer. An entry whose parent was evicted can no longer be
     reached; it is replaced when its tokens are published again, or evicted later. Sequences release their last block
     first, so the end of a prefix is usually evicted before its beginning. Not thread-safe.
+
+    The chain consists of blocks of group 0 (see `groups`). Blocks of groups with a window are cached beside them, as
+    companions. A prefix is matched only if each window finds in companions all that it sees before the next token.
+    Evicting a companion shortens what can be matched; evicting a block of the chain evicts its companions, too.
     """
 
-    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "listener", "salt")
+    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "_windows", "listener", "salt")
 
     def __init__(
         self,
@@ -111,12 +145,14 @@ class HashedPrefixCache:
         salt: bytes = b"",
         *,
         hash: Callable[[bytes, bytes], bytes] = chain_hash,
+        windows: Sequence[int] = (),
     ) -> None:
         """Cache blocks of `pool`, each of `block_size` tokens.
 
         `salt` stands for all that the content of a block depends on besides tokens: model, adapter, quantisation,
-        tenant.
+        tenant. `windows` are those of `KVCacheSpec.windows`.
         """
+        self._windows = tuple(windows)
         self._pool = pool
         self._block_size = block_size
         self._hash = hash
@@ -129,8 +165,8 @@ class HashedPrefixCache:
 
     @property
     def num_blocks(self) -> int:
-        """Cached blocks, including those in use by sequences."""
-        return len(self._by_key)
+        """Cached blocks of all groups, including those in use by sequences."""
+        return len(self._by_block)
 
     @property
     def num_evictable(self) -> int:
@@ -147,8 +183,37 @@ class HashedPrefixCache:
         return list(chain)[1:]
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
-        """Return the full blocks of the longest cached prefix of `token_ids`, in order, without a new reference."""
-        return [entry.block for entry in self._known(token_ids, extra_key)]
+        """Return the full blocks of the longest cached prefix of `token_ids`, in order, without a new reference.
+
+        With several groups these are the blocks of group 0.
+        """
+        return [entry.block for entry in self._usable(self._known(token_ids, extra_key))]
+
+    def match_groups(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[list[int]]:
+        """Return the blocks of that prefix by group, those that a window hides as `FREED`."""
+        entries = self._usable(self._known(token_ids, extra_key))
+        num_tokens = len(entries) * self._block_size
+        tables = [[entry.block for entry in entries]]
+        for group, window in enumerate(self._windows):
+            hidden = num_hidden_blocks(num_tokens, window, self._block_size)
+            tables.append([FREED] * hidden + [entry.companions[group] for entry in entries[hidden:]])
+        return tables
+
+    def _usable(self, entries: list[CachedBlock]) -> list[CachedBlock]:
+        """Return the longest prefix of a chain that has, for each window, the companions that it sees at its end."""
+        if not self._windows:
+            return entries
+        in_a_row = [0] * len(self._windows)  # companions of each group up to the current block without a gap
+        longest = 0
+        for end, entry in enumerate(entries, start=1):
+            for group, companion in enumerate(entry.companions):
+                in_a_row[group] = 0 if companion == FREED else in_a_row[group] + 1
+            if all(
+                end - num_hidden_blocks(end * self._block_size, window, self._block_size) <= count
+                for window, count in zip(self._windows, in_a_row, strict=True)
+            ):
+                longest = end
+        return entries[:longest]
 
     def pin(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[CachedBlock]:
         """Evict the blocks of that prefix after all others, until `unpin`. Pins are counted."""
@@ -162,7 +227,8 @@ class HashedPrefixCache:
         for entry in pinned:
             entry.num_pins -= 1
             if not entry.num_pins:
-                self._pool.promote(entry.block)
+                for block in (entry.block, *live(entry.companions)):
+                    self._pool.promote(block)
 
     def _known(self, token_ids: Sequence[int], extra_key: bytes) -> list[CachedBlock]:
         entries: list[CachedBlock] = []
@@ -180,8 +246,14 @@ class HashedPrefixCache:
             parent = entry
         return entries
 
-    def publish(self, token_ids: Sequence[int], blocks: Sequence[int], extra_key: bytes = b"") -> None:
-        """Cache `blocks`, all full and in use, under `token_ids`.
+    def publish(
+        self,
+        token_ids: Sequence[int],
+        blocks: Sequence[int],
+        extra_key: bytes = b"",
+        window_blocks: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Cache `blocks`, all full and in use, under `token_ids`, and beside them the `window_blocks` of each group.
 
         Of two blocks with the same content, the one that is in use or was used last is kept.
         """
@@ -196,24 +268,46 @@ class HashedPrefixCache:
                 self._forget(entry)
                 entry = None
             if entry is None:
-                entry = self._by_key[key] = CachedBlock(key, parent, tokens, block)
+                entry = self._by_key[key] = CachedBlock(key, parent, tokens, block, len(self._windows))
                 self._keep(entry, block)
             elif entry.block != block and self._pool.is_idle(entry.block):
                 self._drop(entry.block)
                 self._keep(entry, block)
+            for group, table in enumerate(window_blocks):
+                self._publish_companion(entry, group, table[index])
             parent = entry
 
-    def evict(self, num_blocks: int) -> None:
-        """Free up to `num_blocks` blocks that no sequence uses, the least recently used first, pinned ones last."""
-        for _ in range(min(num_blocks, self._pool.num_idle)):
-            self._forget(self._next_to_evict())
+    def _publish_companion(self, entry: CachedBlock, group: int, block: int) -> None:
+        cached = entry.companions[group]
+        if block in (FREED, cached) or (cached != FREED and not self._pool.is_idle(cached)):
+            return
+        if cached != FREED:
+            self._drop_companion(entry, group)
+        entry.companions[group] = block
+        self._by_block[block] = entry
+        self._pool.keep(block)
 
-    def _next_to_evict(self) -> CachedBlock:
+    def evict(self, num_blocks: int) -> None:
+        """Free `num_blocks` blocks that no sequence uses, or all: the least recently used first, pinned ones last.
+
+        With the blocks of groups with a window it may free a few more.
+        """
+        pool = self._pool
+        num_wanted = pool.num_free + min(num_blocks, pool.num_idle)
+        while pool.num_free < num_wanted:
+            block = self._next_to_evict()
+            entry = self._by_block[block]
+            if entry.block == block:
+                self._forget(entry)
+            else:
+                self._drop_companion(entry, entry.companions.index(block))
+
+    def _next_to_evict(self) -> int:
         """Return the next block to evict. A pinned block is demoted once, however often others are evicted later."""
         while True:
-            entry = self._by_block[self._pool.eviction_candidate()]
-            if not (entry.num_pins and self._pool.demote(entry.block)):
-                return entry
+            block = self._pool.eviction_candidate()
+            if not (self._by_block[block].num_pins and self._pool.demote(block)):
+                return block
 
     def _first_key(self, extra_key: bytes) -> bytes:
         return self._hash(self._root, extra_key) if extra_key else self._root
@@ -221,6 +315,14 @@ class HashedPrefixCache:
     def _forget(self, entry: CachedBlock) -> None:
         del self._by_key[entry.key]
         self._drop(entry.block)
+        for group, companion in enumerate(entry.companions):
+            if companion != FREED:
+                self._drop_companion(entry, group)
+
+    def _drop_companion(self, entry: CachedBlock, group: int) -> None:
+        block, entry.companions[group] = entry.companions[group], FREED
+        del self._by_block[block]
+        self._pool.drop(block)
 
     def _keep(self, entry: CachedBlock, block: int) -> None:
         entry.block = block

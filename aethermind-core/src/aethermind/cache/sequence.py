@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from types import MappingProxyType
 
+from aethermind.cache.groups import FREED, live, num_hidden_blocks
 from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.positions import PLAIN, TokenPositions
 
@@ -83,16 +84,33 @@ class CachedSequence:
         "block_table",
         "extra_key",
         "is_pinned",
+        "num_freed",
         "num_original",
         "num_tokens",
         "num_writable",
         "positions",
         "state",
+        "window_tables",
+        "windows",
     )
 
-    def __init__(self, blocks: Iterable[int], num_tokens: int = 0, extra_key: bytes = b"") -> None:
+    def __init__(
+        self,
+        blocks: Iterable[int],
+        num_tokens: int = 0,
+        extra_key: bytes = b"",
+        windows: tuple[int, ...] = (),
+        window_blocks: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """`windows` are those of the groups behind group 0 (see `groups`), `window_blocks` their blocks."""
         self.block_table = array("i", blocks)
-        """Its blocks, the one with index 0 first. An array, because a step copies the tables of all its requests."""
+        """Its blocks in group 0, the one with index 0 first. An array, because a step copies the tables of all its
+        requests."""
+        self.windows = windows
+        self.window_tables = tuple(array("i", some) for some in window_blocks or ((),) * len(windows))
+        """Its blocks in each further group, as many as in group 0, the first of them `FREED`."""
+        self.num_freed = [sum(block == FREED for block in table) for table in self.window_tables]
+        """Entries of each of these tables that are `FREED`."""
         self.extra_key = extra_key
         self.num_tokens = num_tokens
         self.num_writable = num_tokens
@@ -105,10 +123,42 @@ class CachedSequence:
 
     def fork(self) -> CachedSequence:
         """Return a sequence on the same blocks and tokens. The caller adds the references."""
-        child = CachedSequence(self.block_table, self.num_tokens, self.extra_key)
+        child = CachedSequence(self.block_table, self.num_tokens, self.extra_key, self.windows, self.window_tables)
         child.num_original = self.num_original
         child.positions = self.positions
         return child
+
+    @property
+    def tables(self) -> tuple[array[int], ...]:
+        """The block tables of all groups."""
+        return self.block_table, *self.window_tables
+
+    def held_blocks(self, num_blocks: int | None = None) -> list[int]:
+        """Return the blocks of all groups that are not freed, of the first `num_blocks` entries of each table."""
+        blocks = self.block_table[:num_blocks].tolist()
+        for table, num_freed in zip(self.window_tables, self.num_freed, strict=True):
+            blocks += table[num_freed:num_blocks].tolist()
+        return blocks
+
+    def num_held(self, num_blocks: int) -> int:
+        """Return how many blocks `held_blocks` returns for tables of `num_blocks` entries, even while swapped out."""
+        return num_blocks + sum(num_blocks - num_freed for num_freed in self.num_freed)
+
+    def attach(self, blocks: Sequence[int], num_blocks: int) -> None:
+        """Fill empty tables with `blocks`, which stand for those that `held_blocks(num_blocks)` returned."""
+        self.block_table.extend(blocks[:num_blocks])
+        position = num_blocks
+        for table, num_freed in zip(self.window_tables, self.num_freed, strict=True):
+            table.extend([FREED] * num_freed)
+            table.extend(blocks[position : position + num_blocks - num_freed])
+            position += num_blocks - num_freed
+
+    def may_truncate(self, num_tokens: int, block_size: int) -> bool:
+        """Whether no window hides keys that a token at index `num_tokens` sees."""
+        return num_tokens == 0 or all(
+            num_freed <= num_hidden_blocks(num_tokens, window, block_size)
+            for window, num_freed in zip(self.windows, self.num_freed, strict=True)
+        )
 
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from index `num_tokens` on; the block table is unchanged."""
@@ -144,6 +194,12 @@ def drop_tokens(sequence: CachedSequence, start: int, end: int | None, block_siz
 def keep_tokens(sequence: CachedSequence, start: int, end: int | None, block_size: int) -> RangeResult:
     """Drop all tokens except those at positions from `start` up to `end`, or to the last."""
     first, last = _indices(sequence, start, end)
+    if sequence.windows:
+        if first == last:
+            return _drop_range(sequence, 0, sequence.num_tokens, block_size)
+        if first:
+            return CacheOutcome.WINDOWS_FREED, []
+        return _drop_range(sequence, last, sequence.num_tokens, block_size)
     if first % block_size and first < last:
         return CacheOutcome.PARTIAL_BLOCK, []
     _, behind = _drop_range(sequence, last, sequence.num_tokens, block_size)
@@ -156,6 +212,8 @@ def shift_tokens(sequence: CachedSequence, start: int, delta: int, block_size: i
     first, last = _indices(sequence, start, None)
     if first == last or delta == 0:
         return CacheOutcome.OK, []
+    if sequence.windows:
+        return CacheOutcome.WINDOWS_FREED, []
     if first % block_size:
         return CacheOutcome.PARTIAL_BLOCK, []
     positions = sequence.positions
@@ -176,16 +234,24 @@ def _indices(sequence: CachedSequence, start: int, end: int | None) -> tuple[int
 
 def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int) -> RangeResult:
     if last == sequence.num_tokens:
+        if sequence.windows and not sequence.may_truncate(first, block_size):
+            return CacheOutcome.BEHIND_WINDOW, []
         sequence.truncate(first)
         begin, end = -(-first // block_size), len(sequence.block_table)
     elif first == last:
         return CacheOutcome.OK, []
+    elif sequence.windows:
+        return CacheOutcome.WINDOWS_FREED, []
     elif first % block_size or last % block_size:
         return CacheOutcome.PARTIAL_BLOCK, []
     else:
         sequence.set_positions(first, sequence.positions.without(first, last))
         sequence.num_tokens -= last - first
         begin, end = first // block_size, last // block_size
-    dropped = sequence.block_table[begin:end].tolist()
-    del sequence.block_table[begin:end]
+    dropped = []
+    for table in sequence.tables:
+        dropped += live(table[begin:end])
+        del table[begin:end]
+    if begin == 0:
+        sequence.num_freed = [0] * len(sequence.windows)
     return CacheOutcome.OK, dropped

@@ -88,7 +88,8 @@ class SequenceSwapper:
         """Move a sequence to the store, drop its reservations and release its blocks."""
         if not _can_become(sequence, CacheState.SWAPPED):
             return CacheOutcome.ILLEGAL_STATE
-        if not self._store.save(seq_id, sequence.block_table[: self._num_blocks(sequence)].tolist()):
+        self._allocator.release_hidden(sequence, self._block_size)
+        if not self._store.save(seq_id, sequence.held_blocks(self._num_blocks(sequence))):
             return CacheOutcome.NO_FREE_BLOCKS
         self._allocator.trim(sequence, 0)
         sequence.num_writable = sequence.num_tokens
@@ -100,13 +101,18 @@ class SequenceSwapper:
         """Move a sequence from the store to blocks of its own, and make it Active."""
         if sequence.state is not CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
-        blocks = self.allocate(self._num_blocks(sequence))
+        num_blocks = self._num_blocks(sequence)
+        blocks = self.allocate(sequence.num_held(num_blocks))
         if blocks is None:
             return CacheOutcome.NO_FREE_BLOCKS
         self._store.load(seq_id, blocks)
-        sequence.block_table.extend(blocks)
+        sequence.attach(blocks, num_blocks)
         sequence.state = CacheState.ACTIVE
         return CacheOutcome.OK
+
+    def release_hidden(self, sequence: CachedSequence) -> None:
+        """Release the blocks of a sequence that its windows hide from all further queries."""
+        self._allocator.release_hidden(sequence, self._block_size)
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Allocate blocks, swapping out parked sequences first if needed."""
@@ -136,18 +142,19 @@ class SequenceSwapper:
         swappable = {
             seq_id: parked for seq_id, parked in self._parked.items() if _can_become(parked, CacheState.SWAPPED)
         }
-        holders = Counter(block for sequence in swappable.values() for block in sequence.block_table)
+        held = {seq_id: sequence.held_blocks() for seq_id, sequence in swappable.items()}
+        holders = Counter(block for blocks in held.values() for block in blocks)
         num_users_left = {
             block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)
         }
         num_free_in_store, num_freed = self._store.num_blocks - self._store.num_used_blocks, 0
         victims: dict[str, CachedSequence] = {}
         for seq_id, sequence in swappable.items():
-            blocks = [block for block in sequence.block_table if block in num_users_left]
-            if not blocks or len(sequence.block_table) > num_free_in_store:
+            blocks = [block for block in held[seq_id] if block in num_users_left]
+            if not blocks or len(held[seq_id]) > num_free_in_store:
                 continue
             victims[seq_id] = sequence
-            num_free_in_store -= len(sequence.block_table)
+            num_free_in_store -= len(held[seq_id])
             for block in blocks:
                 num_users_left[block] -= 1
                 num_freed += num_users_left[block] == 0

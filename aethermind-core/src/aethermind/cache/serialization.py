@@ -237,23 +237,32 @@ def hash_tokens(token_ids: Sequence[int]) -> str:
 def pack_sequence(
     sequence: CachedSequence, num_blocks: int, contents: BlockContents, token_ids: Sequence[int]
 ) -> bytes:
-    """Serialise the first `num_blocks` blocks of a sequence in device memory, whose tokens are `token_ids`."""
+    """Serialise the first `num_blocks` entries of the tables of a sequence in device memory, whose tokens are
+    `token_ids`.
+    """
     notes = {
         "positions": json.dumps(sequence.positions.runs),
         "num_original": str(sequence.num_original),
         "extra_key": sequence.extra_key.hex(),
     }
+    if sequence.windows:
+        notes["num_freed"] = json.dumps(sequence.num_freed)
     token_hash = hash_tokens(token_ids[: sequence.num_tokens])
-    tensors = contents.read(sequence.block_table[:num_blocks].tolist())
+    tensors = contents.read(sequence.held_blocks(num_blocks))
     return write_blocks(StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, notes))
 
 
 def unpack_sequence(
-    data: bytes, contents: BlockContents, token_ids: Sequence[int]
+    data: bytes,
+    contents: BlockContents,
+    token_ids: Sequence[int],
+    block_size: int,
+    windows: tuple[int, ...] = (),
 ) -> tuple[CachedSequence, Mapping[str, BlockTensor]]:
-    """Return a sequence without blocks, and the content that its blocks need.
+    """Return a sequence without blocks, and the content that its blocks need; `windows` are those of its groups.
 
-    Raises CacheContentError for damaged data, data of another model, and data of other tokens than `token_ids`.
+    Raises CacheContentError for damaged data, data of another model or of other groups of layers, and data of other
+    tokens than `token_ids`.
     """
     stored = read_blocks(data, contents.fingerprint)
     if stored.token_hash != hash_tokens(token_ids[: stored.num_tokens]):
@@ -263,7 +272,12 @@ def unpack_sequence(
         )
     try:
         notes = stored.notes
-        sequence = CachedSequence([], stored.num_tokens, bytes.fromhex(notes["extra_key"]))
+        sequence = CachedSequence([], stored.num_tokens, bytes.fromhex(notes["extra_key"]), windows)
+        sequence.num_freed = [int(count) for count in json.loads(notes.get("num_freed", "[]"))]
+        if len(sequence.num_freed) != len(windows) or min(sequence.num_freed, default=0) < 0:
+            raise ValueError(f"they have {len(sequence.num_freed)} windows, and the model {len(windows)}")
+        if not sequence.may_truncate(stored.num_tokens, block_size):
+            raise ValueError("blocks that a window sees are missing")
         sequence.num_original = int(notes["num_original"])
         sequence.set_positions(
             sequence.num_original, TokenPositions(PositionRun(*run) for run in json.loads(notes["positions"]))

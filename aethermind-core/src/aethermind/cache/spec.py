@@ -1,4 +1,4 @@
-"""Sizes of a KV cache: bytes per token and per block, and the block sizes of the three layouts."""
+"""Sizes of a KV cache: bytes and tokens of a block, blocks of a sequence, and the block sizes of the three layouts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from aethermind.cache.layers import LayerCache, Paged, source_layer
+from aethermind.cache.groups import LayerGroup, most_window_blocks
+from aethermind.cache.layers import LayerCache, Paged, Shared, source_layer
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["CacheLayout", "KVCacheSpec", "spec_for_layout"]
@@ -18,7 +19,7 @@ class KVCacheSpec:
 
     `dtype_name` is a dtype's full name (`float32`, `bfloat16`, `float8_e4m3fn`, `int8`, `int4`): the first
     number in it is its width in bits. Raises `InvalidArgumentError` for a cache without layers, a block size below 1,
-    or a name without a width.
+    a name without a width, or groups that do not divide the layers as `groups` says.
     """
 
     layers: tuple[LayerCache, ...]
@@ -27,6 +28,11 @@ class KVCacheSpec:
     """Tokens in a block."""
     scale_bits: int = 0
     """Bits of the scale that a quantised cache stores with each row: a head's key, or a head's value."""
+    groups: tuple[LayerGroup, ...] = ()
+    """Groups of the layers that keep something: group 0 keeps all tokens, each other one those of its window. With
+    several groups all these layers have rows of one shape. Empty: all layers are one group."""
+    max_new_tokens: int = 1
+    """The most tokens for which a sequence reserves blocks at a time, for `num_blocks_for` with several groups."""
 
     def __post_init__(self) -> None:
         if not self.layers or self.block_size < 1:
@@ -40,6 +46,21 @@ class KVCacheSpec:
             )
         for layer in range(len(self.layers)):
             source_layer(self.layers, layer)
+        own = [layer for layer, entry in enumerate(self.layers) if not isinstance(entry, Shared)]
+        if not self.groups:
+            object.__setattr__(self, "groups", (LayerGroup(0, tuple(own)),))
+        grouped = sorted(layer for group in self.groups for layer in group.layers)
+        shapes = {tuple(self.layers[layer].rows.items()) for layer in own}
+        if (
+            grouped != own
+            or self.groups[0].window
+            or any(group.window < 1 for group in self.groups[1:])
+            or (len(self.groups) > 1 and len(shapes) > 1)
+        ):
+            raise InvalidArgumentError(
+                f"Groups {self.groups} do not divide the layers {own}: name every layer once, in group 0 if it keeps "
+                "all tokens, else in a group with a window, and one group if shapes differ."
+            )
 
     @classmethod
     def uniform(
@@ -65,19 +86,66 @@ class KVCacheSpec:
         return int(re.findall(r"\d+", self.dtype_name)[0])
 
     @property
+    def tensor_layers(self) -> tuple[int, ...]:
+        """The layer after which the tensors of each position are named: that of the first group that has one there.
+
+        With one group these are the layers that keep something.
+        """
+        size = max(len(group.layers) for group in self.groups)
+        return tuple(next(one.layers[j] for one in self.groups if j < len(one.layers)) for j in range(size))
+
+    def place_of(self, layer: int) -> tuple[int, int]:
+        """Return the group in which a layer's keys and values are, and its position there."""
+        layer = source_layer(self.layers, layer)
+        index = next(index for index, group in enumerate(self.groups) if layer in group.layers)
+        return index, self.groups[index].layers.index(layer)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each group but group 0."""
+        return tuple(group.window for group in self.groups[1:])
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers."""
-        rows = [row for layer in self.layers for row in layer.rows.values()]
+        """Bytes that one token takes in a block: a row in the tensors of each position, so with one group of all layers
+        those of all layers.
+        """
+        rows = [row for layer in self.tensor_layers for row in self.layers[layer].rows.values()]
         return sum(-(-heads * (dim * self.bits_per_value + self.scale_bits) // 8) for heads, dim in rows)
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that one block takes in all layers."""
+        """Bytes that one block takes in all tensors."""
         return self.bytes_per_token * self.block_size
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` of one sequence occupy."""
+        """The most blocks that a sequence holds while it grows to `num_tokens`, in all groups together."""
+        num_blocks = -(-num_tokens // self.block_size)
+        if len(self.groups) == 1:
+            return num_blocks
+        return num_blocks + sum(min(num_blocks, most) for most in self._most_window_blocks)
+
+    def num_tokens_in(self, num_blocks: int) -> int:
+        """The longest sequence that `num_blocks` blocks hold: the opposite of `num_blocks_for`."""
+        limits = sorted(self._most_window_blocks)
+        # Below the first limit a block of group 0 takes one of each group, behind it one fewer, and so on.
+        in_group, left, reached = 0, num_blocks, 0
+        for index, most in enumerate(limits):
+            taken = len(limits) - index + 1
+            more = min(most - reached, left // taken)
+            in_group, left = in_group + more, left - more * taken
+            if more < most - reached:
+                return in_group * self.block_size
+            reached = most
+        return (in_group + left) * self.block_size
+
+    def table_width(self, num_tokens: int) -> int:
+        """Entries of the block table of `num_tokens` tokens; the tables of all groups are of one length."""
         return -(-num_tokens // self.block_size)
+
+    @property
+    def _most_window_blocks(self) -> list[int]:
+        return [most_window_blocks(window, self.block_size, self.max_new_tokens) for window in self.windows]
 
 
 CacheLayout = Literal["paged", "cell", "static"]

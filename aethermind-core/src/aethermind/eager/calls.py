@@ -55,6 +55,7 @@ class SignaturePlan:
     packs: Mapping[str, Pack]
     results: tuple[TensorType, ...]
     aliases: tuple[int | None, ...]
+    attributes: Mapping[str, Attribute]
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +76,8 @@ def plan_signature(
     OperatorError where it does not fit the schema, KernelNotFoundError where no kernel computes it.
     """
     schema = operator.schema
-    schema.infer(types, schema.complete(attributes))
+    completed = schema.complete(attributes)
+    schema.infer(types, completed)
     builder = GraphBuilder(operator.name, operators)
     aliased = {spec.alias for spec in schema.outputs}
     values = [
@@ -94,6 +96,7 @@ def plan_signature(
         compiled.plan.packs(),
         tuple(value.type for value in results),
         tuple(None if spec.alias is None else names.index(spec.alias) for spec in schema.outputs),
+        completed,
     )
 
 
@@ -169,7 +172,12 @@ def check_inputs(planned: SignaturePlan, tensors: Sequence[Array | None], kinds:
     if operator.check is None:
         return
     outputs = zip(operator.schema.outputs, planned.results, strict=True)
-    integers, shapes = {}, {spec.name: resolve(type.shape, {}) for spec, type in outputs}
+    import numpy as np
+
+    integers: dict[str, Any] = {
+        name: np.int64(value) for name, value in planned.attributes.items() if isinstance(value, int)
+    }
+    shapes = {spec.name: resolve(type.shape, {}) for spec, type in outputs}
     for spec, kind, tensor in zip(operator.schema.inputs, kinds, tensors, strict=True):
         if kind is not None and tensor is not None:
             shapes[spec.name] = tuple(tensor.shape)

@@ -53,4 +53,5 @@ def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefix
         salt = repr((str(compiled.source.path), compiled.dtype.label, compiled.config.quantization))
     else:
         salt = fingerprint(compiled)
-    return HashedPrefixCache(pool, compiled.cache_spec.block_size, salt.encode())
+    spec = compiled.cache_spec
+    return HashedPrefixCache(pool, spec.block_size, salt.encode(), windows=spec.windows)

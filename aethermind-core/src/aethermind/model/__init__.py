@@ -1,7 +1,14 @@
 """The toolkit of model packages: configuration, rotary frequencies, building blocks, and registries."""
 
 from aethermind.cache.layers import LayerCache, Paged, Shared, Window
-from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, DeclaresCache, TextEncoder
+from aethermind.model.architecture import (
+    AdaptsWeights,
+    Architecture,
+    CausalLM,
+    DeclaresCache,
+    TextEncoder,
+    windowed_layout,
+)
 from aethermind.model.config import DecoderConfig, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.mixture import MixtureConfig, read_mixture_config
@@ -32,4 +39,5 @@ __all__ = [
     "Window",
     "read_decoder_config",
     "read_mixture_config",
+    "windowed_layout",
 ]

@@ -13,7 +13,15 @@ from aethermind.model.step_inputs import StepInputs
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
 
-__all__ = ["AdaptsWeights", "Architecture", "CausalLM", "DeclaresCache", "TextEncoder", "cache_layout"]
+__all__ = [
+    "AdaptsWeights",
+    "Architecture",
+    "CausalLM",
+    "DeclaresCache",
+    "TextEncoder",
+    "cache_layout",
+    "windowed_layout",
+]
 
 
 class CausalLM(Protocol):
@@ -27,18 +35,27 @@ class CausalLM(Protocol):
 
 @runtime_checkable
 class DeclaresCache(Protocol):
-    """A `CausalLM` whose layers do not all keep keys and values of the configuration's shape."""
+    """A `CausalLM` whose layers do not all keep keys and values of the configuration's shape, or not of all tokens."""
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps, one entry for each."""
+        """What each layer keeps, one entry for each.
+
+        The blocks of a `Window` layer may be freed behind its window, so its attention takes the tables of its group:
+        `model.blocks.attention` and `cached_attention` do, other operators take them from `StepInputs.tables_of`.
+        """
         ...
 
 
 def cache_layout(model: CausalLM) -> tuple[LayerCache, ...]:
-    """What each layer of a model keeps: what it declares, or keys and values of its configuration's heads."""
+    """What each layer of a model keeps: what it declares, or keys and values of all tokens, its windows being masks."""
     if isinstance(model, DeclaresCache):
         return model.cache_layout()
     config = model.config
+    return (Paged(config.num_key_value_heads, config.head_dim, config.head_dim),) * len(config.sliding_windows)
+
+
+def windowed_layout(config: DecoderConfig) -> tuple[LayerCache, ...]:
+    """What the layers of a decoder keep that attend by `model.blocks`: the `cache_layout` of a model to declare."""
     shape = (config.num_key_value_heads, config.head_dim, config.head_dim)
     return tuple(Window(*shape, window) if window else Paged(*shape) for window in config.sliding_windows)
 

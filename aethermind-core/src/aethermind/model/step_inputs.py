@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aethermind.cache.layers import LayerCache, source_layer
+from aethermind.cache.layers import LayerCache
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
@@ -17,7 +17,7 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.dims import Shape, SymDim
 from aethermind.ops.schema import CODE_DTYPES
 
-__all__ = ["EmbeddingInputs", "StepInputs", "declare_caches", "declare_step_inputs"]
+__all__ = ["EmbeddingInputs", "GroupTables", "StepInputs", "declare_caches", "declare_step_inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,20 @@ class EmbeddingInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where the layers of one group find the step's keys and values: slot_mapping i64[T], block_tables i32[S,B]."""
+
+    slot_mapping: Value
+    block_tables: Value
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """The graph values of a step.
 
     token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
-    i32[S,B], logits_rows i32[R], and what each layer keeps in the KV cache.
+    i32[S,B], logits_rows i32[R], and what each layer keeps in the KV cache. `slot_mapping` and `block_tables` are those
+    of all layers, or of group 0 of a model that declares layers with a window; see `tables_of`.
 
     Only the graph for steps with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows.
     """
@@ -48,8 +57,18 @@ class StepInputs:
     caches: tuple[Mapping[str, Value], ...]
     """By layer, the tensors of its cache: `k_cache` [num_blocks, num_kv_heads, block_size, key_dim] and `v_cache` […,
     value_dim], with `k_scale` and `v_scale`, f32[num_blocks, num_kv_heads, block_size], if they are quantised. A layer
-    that shares another's has that one's tensors."""
+    that shares another's has that one's tensors. Layers of several groups have tensors in common, in which their rows
+    are disjoint: an operator that writes or reads them takes `GraphBuilder.latest`."""
     embeddings: EmbeddingInputs | None = None
+    window_tables: tuple[GroupTables, ...] = ()
+    """The tables of the groups behind group 0, whose inputs are named `slot_mapping.1`, `block_tables.1`, …"""
+    layer_groups: tuple[int, ...] = ()
+    """By layer, its group; empty if there is one."""
+
+    def tables_of(self, layer: int) -> GroupTables:
+        """Return the tables of a layer's group."""
+        group = self.layer_groups[layer] if self.layer_groups else 0
+        return self.window_tables[group - 1] if group else GroupTables(self.slot_mapping, self.block_tables)
 
     @property
     def k_caches(self) -> tuple[Value, ...]:
@@ -91,20 +110,28 @@ def declare_step_inputs(
         builder.input("logits_rows", DType.INT32, (rows,)),
         declare_caches(builder, cache, num_blocks),
         embeddings,
+        tuple(
+            GroupTables(
+                builder.input(f"slot_mapping.{group}", DType.INT64, (tokens,)),
+                builder.input(f"block_tables.{group}", DType.INT32, (sequences, width)),
+            )
+            for group in range(1, len(cache.groups))
+        ),
+        tuple(cache.place_of(layer)[0] for layer in range(cache.num_layers)),
     )
 
 
 def declare_caches(builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int) -> tuple[Mapping[str, Value], ...]:
     """Declare the state of a KV cache and return the tensors of each layer by name, see `StepInputs.caches`."""
     dtype = DType.parse(cache.dtype_name)
-    own = [
+    at_position = [
         {
             name: builder.state(f"{name}.{layer}", kind, shape)
-            for name, kind, shape in _tensors(entry, dtype, num_blocks, cache.block_size)
+            for name, kind, shape in _tensors(cache.layers[layer], dtype, num_blocks, cache.block_size)
         }
-        for layer, entry in enumerate(cache.layers)
+        for layer in cache.tensor_layers
     ]
-    return tuple(own[source_layer(cache.layers, layer)] for layer in range(cache.num_layers))
+    return tuple(at_position[cache.place_of(layer)[1]] for layer in range(cache.num_layers))
 
 
 def _tensors(entry: LayerCache, dtype: DType, num_blocks: int, block_size: int) -> list[tuple[str, DType, Shape]]:

@@ -63,8 +63,8 @@ class Operator:
     converting all of them would cost too much.
 
     `check(integers, shapes)` raises OperatorError where indices are out of range; kernels do not check them. Both are
-    by name: the inputs of integers, and the shapes of all inputs and outputs. `eager` calls it; the indices in a plan
-    are written by the engine.
+    by name: the inputs of integers with the integer attributes, as scalars, and the shapes of all inputs and outputs.
+    `eager` calls it; the indices in a plan are written by the engine.
 
     `additions` are the names of inputs and attributes that the operator gained after its first release: optional ones,
     behind the others, in the order of the schema with inputs first. Kernels name those that they compute

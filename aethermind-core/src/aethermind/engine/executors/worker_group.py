@@ -63,8 +63,7 @@ class WorkerGroup:
             compiled.config,
             dtype=compiled.dtype.label,
             num_kv_blocks=compiled.num_kv_blocks,
-            draft_model=None,
-            kv_store=None,
+            draft_model=None,  # a KV store remains: it decides how layers are grouped, and no worker opens it
             swap_space=0.0,
         )
         opened = compiled.open_device

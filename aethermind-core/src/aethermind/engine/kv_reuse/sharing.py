@@ -70,8 +70,9 @@ def open_rewritten(
     engine: Engine, rewrite: Callable[[Graph], Graph], constants: ConstantStore | None = None
 ) -> PlanExecutor:
     """Create an executor of a step whose graph `rewrite` has changed, over the engine's cache, by default with its
-    weights.
+    weights. InvalidArgumentError if layers with a window have block tables of their own.
     """
+    _require_one_group(engine)
     compiled, runner = engine.compiled, engine.runner
     constants = constants or runner.constants
     plan = compiled.compile(rewrite=rewrite).plan
@@ -104,10 +105,11 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
     """Return mean cosines between the keys of any two layers on a text, and between their values: float64 [L, L] each.
 
     The means are over all tokens and heads. Keys are compared as cached; their common rotation does not change cosines.
-    InvalidArgumentError as in `cached_rows`.
+    InvalidArgumentError as in `cached_rows`, and if layers with a window have block tables of their own.
     """
     import numpy as np
 
+    _require_one_group(engine)
     num_layers, executor = engine.compiled.cache_spec.num_layers, engine.runner.executor
     run_whole_text(engine, token_ids, executor)
 
@@ -119,6 +121,14 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
         return result
 
     return cosines("k_cache"), cosines("v_cache")
+
+
+def _require_one_group(engine: Engine) -> None:
+    if len(engine.compiled.cache_spec.groups) > 1:
+        raise InvalidArgumentError(
+            "Layers of this model free blocks behind their sliding windows, so their keys and values are not kept side "
+            "by side. Pass a max_model_len up to the window."
+        )
 
 
 def cached_rows(engine: Engine, executor: PlanExecutor, count: int, name: str) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from aethermind.cache.groups import group_layers
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.model_graph import GraphKey
@@ -50,14 +51,20 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     Raises InvalidArgumentError for a dtype or a context length that the model cannot have, OutOfMemoryError for a cache
     that does not fit into memory.
     """
-    spec = _minimal_spec(config) if isinstance(model, TextEncoder) else _choose_spec(config, dtype, model)
     wanted_len = _wanted_len(config, model.config)
+    spec = _minimal_spec(config) if isinstance(model, TextEncoder) else _choose_spec(config, dtype, model, wanted_len)
     num_swap_blocks = _num_swap_blocks(config, spec)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
     _check_fits(num_blocks, spec, opened)
-    return KVPlan(spec, num_blocks, num_swap_blocks, min(wanted_len, num_blocks * config.block_size))
+    num_tokens = spec.num_tokens_in(num_blocks)
+    if not num_tokens:
+        raise InvalidArgumentError(
+            f"A KV cache of {num_blocks} blocks holds no sequence: the layers of this model are {len(spec.groups)} "
+            "groups, and each needs a block. Raise num_kv_blocks."
+        )
+    return KVPlan(spec, num_blocks, num_swap_blocks, min(wanted_len, num_tokens))
 
 
 def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
@@ -72,8 +79,12 @@ def _minimal_spec(config: EngineConfig) -> KVCacheSpec:
     return KVCacheSpec.uniform(1, 1, 1, "int8", config.block_size)
 
 
-def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM) -> KVCacheSpec:
-    """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token."""
+def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_len: int) -> KVCacheSpec:
+    """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token.
+
+    Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
+    there is one group, because stored blocks hold all layers of their tokens.
+    """
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
         raise InvalidArgumentError(
@@ -81,7 +92,9 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM) -> KVCache
             f"Pass dtype='{stored}', or auto, int8 or fp8 as kv_cache_dtype."
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
-    return KVCacheSpec(cache_layout(model), stored.label, config.block_size, scale_bits)
+    layers, block_size, most = cache_layout(model), config.block_size, config.max_num_batched_tokens
+    groups = group_layers(layers, block_size, max_model_len, most) if config.kv_store is None else ()
+    return KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, most)
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
@@ -111,8 +124,10 @@ def _most_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: in
 
 def _usual_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
     """Blocks for one sequence of full length and a batch of medium ones."""
-    batch_tokens = min(config.max_num_seqs, 16) * min(max_model_len, 2048)
-    return cache.num_blocks_for(max_model_len) + cache.num_blocks_for(batch_tokens)
+    num_seqs, medium_len = min(config.max_num_seqs, 16), min(max_model_len, 2048)
+    if len(cache.groups) > 1:
+        return cache.num_blocks_for(max_model_len) + num_seqs * cache.num_blocks_for(medium_len)
+    return cache.num_blocks_for(max_model_len) + cache.num_blocks_for(num_seqs * medium_len)
 
 
 def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
@@ -202,9 +217,9 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
     num_blocks = min(compiled.num_kv_blocks, available // block)
     while num_blocks > 0 and (excess := needs.of_blocks(num_blocks) - available) > 0:
         num_blocks -= -(-excess // block)
-    num_wanted = 1 if config.max_model_len is None else spec.num_blocks_for(compiled.max_model_len)
+    num_wanted = spec.num_blocks_for(1 if config.max_model_len is None else compiled.max_model_len)
     if num_blocks < num_wanted:
-        num_tokens = min(num_wanted * spec.block_size, compiled.max_model_len)
+        num_tokens = min(spec.num_tokens_in(num_wanted), compiled.max_model_len)
         raise OutOfMemoryError(
             f"{opened.device} has too little memory for a KV cache of {num_tokens} tokens, which takes "
             f"{_size(needs.of_blocks(num_wanted))}: weights take {_size(needs.weights)}, steps {_size(needs.steps)}, "
@@ -212,7 +227,7 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
             "Lower --max-model-len or --max-num-batched-tokens, raise --gpu-memory-utilization, choose a smaller "
             "model, or end what else uses the device."
         )
-    if (num_tokens := num_blocks * spec.block_size) < compiled.max_model_len:
+    if (num_tokens := spec.num_tokens_in(num_blocks)) < compiled.max_model_len:
         logger.warning(
             "The memory of %s holds the KV cache of %s tokens beside this model, so contexts end there instead of at "
             "%s. Pass --kv-cache-dtype int8 for nearly twice as many.",

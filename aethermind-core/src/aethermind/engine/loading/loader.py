@@ -131,7 +131,7 @@ def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledM
     draft = _compile_draft(runtime, config, num_blocks, compiled.open_device)
     if num_blocks == compiled.num_kv_blocks:
         return replace(compiled, draft=draft)
-    max_model_len = min(compiled.max_model_len, num_blocks * compiled.cache_spec.block_size)
+    max_model_len = min(compiled.max_model_len, compiled.cache_spec.num_tokens_in(num_blocks))
     graphs = StepGraphs(
         compiled.model, compiled.operators, compiled.cache_spec, num_blocks, max_model_len, compiled.dtype
     )
@@ -213,7 +213,7 @@ def _max_symbols(
         "T": config.max_num_batched_tokens,
         "S": sequences,
         "R": rows,
-        "B": cache.num_blocks_for(max_model_len),
+        "B": cache.table_width(max_model_len),
         "X": rows * min(max_model_len, vocab_size),
         "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + MAX_END_TOKENS + 2 * MAX_BAD_WORDS, vocab_size),
         "Z": rows * min(MAX_LOGIT_BIAS + max_model_len, vocab_size),

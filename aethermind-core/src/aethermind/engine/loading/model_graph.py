@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from aethermind.cache.layers import Shared
 from aethermind.cache.positions import BlockShift
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
@@ -186,10 +185,9 @@ def write_key_shift(
     deltas = builder.input("shift_deltas", DType.INT64, (count,))
     inv_freq, _ = inverse_frequencies(rope, max_model_len)
     table = builder.op("rope_table", deltas, builder.constant(FREQUENCIES, inv_freq), scale=1.0)
-    for tensors, entry in zip(declare_caches(builder, cache, num_blocks), cache.layers, strict=True):
-        if isinstance(entry, Shared):
-            continue
-        keys, scales = tensors["k_cache"], tensors.get("k_scale")
+    distinct = {tensors["k_cache"]: tensors for tensors in declare_caches(builder, cache, num_blocks)}
+    for keys, tensors in distinct.items():
+        scales = tensors.get("k_scale")
         if scales is not None:
             builder.op("shift_keys_quantized", keys, blocks, num_tokens, table, scales)
         else:

@@ -51,13 +51,15 @@ class SampleGroup:
     def start(self, cache: KVCache, num_slots: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
         """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
 
-        If no sibling's prompt is computed they remain pending; if none is being computed either, one is queued.
+        If no sibling's prompt is computed they remain pending. If none is being computed either, or windows of all
+        siblings have freed blocks that the prompt's last token sees, one is queued.
         """
         num_started = 0
         while self.pending and num_started < num_slots:
-            source = self._forkable()
+            source = self._forkable(cache)
             if source is None:
-                if all(request.is_finished for request in self.requests if request not in self.pending):
+                begun = [request for request in self.requests if request not in self.pending]
+                if all(request.is_finished or _holds_prompt(request) for request in begun):
                     waiting.add(self.pending.pop(0), now)
                 break
             child = self.pending.pop(0)
@@ -106,16 +108,20 @@ class SampleGroup:
             sum(metrics.num_accepted_tokens for metrics in of_answers),
         )
 
-    def _forkable(self) -> Request | None:
-        """A running request whose sequence holds the whole prompt."""
+    def _forkable(self, cache: KVCache) -> Request | None:
+        """A running request whose sequence holds the whole prompt, and all that the windows of its last token see."""
         return next(
             (
                 request
                 for request in self.requests
-                if request.state is RequestState.RUNNING and request.num_computed_tokens >= request.num_prompt_tokens
+                if _holds_prompt(request) and cache.may_truncate(request.request_id, request.num_prompt_tokens - 1)
             ),
             None,
         )
+
+
+def _holds_prompt(request: Request) -> bool:
+    return request.state is RequestState.RUNNING and request.num_computed_tokens >= request.num_prompt_tokens
 
 
 def answer_ids(request_id: str, num_answers: int) -> list[str]:

@@ -171,12 +171,12 @@ class _BlockNeed:
 
     def upper_bound(self, victims: list[Request]) -> tuple[int, int]:
         """Return `blocks` if all victims were preempted and shared no block: a cheap upper bound of those available."""
-        num_blocks = sum(len(self._cache.block_table(victim.request_id)) for victim in victims)
+        num_blocks = sum(len(self._cache.held_blocks(victim.request_id)) for victim in victims)
         return self._num_wanted, self._num_available + num_blocks
 
     def release(self, victim: Request) -> None:
         """Count a request as preempted: its blocks that no other request holds become available."""
-        for block in self._cache.block_table(victim.request_id):
+        for block in self._cache.held_blocks(victim.request_id):
             num_users = self._num_users.get(block, self._cache.pool.num_users(block)) - 1
             self._num_users[block] = num_users
             if num_users == 0:

@@ -77,7 +77,7 @@ class Preemptor:
                 break
         had_block_ops = False
         if decision.copies or decision.shifts:
-            had_block_ops = decision.unprepare(frozenset(cache.block_table(victim.request_id)))
+            had_block_ops = decision.unprepare(frozenset(cache.held_blocks(victim.request_id)))
         if had_block_ops or not self._swap_out(victim):
             cache.release(victim.request_id, victim.all_token_ids)
             victim.num_computed_tokens = 0
@@ -105,12 +105,12 @@ class Preemptor:
         if self._costs is None or victim.num_computed_tokens == 0:
             return False
         cache = self._cache
-        spec, blocks = cache.spec, frozenset(cache.block_table(victim.request_id))
+        spec, blocks = cache.spec, frozenset(cache.held_blocks(victim.request_id))
         # Blocks that others hold too are found in the prefix cache again. Blocks that are swapped in are not shared.
         known = cache.match(victim.all_token_ids, victim.extra_key)
         num_shared = sum(cache.pool.num_users(block) > (block in blocks) for block in known)
         num_tokens = victim.num_computed_tokens - num_shared * spec.block_size
-        num_bytes = spec.num_blocks_for(victim.num_computed_tokens) * spec.bytes_per_block
+        num_bytes = min(spec.num_blocks_for(victim.num_computed_tokens), len(blocks)) * spec.bytes_per_block
         if num_tokens <= 0 or not self._costs.prefers_swap(num_tokens, num_bytes):
             return False
         return cache.swap_out(victim.request_id) is CacheOutcome.OK

@@ -114,7 +114,7 @@ class Scheduler:
         for request in running:
             num_uncomputed = len(request.all_token_ids) - request.num_computed_tokens
             num_blocks += 1 if num_uncomputed <= 1 else 2 + min(num_uncomputed, max_tokens) // block_size
-        if num_blocks > self._cache.num_available_blocks:
+        if num_blocks * self._cache.num_groups > self._cache.num_available_blocks:
             return False
         first = waiting.first(now) if self.sharing is not None and waiting else None
         return first is None or not self._admission.victims(first, running, budget, now)
@@ -129,8 +129,8 @@ class Scheduler:
     def rollback(self, decision: ScheduleDecision) -> None:
         """Undo `advance` for a step that failed, whose tokens are to be computed again."""
         for request, num_tokens, _ in decision.scheduled:
-            request.num_computed_tokens -= num_tokens
-            self._cache.truncate(request.request_id, request.num_computed_tokens)
+            num_tokens = request.num_computed_tokens - num_tokens
+            request.num_computed_tokens = self._cache.take_back(request.request_id, num_tokens)
 
     def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
         """End a request in any state, between steps, and release its blocks."""
@@ -282,12 +282,14 @@ def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:
     """Publish the prompts that a step has computed to the prefix cache while their requests still run.
 
     A prompt that takes several steps is published when it is complete, and each time its computed length has doubled,
-    because publishing hashes it from its beginning. Answers are published when they end.
+    because publishing hashes it from its beginning. Where windows free blocks, it is published after each step, because
+    its next one may free blocks that another sequence could reuse. Answers are published when they end.
     """
+    frees_blocks = cache.num_groups > 1
     for request, num_tokens, _ in decision.scheduled:
         after = request.num_computed_tokens
         before = after - num_tokens
         is_whole = before < request.num_prompt_tokens <= after
         has_doubled = after < request.num_prompt_tokens and after.bit_length() > before.bit_length()
-        if is_whole or has_doubled:
+        if is_whole or has_doubled or (frees_blocks and before < request.num_prompt_tokens):
             cache.publish(request.request_id, request.all_token_ids)

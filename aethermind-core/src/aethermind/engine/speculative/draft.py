@@ -74,7 +74,10 @@ class DraftModel:
         _check_tokens(compiled, draft)
         self._compiled = draft
         pool, block_size = BlockPool(draft.num_kv_blocks), draft.cache_spec.block_size
-        prefix_cache = HashedPrefixCache(pool, block_size) if draft.config.enable_prefix_caching else None
+        windows = draft.cache_spec.windows
+        prefix_cache = (
+            HashedPrefixCache(pool, block_size, windows=windows) if draft.config.enable_prefix_caching else None
+        )
         self.cache = KVCache(
             draft.cache_spec, draft.num_kv_blocks, draft.max_model_len, prefix_cache=prefix_cache, pool=pool
         )
@@ -116,8 +119,7 @@ class DraftModel:
             draft_request.num_synced = len(draft_request.all_token_ids)
         num_valid = draft_request.sync(request.all_token_ids)
         if num_valid < draft_request.num_computed_tokens:
-            self.cache.truncate(request.request_id, num_valid)
-            draft_request.num_computed_tokens = num_valid
+            draft_request.num_computed_tokens = self.cache.take_back(request.request_id, num_valid)
         return draft_request
 
     def _step(self, draft_requests: list[_DraftRequest], in_use: Collection[str]) -> list[_DraftRequest]:

@@ -97,7 +97,7 @@ def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
 
 class BatchWriter:
     """Writes a step's batch: token_ids, positions, slot_mapping, cu_seqlens_q, seqlens_k, block_tables and logits_rows
-    (see `model.step_inputs`).
+    (see `model.step_inputs`), and the slots and tables of each further group of layers.
     """
 
     def __init__(self, arrays: Mapping[str, Any], cache: KVCache) -> None:
@@ -114,6 +114,9 @@ class BatchWriter:
         self._indices = np.arange(len(self._positions), dtype=self._positions.dtype)
         self._offsets = np.arange(cache.spec.block_size, dtype=self._slot_mapping.dtype)
         self._cache = cache
+        self._groups = range(1, cache.num_groups)
+        self._window_slots = [arrays[f"slot_mapping.{group}"] for group in self._groups]
+        self._window_tables = [arrays[f"block_tables.{group}"] for group in self._groups]
 
     def write(
         self, decision: ScheduleDecision, widen: Callable[[int], int] = lambda width: width
@@ -148,7 +151,25 @@ class BatchWriter:
                 sampled.append(request)
                 sampled.extend(DraftRow(request, number) for number in range(1, num_drafts + 1))
             position = end
+        for group in self._groups:
+            self._write_group(decision, group, width)
         return sampled, width
+
+    def _write_group(self, decision: ScheduleDecision, group: int, width: int) -> None:
+        """Write the slots and the block tables, `width` wide, of a further group of layers."""
+        slots, tables = self._window_slots[group - 1], self._window_tables[group - 1]
+        block_size, num_decodes, position = len(self._offsets), decision.num_decodes, 0
+        padded = tables[: len(decision.scheduled) * width].reshape(-1, width)
+        padded[:] = 0
+        for index, (request, count, _) in enumerate(decision.scheduled):
+            table = self._cache.block_table(request.request_id, group)
+            padded[index, : len(table)] = table
+            start = request.num_computed_tokens
+            if index < num_decodes:
+                slots[position] = table[start // block_size] * block_size + start % block_size
+            else:
+                slots[position : position + count] = self._slots(padded[index], start, count)
+            position += count
 
     def _slots(self, blocks: Any, start: int, count: int) -> Any:
         """Return the slots of `count` tokens from index `start` on, of the sequence with these blocks."""
@@ -266,6 +287,8 @@ class DecodePadding:
 
     def __init__(self, arrays: Mapping[str, Any], symbols: Mapping[str, int], batch_sizes: Sequence[int]) -> None:
         self._arrays = arrays
+        self._empty = _EMPTY | {name: -1 for name in arrays if name.startswith("slot_mapping.")}
+        self._tables = [name for name in arrays if name.split(".")[0] == "block_tables"]
         self._most_blocks = symbols["B"]
         max_batch_size = min(symbols[name] for name in ("T", "S", "R"))
         self._batch_sizes = [*(size for size in batch_sizes if size < max_batch_size), max_batch_size]
@@ -280,7 +303,8 @@ class DecodePadding:
 
     def write(self, num_sequences: int, padded: int, table_width: int) -> None:
         """Write the padding rows from `num_sequences` to `padded`; block tables are `table_width` wide."""
-        for name, value in _EMPTY.items():
+        for name, value in self._empty.items():
             self._arrays[name][num_sequences:padded] = value
         self._arrays["cu_seqlens_q"][num_sequences + 1 : padded + 1] = num_sequences
-        self._arrays["block_tables"][num_sequences * table_width : padded * table_width] = 0
+        for name in self._tables:
+            self._arrays[name][num_sequences * table_width : padded * table_width] = 0

@@ -215,7 +215,7 @@ class ModelRunner:
 
     def _blocks_of(self, decision: ScheduleDecision) -> set[int]:
         """Return the blocks that a step reads or writes."""
-        tables = (self._cache.block_table(entry.request.request_id) for entry in decision.scheduled)
+        tables = (self._cache.held_blocks(entry.request.request_id) for entry in decision.scheduled)
         return {source for source, _ in decision.copies}.union(*tables)
 
     def _write(

@@ -126,7 +126,7 @@ class StepPipeline:
     def retain_blocks(self, request: Request) -> None:
         """Retain the blocks that the step in flight may write to until it has run. Call this before a request ends."""
         if self._ahead is not None and request.state is RequestState.RUNNING:
-            blocks = list(self._cache.block_table(request.request_id))
+            blocks = list(self._cache.held_blocks(request.request_id))
             for block in blocks:
                 self._cache.pool.acquire(block)
             self._ahead.blocks += blocks

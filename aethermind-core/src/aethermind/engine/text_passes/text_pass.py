@@ -54,14 +54,16 @@ def run_text(
     cache.open(_SEQUENCE_ID, extra_key=extra_key)
     num_computed = 0
     try:
-        if cache.reserve(_SEQUENCE_ID, len(token_ids)).outcome is not CacheOutcome.OK:
-            raise OutOfMemoryError(
-                f"The KV cache has too few free blocks for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
-            )
-        memory.wait_for_swaps()
         chunk_size = min(executor.plan.symbols[name] for name in ("T", "R"))
         for start in range(0, len(token_ids), chunk_size):
             count = min(chunk_size, len(token_ids) - start)
+            # All at once, so that a text that does not fit costs nothing. Windows free blocks from chunk to chunk.
+            num_reserved = count if cache.num_groups > 1 else len(token_ids) - start
+            if cache.reserve(_SEQUENCE_ID, num_reserved).outcome is not CacheOutcome.OK:
+                raise OutOfMemoryError(
+                    f"The KV cache has too few free blocks for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
+                )
+            memory.wait_for_swaps()
             if fill is not None:
                 fill(start, count)
             symbols = _write(executor, cache, token_ids[start : start + count], start)
@@ -86,6 +88,9 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
         "block_tables": table,
         "logits_rows": range(count),
     }
+    for group in range(1, cache.num_groups):
+        given[f"block_tables.{group}"] = cache.block_table(_SEQUENCE_ID, group)
+        cache.fill_slots(_SEQUENCE_ID, start, count, inputs[f"slot_mapping.{group}"], group=group)
     for name, values in given.items():
         inputs[name][: len(values)] = values
     cache.fill_slots(_SEQUENCE_ID, start, count, inputs["slot_mapping"])

@@ -63,14 +63,14 @@ def attention(
                 *biases,
                 *norms,
                 rope_table_TC,
-                inputs.slot_mapping,
-                *layer_cache(inputs, layer),
+                inputs.tables_of(layer).slot_mapping,
+                *map(builder.latest, layer_cache(inputs, layer)),
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 eps=config.rms_norm_eps,
             )
         window = config.sliding_windows[layer]
-        mixed_THC = attend(builder, q_THC, cache, inputs, scale=head_dim**-0.5, window=window)
+        mixed_THC = attend(builder, q_THC, cache, inputs, layer, scale=head_dim**-0.5, window=window)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD
 
@@ -97,8 +97,9 @@ def _whole_norm_qkv(
         for row, count in zip((q_TQ, k_TQ, rows[2]), counts, strict=True)
     )
     q_THC, k_TKC = (builder.op("rope", one, rope_table_TC) for one in (q_THC, k_TKC))
-    write = for_cache("kv_cache_write", inputs)
-    return (q_THC, *builder.op(write, k_TKC, v_TKC, inputs.slot_mapping, *layer_cache(inputs, layer)))
+    stored = map(builder.latest, layer_cache(inputs, layer))
+    slots = inputs.tables_of(layer).slot_mapping
+    return (q_THC, *builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, slots, *stored))
 
 
 def cached_attention(
@@ -118,20 +119,26 @@ def cached_attention(
     `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes
     positions, in keys and queries or in the embeddings.
     """
-    stored = layer_cache(inputs, layer)
-    if k_TKC is None:
-        cache: Sequence[Value] = [builder.latest(tensor) for tensor in stored]
-    else:
-        cache = builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, inputs.slot_mapping, *stored)
-    return attend(builder, q_THC, cache, inputs, scale=scale, window=window)
+    cache: Sequence[Value] = [builder.latest(tensor) for tensor in layer_cache(inputs, layer)]
+    if k_TKC is not None:
+        slots = inputs.tables_of(layer).slot_mapping
+        cache = builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, slots, *cache)
+    return attend(builder, q_THC, cache, inputs, layer, scale=scale, window=window)
 
 
 def attend(
-    builder: GraphBuilder, q_THC: Value, cache: Sequence[Value], inputs: StepInputs, *, scale: float, window: int
+    builder: GraphBuilder,
+    q_THC: Value,
+    cache: Sequence[Value],
+    inputs: StepInputs,
+    layer: int = 0,
+    *,
+    scale: float,
+    window: int,
 ) -> Value:
     """Attend to a layer's cache after this step's write: [T, H, C]."""
     k_cache, v_cache, *scales = cache
-    tables = (inputs.cu_seqlens_q, inputs.seqlens_k, inputs.block_tables)
+    tables = (inputs.cu_seqlens_q, inputs.seqlens_k, inputs.tables_of(layer).block_tables)
     name = for_cache("paged_attention", inputs)
     mixed_THC: Value = builder.op(name, q_THC, k_cache, v_cache, *tables, *scales, scale=scale, window=window)
     return mixed_THC

@@ -10,6 +10,7 @@ from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array
 
 __all__ = [
+    "HIDDEN_KEYS",
     "Shapes",
     "check_blocks",
     "check_cuts",
@@ -20,6 +21,9 @@ __all__ = [
     "rows_of",
     "slots_of_cache",
 ]
+
+HIDDEN_KEYS = 128
+"""Keys that a window hides may lie in blocks that were freed, up to a multiple of so many."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Check = Callable[[Mapping[str, Array], Shapes], None]
@@ -48,7 +52,10 @@ def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 
 
 def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that every sequence has as many keys as queries at least, in blocks that are in `k_cache`."""
+    """Check that every sequence has as many keys as queries at least, in blocks that are in `k_cache`.
+
+    Entries of blocks that `window` hides from all queries of the sequence may be -1.
+    """
     check_heads(shapes["q"][1], shapes["k_cache"][1])
     cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
     check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
@@ -64,7 +71,14 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
             f"seqlens_k holds {int(num_keys.max())} keys, but block_tables has {tables.shape[1]} blocks of "
             f"{block_size}."
         )
-    require_below("block_tables", tables[np.arange(tables.shape[1]) < num_used[:, None]], num_blocks)
+    window = int(arrays.get("window", np.int64(0)))
+    num_hidden = np.zeros_like(num_used)
+    if window > 0:
+        first_seen = np.maximum(num_keys - num_queries - window + 1, 0)
+        num_hidden = first_seen // HIDDEN_KEYS * HIDDEN_KEYS // block_size
+    column = np.arange(tables.shape[1])
+    is_read = (column < num_used[:, None]) & ((column >= num_hidden[:, None]) | (tables != -1))
+    require_below("block_tables", tables[is_read], num_blocks)
 
 
 def check_shifted_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aethermind.ops.catalog._index_checks import check_blocks
+from aethermind.ops.catalog._index_checks import HIDDEN_KEYS, check_blocks
 from aethermind.ops.catalog._quantized_rows import dequantize_rows, quantized_caches
 from aethermind.ops.catalog._sample_inputs import large_scores, normal, paged_attention_sample
 from aethermind.ops.catalog._tolerances import accumulated
@@ -37,8 +37,8 @@ def _paged_attention_reference(
     out = np.zeros_like(q)
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         if begin < end:
-            k = _gather(k_cache, blocks, num_keys).astype(q.dtype, copy=False)
-            v = _gather(v_cache, blocks, num_keys).astype(q.dtype, copy=False)
+            first_seen = max(num_keys - (end - begin) - window + 1, 0) if window > 0 else 0
+            k, v = (_gather(cache, blocks, num_keys, first_seen, q.dtype) for cache in (k_cache, v_cache))
             out[begin:end] = _attend(q[begin:end], k, v, rules)
     return out
 
@@ -63,17 +63,24 @@ def _paged_attention_by_row(
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         for row in range(begin, end):
             visible = num_keys - (end - 1 - row)
-            k = _gather(k_cache, blocks, visible).astype(q.dtype, copy=False)
-            v = _gather(v_cache, blocks, visible).astype(q.dtype, copy=False)
+            first_seen = max(visible - window, 0) if window > 0 else 0
+            k, v = (_gather(cache, blocks, visible, first_seen, q.dtype) for cache in (k_cache, v_cache))
             out[row] = _attend(q[row : row + 1], k, v, rules)[0]
     return out
 
 
-def _gather(cache: Array, blocks: Array, num_keys: int) -> Array:
-    """Return the keys (or values) of one sequence in order of position: [K, num_keys, C]."""
+def _gather(cache: Array, blocks: Array, num_keys: int, first_seen: int, dtype: np.dtype[Any]) -> Array:
+    """Return the keys (or values) of one sequence in order of position: [K, num_keys, C].
+
+    Those before `first_seen`, whose blocks may be freed or hold anything, are 0.
+    """
     _, num_kv_heads, block_size, head_dim = cache.shape
-    owned = cache[blocks[: -(-num_keys // block_size)]]
-    return owned.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys]
+    owned = cache[np.maximum(blocks[: -(-num_keys // block_size)], 0)]
+    rows = owned.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys].astype(dtype, copy=False)
+    if first_seen:
+        rows = rows.copy()
+        rows[:, :first_seen] = 0
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,14 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("chunk_long_window", [(20, 1500), (70, 300), (1, 280)], 2, 1, 8, 16, 70),
     ):
         yield paged_attention_sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
+    for label, sequences, block_size in (
+        ("freed_decodes", [(1, 700), (1, 300), (1, 40)], 16),
+        ("freed_decodes_long", [(1, 1500), (1, 1001)], 64),
+        ("freed_chunks", [(20, 700), (70, 411), (300, 601), (1, 280), (3, 5)], 16),
+        ("freed_block_size_1", [(1, 300), (9, 277)], 1),
+    ):
+        sample = paged_attention_sample(rng, label, sequences, 4, 2, 16, block_size, 70, unused=np.nan)
+        yield _with_freed_blocks(sample, block_size)
     yield paged_attention_sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
     late = [(1, 300), (5, 21), (1, 64), (33, 70)]
     for label, unused in (("nan", np.nan), ("inf", np.inf)):  # uninitialised memory
@@ -193,6 +208,17 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         "unused_slots_nan_softcap_sinks_slopes", (*plain.inputs[:-2], *extra), {**plain.attributes, "softcap": 1.0}
     )
+
+
+def _with_freed_blocks(sample: Sample, block_size: int) -> Sample:
+    """Return a sample with a window without the blocks that no query sees, as far as these are freed."""
+    q, k_cache, v_cache, cuts, num_keys, tables = (np.array(array) for array in sample.inputs[:6])
+    for sequence, num_queries in enumerate(np.diff(cuts)):
+        first_seen = max(num_keys[sequence] - num_queries - int(sample.attributes["window"]) + 1, 0)
+        freed = tables[sequence, : first_seen // HIDDEN_KEYS * HIDDEN_KEYS // block_size]
+        k_cache[freed] = v_cache[freed] = np.nan
+        freed[:] = -1
+    return Sample(sample.label, (q, k_cache, v_cache, cuts, num_keys, tables, *sample.inputs[6:]), sample.attributes)
 
 
 def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: int) -> Sample:
@@ -232,7 +258,9 @@ PAGED_ATTENTION = Operator(
         "Causal softmax(q·kᵀ·scale)·v per sequence; its last query has the position of its last key, and with a "
         "window a query sees only that many keys. Head h uses kv head h // (H/K). A softcap above 0 turns scores s "
         "into softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); sinks[h] is a "
-        "score in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined."
+        "score in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined. "
+        "Table entries of blocks that end before the first key that a sequence's first query sees, rounded down to a "
+        "multiple of 128, may be -1: these blocks are not read."
     ),
     reference=_paged_attention_reference,
     by_row=_paged_attention_by_row,

@@ -1,0 +1,128 @@
+"""Groups of layers that keep the same tokens: all of them, or those that a sliding window can still see.
+
+Every group has a block table of its own for each sequence, and all groups take blocks from one pool. All groups have
+the same number of layer positions (a short group leaves some unused) and every position has rows of the same shape: a
+block is row b of the tensors of all positions, whichever group holds it. Blocks are therefore copied, swapped and saved
+by their numbers alone, as in a cache of one group. (vLLM: hybrid KV cache manager.)
+
+Group 0 keeps all tokens. Layers with a window may be in it, too, where that makes groups of equal size; their window is
+then a mask only. A table of a further group has the length of that of group 0, but its leading blocks, which no later
+query sees, are freed: these entries are `FREED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aethermind.cache.layers import LayerCache, Shared, Window
+
+__all__ = [
+    "FREED",
+    "LayerGroup",
+    "group_layers",
+    "live",
+    "most_window_blocks",
+    "num_freeable_blocks",
+    "num_hidden_blocks",
+]
+
+FREED = -1
+"""Entry of a block table whose block was freed behind the window."""
+
+_KEY_BLOCK = 128
+"""Kernels may read keys in blocks of up to this many, and mask those outside the window."""
+
+_SLACK = 128
+"""Tokens by which a window's blocks are freed late, because a sequence may drop its last tokens: a draft's that was not
+accepted, or a step's that failed."""
+
+_MOST_GROUPS = 8
+"""Every group costs time in each step, for its block tables and slots."""
+
+_LEAST_SAVING = 0.1
+"""The fraction of the cache's bytes below which groups are not worth that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers with one block table.
+
+    Attributes:
+        window: queries of these layers see the last `window` tokens, and blocks before these are freed; 0: all.
+        layers: the layer at each position.
+    """
+
+    window: int
+    layers: tuple[int, ...]
+
+
+def num_hidden_blocks(num_tokens: int, window: int, block_size: int) -> int:
+    """Return how many leading blocks no query from index `num_tokens` on reads, in a group with a window."""
+    first_seen = max(num_tokens - window + 1, 0)
+    return first_seen // _KEY_BLOCK * _KEY_BLOCK // block_size
+
+
+def num_freeable_blocks(num_tokens: int, window: int, block_size: int) -> int:
+    """Return how many leading blocks a sequence of `num_tokens` tokens frees in a group with a window."""
+    return num_hidden_blocks(num_tokens - _SLACK, window, block_size)
+
+
+def most_window_blocks(window: int, block_size: int, max_new_tokens: int) -> int:
+    """Return the most blocks that one sequence holds in a group with a window, with `max_new_tokens` reserved."""
+    num_partial = 1 if _KEY_BLOCK % block_size == 0 else 2  # blocks at the ends that are held for a part
+    num_tokens = max_new_tokens + window + _SLACK + _KEY_BLOCK - 2
+    return (num_tokens + num_partial * (block_size - 1)) // block_size
+
+
+def group_layers(
+    layers: Sequence[LayerCache], block_size: int, max_model_len: int, max_new_tokens: int
+) -> tuple[LayerGroup, ...]:
+    """Group the layers of a model so that a sequence of `max_model_len` tokens takes the fewest bytes.
+
+    `max_new_tokens` are the most that a step adds to a sequence. All layers are one group if the shapes of their rows
+    differ, or if groups would save less than a tenth.
+    """
+    own = [layer for layer, entry in enumerate(layers) if not isinstance(entry, Shared)]
+    whole = -(-max_model_len // block_size)
+    best: tuple[LayerGroup, ...] = (LayerGroup(0, tuple(own)),)
+    lowest = (1 - _LEAST_SAVING) * len(own) * whole
+    if len({tuple(layers[layer].rows.items()) for layer in own}) > 1:
+        return best
+    windows = {layer: _window_of(layers[layer], max_model_len) for layer in own}
+    num_full = sum(window == 0 for window in windows.values())
+    for size in range(max(num_full, 1), len(own)):
+        groups = _groups_of(windows, size)
+        cost = size * (
+            whole + sum(min(whole, most_window_blocks(one.window, block_size, max_new_tokens)) for one in groups[1:])
+        )
+        if len(groups) <= _MOST_GROUPS and cost < lowest:
+            best, lowest = groups, cost
+    return best
+
+
+def _window_of(entry: LayerCache, max_model_len: int) -> int:
+    """Return the window of a layer that can free blocks; 0 if it sees every sequence as a whole."""
+    return entry.window if isinstance(entry, Window) and 0 < entry.window < max_model_len else 0
+
+
+def _groups_of(windows: dict[int, int], size: int) -> tuple[LayerGroup, ...]:
+    """Return groups of up to `size` layers: one that keeps all tokens, filled up with the longest windows, then those
+    of each window.
+    """
+    by_window: dict[int, list[int]] = {}
+    for layer, window in windows.items():
+        by_window.setdefault(window, []).append(layer)
+    whole = by_window.pop(0, [])
+    for window in sorted(by_window, reverse=True):
+        while len(whole) < size and by_window[window]:
+            whole.append(by_window[window].pop())
+    groups = [LayerGroup(0, tuple(sorted(whole)))]
+    for window, some in by_window.items():
+        groups += [LayerGroup(window, tuple(some[begin : begin + size])) for begin in range(0, len(some), size)]
+    return tuple(groups)
+
+
+def live(blocks: Iterable[int]) -> list[int]:
+    """Return the blocks of a table that were not freed."""
+    return [block for block in blocks if block != FREED]
