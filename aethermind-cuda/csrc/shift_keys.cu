@@ -12,7 +12,7 @@ namespace aether {
 template <class T>
 __device__ __forceinline__ void shift_keys(T* k_cache, const int* blocks, const int* num_tokens, const float* table,
                                            int num_blocks, int num_kv_heads, int block_size, int head_dim,
-                                           int is_interleaved) {
+                                           int rotary_dim, int is_interleaved) {
   const int entry = static_cast<int>(blockIdx.x);
   const int index = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
   const int head = index / block_size, offset = index % block_size;
@@ -21,9 +21,9 @@ __device__ __forceinline__ void shift_keys(T* k_cache, const int* blocks, const 
   }
   const int block = checked_index(blocks[entry], num_blocks);
   T* key = k_cache + cache_row(block, offset, head, num_kv_heads, block_size) * head_dim;
-  HeadRow values(head_dim, is_interleaved != 0);
+  HeadRow values(head_dim, rotary_dim, is_interleaved != 0);
   values.read([&](int i) { return to_float(key[i]); });
-  values.rotate(table + static_cast<int64_t>(entry) * head_dim);
+  values.rotate(table + static_cast<int64_t>(entry) * rotary_dim);
   values.write([&](int i, float value) { key[i] = from_float<T>(value); });
 }
 
@@ -32,9 +32,9 @@ __device__ __forceinline__ void shift_keys(T* k_cache, const int* blocks, const 
 #define AETHER_SHIFT_KEYS(dtype)                                                                                      \
   extern "C" __global__ void shift_keys_##dtype(aether::dtype* k_cache, const int* blocks, const int* num_tokens,     \
                                                 const float* table, int num_blocks, int num_kv_heads, int block_size, \
-                                                int head_dim, int is_interleaved) {                                   \
+                                                int head_dim, int rotary_dim, int is_interleaved) {                   \
     aether::begin_kernel();                                                                                           \
     aether::shift_keys(k_cache, blocks, num_tokens, table, num_blocks, num_kv_heads, block_size, head_dim,            \
-                       is_interleaved);                                                                               \
+                       rotary_dim, is_interleaved);                                                                   \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_SHIFT_KEYS)

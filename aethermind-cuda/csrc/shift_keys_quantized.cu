@@ -9,8 +9,8 @@
 
 extern "C" __global__ void shift_keys_quantized(uint8_t* k_cache, float* k_scale, const int* blocks,
                                                 const int* num_tokens, const float* table, int num_blocks,
-                                                int num_kv_heads, int block_size, int head_dim, int is_interleaved,
-                                                int code_type) {
+                                                int num_kv_heads, int block_size, int head_dim, int rotary_dim,
+                                                int is_interleaved, int code_type) {
   aether::begin_kernel();
   using namespace aether;
   const int entry = static_cast<int>(blockIdx.x);
@@ -23,9 +23,9 @@ extern "C" __global__ void shift_keys_quantized(uint8_t* k_cache, float* k_scale
   const int block = checked_index(blocks[entry], num_blocks);
   const int64_t row = cache_row(block, offset, head, num_kv_heads, block_size);
   uint8_t* codes = k_cache + row * head_dim;
-  HeadRow values(head_dim, is_interleaved != 0);
+  HeadRow values(head_dim, rotary_dim, is_interleaved != 0);
   values.read([&](int i) { return code_value(codes[i], type); });
-  values.rotate(table + static_cast<int64_t>(entry) * head_dim);
+  values.rotate(table + static_cast<int64_t>(entry) * rotary_dim);
   const float scale = values.write_codes(codes, type);
   if (lane_index() == 0) {
     k_scale[row] *= scale;

@@ -26,10 +26,10 @@ AETHER_INLINE int64_t panels_per_head(int64_t head_dim) {
   return head_dim % kPanelColumns == 0 ? head_dim / kPanelColumns : ceil_div(head_dim - 1, kPanelColumns) + 1;
 }
 
-// Bias, norm and rotation of one head of one token, in place.
+// Bias, norm and rotation of one head of one token, in place; `table` has `rotary_dim` cosines and sines.
 template <class T, class W>
 AETHER_INLINE void finish_head(float* head, const Projection<T, W>& projection, const T* bias, const float* table,
-                               int64_t head_dim, float eps, float weight_offset) {
+                               int64_t head_dim, int64_t rotary_dim, float eps, float weight_offset) {
   if (bias) {
     for (int64_t i = 0; i < head_dim; i += kLanes) {
       const int64_t n = smaller(head_dim - i, kLanes);
@@ -38,13 +38,13 @@ AETHER_INLINE void finish_head(float* head, const Projection<T, W>& projection, 
   }
   if (projection.norm)
     scale_row(head, projection.norm, head_dim, inverse_rms(head, head_dim, eps), weight_offset, head);
-  if (projection.is_rotated) rotate_halves(head, table, head_dim, head);
+  if (projection.is_rotated) rotate_halves(head, table, rotary_dim, head);
 }
 
 template <class T, class W, class Cache>
 AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
                                     const am_team* team) {
-  const int64_t head_dim = in[9].shape[1], item_panels = panels_per_head(head_dim);
+  const int64_t head_dim = in[11].shape[3], rotary_dim = in[9].shape[1], item_panels = panels_per_head(head_dim);
   const int64_t num_heads = attrs[0].i, num_kv_heads = attrs[1].i;
   const float eps = static_cast<float>(attrs[2].f), weight_offset = static_cast<float>(attrs[3].f);
   const float* tables = data<const float>(in[9]);
@@ -79,8 +79,8 @@ AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, c
             const int projection = projection_of(item_begin + i);
             const T* bias = projections[projection].bias;
             float* values = c + r * stride + i * item_panels * kPanelColumns + head * head_dim % kPanelColumns;
-            finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim,
-                        head_dim, eps, weight_offset);
+            finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr,
+                        tables + t * rotary_dim, head_dim, rotary_dim, eps, weight_offset);
             if (projection > 0) {
               if (slots[t] >= 0) cache.write(projection - 1, slots[t], head, values);
               continue;
@@ -108,7 +108,7 @@ void qkv_rope_cache_write_quantized(const am_tensor* in, const am_tensor* out, c
 
 template <class T, class W = DenseWeight<T>>
 size_t qkv_rope_cache_write_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
-  return W::scratch_bytes(in[0].shape[0], in[0].shape[1], panels_per_head(in[9].shape[1]), num_workers);
+  return W::scratch_bytes(in[0].shape[0], in[0].shape[1], panels_per_head(in[11].shape[3]), num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

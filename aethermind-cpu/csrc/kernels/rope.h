@@ -8,10 +8,11 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Rotates the pairs (i, i + C/2) of one head; `table` is [cos | sin] of C/2 angles. `x` and `out` may be the same.
+// Rotates the pairs (i, i + R/2) of the first R elements of a head; `table` is [cos | sin] of R/2 angles. `x` and `out`
+// may be the same.
 template <class T, class O>
-AETHER_INLINE void rotate_halves(const T* x, const float* table, int64_t head_dim, O* out) {
-  const int64_t half = head_dim / 2;
+AETHER_INLINE void rotate_halves(const T* x, const float* table, int64_t rotary_dim, O* out) {
+  const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t n = smaller(half - i, kLanes);
     const Vec cosine = load(table + i, n), sine = load(table + half + i, n);
@@ -26,10 +27,10 @@ AETHER_INLINE float to_float(const T& x) {
   return first_lane(load(&x, 1));
 }
 
-// Rotates the pairs (2i, 2i + 1) of one head.
+// Rotates the pairs (2i, 2i + 1) of the first R elements of a head.
 template <class T>
-AETHER_INLINE void rotate_interleaved(const T* x, const float* table, int64_t head_dim, T* out) {
-  const int64_t half = head_dim / 2;
+AETHER_INLINE void rotate_interleaved(const T* x, const float* table, int64_t rotary_dim, T* out) {
+  const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float cosine = table[i], sine = table[half + i];
     const float first = to_float(x[2 * i]), second = to_float(x[2 * i + 1]);
@@ -40,17 +41,21 @@ AETHER_INLINE void rotate_interleaved(const T* x, const float* table, int64_t he
 
 template <class T>
 void rope(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const int64_t num_heads = in[0].shape[1], head_dim = in[0].shape[2];
+  const int64_t num_heads = in[0].shape[1], head_dim = in[0].shape[2], rotary_dim = in[1].shape[1];
   const bool is_interleaved = attrs[0].i != 0;
   const Range tokens = share(team, in[0].shape[0]);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-    const float* table = data<const float>(in[1]) + t * head_dim;
+    const float* table = data<const float>(in[1]) + t * rotary_dim;
     for (int64_t h = 0; h < num_heads; ++h) {
-      const int64_t offset = (t * num_heads + h) * head_dim;
+      const T* x = data<const T>(in[0]) + (t * num_heads + h) * head_dim;
+      T* rotated = data<T>(out[0]) + (t * num_heads + h) * head_dim;
       if (is_interleaved) {
-        rotate_interleaved(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
+        rotate_interleaved(x, table, rotary_dim, rotated);
       } else {
-        rotate_halves(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
+        rotate_halves(x, table, rotary_dim, rotated);
+      }
+      if (x != rotated) {
+        for (int64_t i = rotary_dim; i < head_dim; ++i) rotated[i] = x[i];
       }
     }
   }

@@ -10,27 +10,31 @@ namespace aether {
 
 constexpr int kMaxHeadDim = 256;
 
-// Up to 256 elements. Lane l holds pairs l, l + 32, …: elements (p, p + half), or (2p, 2p + 1) when interleaved, so
-// that a rotation is local to a lane. With an odd head_dim the last pair has no second element.
+// Up to 256 elements, of which the first `rotary_dim` are rotated. Lane l holds pairs l, l + 32, …: elements (p, p +
+// half) of the rotated part, or (2p, 2p + 1) when interleaved, so that a rotation is local to a lane; then pairs of the
+// rest. With an odd head_dim the last pair has no second element.
 struct HeadRow {
   static constexpr int kPairs = kMaxHeadDim / 2 / kWarpSize;
 
   float first[kPairs];
   float second[kPairs];
   int head_dim;
+  int rotary_dim;
   bool is_interleaved;
 
-  __device__ __forceinline__ HeadRow(int head_dim, bool is_interleaved)
-      : head_dim(head_dim), is_interleaved(is_interleaved) {}
+  __device__ __forceinline__ HeadRow(int head_dim, int rotary_dim, bool is_interleaved)
+      : head_dim(head_dim), rotary_dim(rotary_dim), is_interleaved(is_interleaved) {}
 
   // Calls `use(pair, index of the first element, index of the second, register slot)` for each pair of this lane.
   template <typename Use>
   __device__ __forceinline__ void each(Use use) {
-    const int half = (head_dim + 1) / 2;
+    const int pairs = (head_dim + 1) / 2, rotated = rotary_dim / 2, others = pairs - rotated;
 #pragma unroll
     for (int slot = 0; slot < kPairs; ++slot) {
       const int pair = lane_index() + kWarpSize * slot;
-      if (pair < half) use(pair, is_interleaved ? 2 * pair : pair, is_interleaved ? 2 * pair + 1 : half + pair, slot);
+      const int first_index = is_interleaved ? 2 * pair : pair < rotated ? pair : rotated + pair;
+      const int distance = is_interleaved ? 1 : pair < rotated ? rotated : others;
+      if (pair < pairs) use(pair, first_index, first_index + distance, slot);
     }
   }
 
@@ -65,10 +69,11 @@ struct HeadRow {
     });
   }
 
-  // `table` is [cosines | sines] of the row's position.
+  // `table` is [cosines | sines] of the row's position, `rotary_dim` in all.
   __device__ __forceinline__ void rotate(const float* table) {
     each([&](int pair, int, int, int slot) {
-      const float cosine = table[pair], sine = table[head_dim / 2 + pair];
+      if (pair >= rotary_dim / 2) return;
+      const float cosine = table[pair], sine = table[rotary_dim / 2 + pair];
       const float x = first[slot], y = second[slot];
       first[slot] = x * cosine - y * sine;
       second[slot] = y * cosine + x * sine;

@@ -27,6 +27,7 @@ struct ProjectedHeads {
   int num_heads;
   int num_kv_heads;
   int head_dim;
+  int rotary_dim;  // columns of rope_table
   int block_size;
   int code_type;
   int num_tokens;
@@ -36,9 +37,9 @@ struct ProjectedHeads {
 };
 
 template <class T>
-__device__ __forceinline__ HeadRow read_head(const void* heads, int64_t first, int head_dim) {
+__device__ __forceinline__ HeadRow read_head(const void* heads, int64_t first, int head_dim, int rotary_dim) {
   const T* source = static_cast<const T*>(heads) + first;
-  HeadRow row(head_dim, false);
+  HeadRow row(head_dim, rotary_dim, false);
   row.read([&](int i) { return to_float(source[i]); });
   return row;
 }
@@ -54,7 +55,7 @@ __device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* n
   if (norm != nullptr) {
     row.normalize(static_cast<const T*>(norm), call.eps);
   }
-  row.rotate(call.rope_table + static_cast<int64_t>(blockIdx.x) * call.head_dim);
+  row.rotate(call.rope_table + static_cast<int64_t>(blockIdx.x) * call.rotary_dim);
 }
 
 // Heads are numbered from queries over keys to values.
@@ -63,7 +64,8 @@ __device__ __forceinline__ void qkv_epilogue_per_warp(const ProjectedHeads& call
   const int64_t token = blockIdx.x;
   const int head_index = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
   if (head_index < call.num_heads) {
-    HeadRow row = read_head<T>(call.projected_q, token * call.q_stride + head_index * call.head_dim, call.head_dim);
+    const int64_t first = token * call.q_stride + head_index * call.head_dim;
+    HeadRow row = read_head<T>(call.projected_q, first, call.head_dim, call.rotary_dim);
     normalize_and_rotate<T>(row, call.q_norm, call);
     write_head<T>(row, call.q, token * call.num_heads + head_index);
     return;
@@ -76,7 +78,7 @@ __device__ __forceinline__ void qkv_epilogue_per_warp(const ProjectedHeads& call
   }
   const int64_t row_index = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
   const int64_t first = token * call.kv_stride + head * call.head_dim;
-  HeadRow row = read_head<T>(is_key ? call.k : call.v, first, call.head_dim);
+  HeadRow row = read_head<T>(is_key ? call.k : call.v, first, call.head_dim, call.rotary_dim);
   if (is_key) {
     normalize_and_rotate<T>(row, call.k_norm, call);
   }

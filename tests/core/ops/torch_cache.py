@@ -17,6 +17,11 @@ __all__ = [
 
 
 def rope(x, table, interleaved=False):
+    x, rest = x.split([table.shape[-1], x.shape[-1] - table.shape[-1]], dim=-1)
+    return torch.cat([_rope_whole(x, table, interleaved), rest], dim=-1)
+
+
+def _rope_whole(x, table, interleaved):
     cos, sin = (part.unsqueeze(1) for part in table.chunk(2, dim=-1))
     if interleaved:
         turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.complex(cos, sin)

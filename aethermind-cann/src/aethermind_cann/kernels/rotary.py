@@ -35,13 +35,15 @@ def _exceeds_float32(positions: list[int]) -> bool:
 
 
 def rotated(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Rotate `x` [..., C] in float32 by `table` [..., C]: cosines, then sines."""
-    half = x.shape[-1] // 2
+    """Rotate the first R elements of `x` [..., C] in float32 by `table` [..., R]: cosines, then sines."""
+    rotary_dim = table.shape[-1]
+    half = rotary_dim // 2
     cos, sin = table[..., :half], table[..., half:]
-    x32 = x.float()
+    x32, rest = x[..., :rotary_dim].float(), x[..., rotary_dim:].float()
     first, second = (x32[..., 0::2], x32[..., 1::2]) if interleaved else (x32[..., :half], x32[..., half:])
     pair = (first * cos - second * sin, second * cos + first * sin)
-    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    result = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([result, rest], -1) if rest.shape[-1] else result
 
 
 def _rope(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -69,8 +71,11 @@ def _cosines_sines(table: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor
 
 
 def _unsupported_reason(signature: Signature) -> str | None:
-    x = signature.inputs[0]
+    x, table = signature.inputs
     assert x is not None
+    assert table is not None
+    if table.shape[-1] != x.shape[-1]:
+        return "rotates whole heads"
     _, num_heads, head_dim = x.shape
     if not isinstance(num_heads, int) or num_heads > _MAX_HEADS:
         return f"takes up to {_MAX_HEADS} heads"

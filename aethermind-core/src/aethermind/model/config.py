@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import ConfigError
 from aethermind.hal.dtype import DType
-from aethermind.model.rope import RopeConfig, read_rope
+from aethermind.model.rope import FREQUENCIES, RopeConfig, read_rope
 
-__all__ = ["DecoderConfig", "positive_int", "read_decoder_config"]
+__all__ = ["DecoderConfig", "frequencies_name", "positive_int", "read_decoder_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class DecoderConfig:
     """The configuration that decoders have in common.
 
     `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention. `eos_token_ids` may contain ids
-    beyond the vocabulary.
+    beyond the vocabulary. `layer_ropes` are the rotary embeddings of the layers where these differ, None for a layer
+    without positions; otherwise all layers have `rope`.
     """
 
     hidden_size: int
@@ -35,15 +36,26 @@ class DecoderConfig:
     dtype: DType
     sliding_windows: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    layer_ropes: tuple[RopeConfig | None, ...] | None = None
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """The rotary embedding of a layer; None for a layer whose keys have no position."""
+        return self.rope if self.layer_ropes is None else self.layer_ropes[layer]
 
 
 def read_decoder_config(
-    raw: Mapping[str, Any], *, defaults: Mapping[str, Any], has_rotary: bool = True
+    raw: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any],
+    has_rotary: bool = True,
+    has_partial_rotary: bool = False,
+    activations: Collection[str] = ("silu", "swish"),
 ) -> DecoderConfig:
     """Read a decoder's config.json; missing fields come from the architecture's `defaults`.
 
-    `has_rotary` says whether positions are rotary embeddings, which need an even head_dim. ConfigError names a bad
-    field.
+    `has_rotary` says whether positions are rotary embeddings, which need an even head_dim, `has_partial_rotary` that
+    the architecture rotates the part of each head that `partial_rotary_factor` names, and `activations` which values of
+    hidden_act it computes. ConfigError names a bad field.
     """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     hidden_size = positive_int(fields, "hidden_size")
@@ -58,12 +70,13 @@ def read_decoder_config(
             f"hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({heads}) in config.json."
         )
     head_dim = positive_int(fields, "head_dim", default=hidden_size // heads)
-    if has_rotary and head_dim % 2:
+    if has_rotary and not has_partial_rotary and head_dim % 2:
         raise ConfigError(f"head_dim ({head_dim}) in config.json is odd; rotary embeddings need an even one.")
-    activation = fields.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
+    activation = fields.get("hidden_act", next(iter(activations)))
+    if activation not in activations:
         raise ConfigError(
-            f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes silu."
+            f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes "
+            f"{next(iter(activations))}."
         )
     if not fields.get("is_causal", True):
         raise ConfigError(
@@ -82,12 +95,23 @@ def read_decoder_config(
         vocab_size=positive_int(fields, "vocab_size"),
         max_position_embeddings=max_positions,
         rms_norm_eps=_positive_float(fields, "rms_norm_eps", 1e-6),
-        rope=read_rope(fields, head_dim=head_dim, max_position_embeddings=max_positions),
+        rope=read_rope(
+            fields,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            has_partial_rotary=has_partial_rotary,
+        ),
         tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
         dtype=_read_dtype(fields),
         sliding_windows=_read_sliding_windows(fields, num_layers),
         eos_token_ids=_read_token_ids(fields.get("eos_token_id")),
     )
+
+
+def frequencies_name(config: DecoderConfig, rope: RopeConfig) -> str:
+    """The name of the constant that holds the inverse frequencies of one of a model's rotary embeddings."""
+    others = [found for found in dict.fromkeys(config.layer_ropes or ()) if found not in (None, config.rope)]
+    return FREQUENCIES if rope == config.rope else f"{FREQUENCIES}.{1 + others.index(rope)}"
 
 
 def positive_int(fields: Mapping[str, Any], name: str, *, default: int | None = None) -> int:

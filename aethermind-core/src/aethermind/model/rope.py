@@ -1,7 +1,8 @@
 """Rotary position embeddings: the frequencies, and their scaling for longer contexts.
 
 Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); NTK-aware scaling (bloc97 2023);
-YaRN (Peng et al. 2023); Llama 3.1's bands (Dubey et al. 2024, arXiv:2407.21783).
+YaRN (Peng et al. 2023); Llama 3.1's bands (Dubey et al. 2024, arXiv:2407.21783); LongRoPE (Ding et al. 2024,
+arXiv:2402.13753).
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ __all__ = ["FREQUENCIES", "KINDS", "RopeConfig", "inverse_frequencies", "read_ro
 FREQUENCIES = "rope.inv_freq"
 """The constant's name in graphs of models with rotary embeddings."""
 
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """The rotary embedding of a model: `kind` is one of KINDS, the other fields are its parameters in config.json.
 
-    `factors` are the divisors of each pair's frequency, for files that store these instead of scaling parameters.
+    `head_dim` is the number of elements of a head that are rotated, the first ones; the others have no position.
+    `factors` are the divisors of each pair's frequency, for files that store these instead of scaling parameters, and
+    for `longrope` within the original context; `long_factors` are those beyond it.
     """
 
     theta: float
@@ -45,6 +48,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     @property
     def max_positions(self) -> int:
@@ -52,14 +56,23 @@ class RopeConfig:
         return int(self.factor * self.original_max_position_embeddings)
 
 
-def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
-    """Read `rope_parameters` (the current spelling) or `rope_theta` with `rope_scaling` (the older one)."""
+def read_rope(
+    fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, has_partial_rotary: bool = False
+) -> RopeConfig:
+    """Read `rope_parameters` (the current spelling) or `rope_theta` with `rope_scaling` (the older one).
+
+    `has_partial_rotary` says that the architecture rotates the part of each head that `partial_rotary_factor` names.
+    ConfigError names a bad field.
+    """
     parameters = _read_parameters(fields)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # the name in Phi-3's first configurations
     if kind not in KINDS:
         raise ConfigError(f"rope_type {kind!r} in config.json is not supported. Supported: {', '.join(KINDS)}.")
     partial = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
+    if has_partial_rotary:
+        head_dim = _rotary_dim(head_dim, partial)
+    elif partial != 1.0:
         raise ConfigError(
             f"partial_rotary_factor {partial!r} in config.json (rope.dimension_count of a .gguf file) is not supported,"
             " since only whole heads can be rotated and this model rotates parts. Take another model."
@@ -70,10 +83,17 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
     if kind == "default":
         return RopeConfig(theta, head_dim)
     if kind == "factors":
-        return RopeConfig(theta, head_dim, kind, factors=_read_factors(parameters, head_dim // 2))
+        return RopeConfig(theta, head_dim, kind, factors=_read_factors(parameters, "factors", head_dim // 2))
     # A value beside the object takes precedence, as in transformers.
     beside = _optional_number(fields, "original_max_position_embeddings")
     original = int(beside or _number(parameters, "original_max_position_embeddings", max_position_embeddings))
+    if kind == "longrope":
+        short, long = (_read_factors(parameters, name, head_dim // 2) for name in ("short_factor", "long_factor"))
+        factor = _number(parameters, "factor", max_position_embeddings / original)
+        attention_factor = _optional_number(parameters, "attention_factor")
+        return RopeConfig(
+            theta, head_dim, kind, factor, original, attention_factor=attention_factor, factors=short, long_factors=long
+        )
     return RopeConfig(
         theta,
         head_dim,
@@ -113,11 +133,25 @@ def _read_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def _read_factors(parameters: Mapping[str, Any], num_pairs: int) -> tuple[float, ...]:
-    factors = parameters.get("factors")
+def _rotary_dim(head_dim: int, partial: Any) -> int:
+    """The number of rotated elements of a head; ConfigError for a bad `partial_rotary_factor`."""
+    is_number = isinstance(partial, int | float) and not isinstance(partial, bool)
+    rotary_dim = int(head_dim * partial) if is_number and 0 < partial <= 1 else 0
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ConfigError(
+            f"partial_rotary_factor {partial!r} in config.json should make an even part of head_dim ({head_dim})."
+        )
+    return rotary_dim
+
+
+def _read_factors(parameters: Mapping[str, Any], name: str, num_pairs: int) -> tuple[float, ...]:
+    factors = parameters.get(name)
     if not isinstance(factors, list) or len(factors) != num_pairs:
-        raise ConfigError(f"factors of the rotary embedding should be a list of head_dim / 2 ({num_pairs}) numbers.")
-    return tuple(_number({"factors": factor}, "factors", None) for factor in factors)
+        raise ConfigError(
+            f"{name} of the rotary embedding should be a list of {num_pairs} numbers, one for each rotated pair of "
+            "elements of a head."
+        )
+    return tuple(_number({name: factor}, name, None) for factor in factors)
 
 
 def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]:
@@ -133,7 +167,7 @@ def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]
 def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndarray[Any, Any], float]:
     """Compute the inverse frequencies, float32 [head_dim/2], and the factor by which cos and sin are multiplied.
 
-    Dynamic NTK scaling is fixed for the longest context in use, so that cached keys keep their rotation.
+    Dynamic NTK scaling and LongRoPE are fixed for the longest context in use, so that cached keys keep their rotation.
     """
     import numpy as np
 
@@ -146,17 +180,26 @@ def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndar
         return plain / np.float32(config.factor), 1.0
     if config.kind == "yarn":
         return _yarn(config, plain)
+    if config.kind == "longrope":
+        return _longrope(config, max_model_len)
     if config.kind == "llama3":
         return _llama3(config, plain), 1.0
     return plain, 1.0
 
 
 def _plain(theta: float, head_dim: int) -> Any:
-    """theta^(-2i/head_dim) for each pair i, in float32 as models are trained, but the power correctly rounded."""
+    """theta^(-2i/head_dim) for each pair i, in float32 as models are trained."""
+    import numpy as np
+
+    return np.float32(1) / _powers(theta, head_dim)
+
+
+def _powers(theta: float, head_dim: int) -> Any:
+    """theta^(2i/head_dim) for each pair i, correctly rounded to float32."""
     import numpy as np
 
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.float32(1) / (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return (theta ** exponents.astype(np.float64)).astype(np.float32)
 
 
 def _dynamic_theta(config: RopeConfig, max_model_len: int) -> float:
@@ -179,6 +222,18 @@ def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:
     keep = 1 - ramp.astype(np.float32)
     blended = plain / np.float32(config.factor) * (1 - keep) + plain * keep
     return blended.astype(np.float32), _yarn_attention_factor(config)
+
+
+def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Any, float]:
+    """Divide each frequency by its own factor: another set of factors beyond the original context."""
+    import numpy as np
+
+    original = config.original_max_position_embeddings
+    factors = np.array(config.long_factors if max_model_len > original else config.factors, np.float32)
+    inv_freq = np.float32(1) / (factors * _powers(config.theta, config.head_dim))
+    if config.attention_factor is not None:
+        return inv_freq, config.attention_factor
+    return inv_freq, math.sqrt(1 + math.log(config.factor) / math.log(original)) if config.factor > 1 else 1.0
 
 
 def _correction_dim(num_rotations: float, config: RopeConfig) -> float:

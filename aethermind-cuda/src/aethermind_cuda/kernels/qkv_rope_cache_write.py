@@ -38,7 +38,7 @@ class _ProjectedHeads(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache", "k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm", "rope_table", "slot_mapping")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "code_type")),
+        *((name, ctypes.c_int) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size", "code_type")),
         *((name, ctypes.c_int) for name in ("num_tokens", "q_stride", "kv_stride", "log2_lanes")),
     ]
 
@@ -118,12 +118,14 @@ def _epilogue(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray 
     pointers = [out.address, *addresses, *(None if array is None else array.address for array in others)]
     read_wide = [pointer for pointer in (*pointers[:6], *pointers[8:11]) if pointer is not None]
     row_bytes = [width * out.dtype.itemsize for width in strides]
-    log2_lanes = _log2_lanes(head_dim * out.dtype.itemsize, (*read_wide, *row_bytes))
+    rotary_dim = 0 if table is None else table.shape[1]
+    is_whole = rotary_dim == head_dim
+    log2_lanes = _log2_lanes(head_dim * out.dtype.itemsize, (*read_wide, *row_bytes)) if is_whole else -1
     heads = num_heads + 2 * num_kv_heads
     arguments = _ProjectedHeads(
         *pointers,
         float(call.attributes["eps"]),
-        *(num_heads, num_kv_heads, head_dim, block_size, code_type(k_cache) if scales and k_cache else 0),
+        *(num_heads, num_kv_heads, head_dim, rotary_dim, block_size, code_type(k_cache) if scales and k_cache else 0),
         *(num_tokens, *strides, log2_lanes),
     )
     grid = (num_tokens, div_up(heads, ROWS_PER_BLOCK), 1)

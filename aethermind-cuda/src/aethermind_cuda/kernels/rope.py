@@ -19,7 +19,7 @@ def _rope(call: Call) -> Iterator[Launch]:
     (out,) = call.outputs
     num_tokens, num_heads, head_dim = x.shape
     num_rows = num_tokens * num_heads
-    arguments = (out, x, table, num_rows, num_heads, head_dim, bool(call.attributes["interleaved"]))
+    arguments = (out, x, table, num_rows, num_heads, head_dim, table.shape[1], bool(call.attributes["interleaved"]))
     yield Launch("rope", f"rope_{x.dtype}", (div_up(num_rows, ROWS_PER_BLOCK), 1, 1), (THREADS, 1, 1), arguments)
 
 
@@ -35,7 +35,7 @@ def _shift_keys(call: Call) -> Iterator[Launch]:
     k_cache, blocks, num_tokens, table = present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
-    arguments = (k_cache, blocks, num_tokens, table, *k_cache.shape, is_interleaved)
+    arguments = (k_cache, blocks, num_tokens, table, *k_cache.shape, table.shape[1], is_interleaved)
     grid = (blocks.size, div_up(num_kv_heads * block_size, ROWS_PER_BLOCK), 1)
     yield Launch("shift_keys", f"shift_keys_{k_cache.dtype}", grid, (THREADS, 1, 1), arguments)
 
@@ -44,7 +44,7 @@ def _shift_keys_quantized(call: Call) -> Iterator[Launch]:
     k_cache, blocks, num_tokens, table, k_scale = present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
-    arguments = (k_cache, k_scale, blocks, num_tokens, table, *k_cache.shape, is_interleaved, code_type(k_cache))
+    arguments = (k_cache, k_scale, blocks, num_tokens, table, *k_cache.shape, table.shape[1], is_interleaved, code_type(k_cache))
     grid = (blocks.size, div_up(num_kv_heads * block_size, ROWS_PER_BLOCK), 1)
     yield Launch("shift_keys_quantized", "shift_keys_quantized", grid, (THREADS, 1, 1), arguments)
 

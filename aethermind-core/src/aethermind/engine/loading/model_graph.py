@@ -21,7 +21,8 @@ from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.model.architecture import CausalLM, TextEncoder
-from aethermind.model.rope import FREQUENCIES, RopeConfig, inverse_frequencies
+from aethermind.model.config import DecoderConfig, frequencies_name
+from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs, declare_caches, declare_step_inputs
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import OperatorRegistry
@@ -93,7 +94,7 @@ class StepGraphs:
             self._write_encoder(builder, self.model)
             return builder
         if key.kind is GraphKind.KEY_SHIFT:
-            write_key_shift(builder, self.model.config.rope, self.max_model_len, self.cache, self.num_blocks)
+            write_key_shift(builder, self.model.config, self.max_model_len, self.cache, self.num_blocks)
             return builder
         if key.kind is GraphKind.SAMPLER:
             vocab_size = self.model.config.vocab_size
@@ -172,22 +173,29 @@ def _report_logprobs(builder: GraphBuilder, logits: Value, token_ids: Value) -> 
 
 
 def write_key_shift(
-    builder: GraphBuilder, rope: RopeConfig, max_model_len: int, cache: KVCacheSpec, num_blocks: int
+    builder: GraphBuilder, config: DecoderConfig, max_model_len: int, cache: KVCacheSpec, num_blocks: int
 ) -> None:
     """Write the graph of `apply_rope_shift`: inputs shifted_blocks i32[B], shifted_tokens i32[B], shift_deltas i64[B].
 
-    It has no outputs. The angles are those of the distances, with the model's own frequencies. Keys already contain the
-    factor with which YaRN multiplies cosines and sines, so it is 1 here.
+    It has no outputs. The angles are those of the distances, with the frequencies of each layer. Keys already contain
+    the factor with which YaRN multiplies cosines and sines, so it is 1 here. Layers without positions keep their keys.
     """
     count = SymDim("B")
     blocks = builder.input("shifted_blocks", DType.INT32, (count,))
     num_tokens = builder.input("shifted_tokens", DType.INT32, (count,))
     deltas = builder.input("shift_deltas", DType.INT64, (count,))
-    inv_freq, _ = inverse_frequencies(rope, max_model_len)
-    table = builder.op("rope_table", deltas, builder.constant(FREQUENCIES, inv_freq), scale=1.0)
-    distinct = {tensors["k_cache"]: tensors for tensors in declare_caches(builder, cache, num_blocks)}
-    for keys, tensors in distinct.items():
-        scales = tensors.get("k_scale")
+    tables: dict[RopeConfig, Value] = {}
+    seen: set[Value] = set()
+    for layer, tensors in enumerate(declare_caches(builder, cache, num_blocks)):
+        keys, scales, rope = tensors["k_cache"], tensors.get("k_scale"), config.rope_of(layer)
+        if keys in seen or rope is None:
+            continue
+        seen.add(keys)
+        if rope not in tables:
+            inv_freq, _ = inverse_frequencies(rope, max_model_len)
+            frequencies = builder.constant(frequencies_name(config, rope), inv_freq)
+            tables[rope] = builder.op("rope_table", deltas, frequencies, scale=1.0)
+        table = tables[rope]
         if scales is not None:
             builder.op("shift_keys_quantized", keys, blocks, num_tokens, table, scales)
         else:

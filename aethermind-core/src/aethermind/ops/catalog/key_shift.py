@@ -67,6 +67,10 @@ def _shift_samples(rng: np.random.Generator) -> Iterator[Sample]:
         label = f"B{num_shifted}_K{num_kv_heads}_P{block_size}_C{head_dim}"
         yield Sample(label, inputs)
         yield Sample(f"{label}_interleaved", inputs, {"interleaved": True})
+        if num_shifted in (3, 5):
+            narrow = (*inputs[:3], rotation_table(rng, num_shifted, head_dim // 4))
+            yield Sample(f"{label}_partial", narrow)
+            yield Sample(f"{label}_partial_interleaved", narrow, {"interleaved": True})
 
 
 def shift_cost(call: Call, bytes_beside: int = 0) -> Cost:
@@ -79,7 +83,7 @@ def shift_cost(call: Call, bytes_beside: int = 0) -> Cost:
 
 SHIFT_KEYS = Operator(
     schema=OperatorSchema.parse(
-        """shift_keys(k_cache: F[N, K, P, C], blocks: i32[B], num_tokens: i32[B], table: f32[B, C];
+        """shift_keys(k_cache: F[N, K, P, C], blocks: i32[B], num_tokens: i32[B], table: f32[B, R];
         interleaved: bool = False) -> (k_out: F[N, K, P, C] = k_cache)"""
     ),
     summary=(
@@ -131,7 +135,7 @@ def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 SHIFT_KEYS_QUANTIZED = Operator(
     schema=OperatorSchema.parse(
-        """shift_keys_quantized(k_cache: q8[N, K, P, C], blocks: i32[B], num_tokens: i32[B], table: f32[B, C],
+        """shift_keys_quantized(k_cache: q8[N, K, P, C], blocks: i32[B], num_tokens: i32[B], table: f32[B, R],
         k_scale: f32[N, K, P]; interleaved: bool = False)
         -> (k_out: q8[N, K, P, C] = k_cache, k_scale_out: f32[N, K, P] = k_scale)"""
     ),

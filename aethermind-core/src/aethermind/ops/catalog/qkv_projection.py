@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 import numpy as np
@@ -13,7 +13,7 @@ from aethermind.ops.catalog._sample_inputs import normal, weight
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE, quantized_bytes, random_slots
 from aethermind.ops.catalog.matrix_products import linear_magnitudes
-from aethermind.ops.catalog.rope import rope_magnitudes, rotation_table
+from aethermind.ops.catalog.rope import check_rotary_dim, rope_magnitudes, rotation_table
 from aethermind.ops.operator import Array, Call, Cost, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
@@ -143,10 +143,18 @@ def _qkv_samples(rng: np.random.Generator) -> Iterator[Sample]:
         )
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
         yield Sample(f"{label}_bias", (x, *weights, *biases, None, None, *placed), heads)
+        if label in ("gqa", "head_dim_80", "head_dim_128", "whole_vectors"):
+            narrow = (rotation_table(rng, num_tokens, head_dim // 4 * 2 - 2), *placed[1:])
+            yield Sample(f"{label}_partial", (x, *weights, *biases, *norms, *narrow), heads)
         yield Sample(f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5})
         if label in ("gqa", "head_dim_80", "prefill"):
             offset = {**heads, "weight_offset": 1.0}
             yield Sample(f"{label}_norm_offset", (x, *weights, None, None, None, *norms, *placed), offset)
+
+
+def _check_slots_and_table(arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    slots_of_cache(arrays, shapes)
+    check_rotary_dim(shapes["k_cache"][3], shapes["rope_table"][1])
 
 
 def _qkv_cost(call: Call) -> Cost:
@@ -163,13 +171,14 @@ QKV_ROPE_CACHE_WRITE = Operator(
     schema=OperatorSchema.parse(
         """qkv_rope_cache_write(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
         b_q: F[Q]?, b_k: F[G]?, b_v: F[G]?, q_norm: F[C]?, k_norm: F[C]?,
-        rope_table: f32[T, C], slot_mapping: i64[T], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C];
+        rope_table: f32[T, R], slot_mapping: i64[T], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C];
         num_heads: int, num_kv_heads: int, eps: float = 1e-6, weight_offset: float = 0.0)
         -> (q: F[T, num_heads, C], k_out: F[N, K, P, C] = k_cache, v_out: F[N, K, P, C] = v_cache)"""
     ),
     summary=(
         "q = rope(norm(x @ w_q.T + b_q)) per head. k likewise, and v without norm and rope, are written to their "
-        "slots of the cache. A norm is applied where its weight is given, which is that plus weight_offset."
+        "slots of the cache. A norm is applied where its weight is given, which is that plus weight_offset; a table "
+        "narrower than a head rotates its first R elements (see rope)."
     ),
     decompose=_qkv_decompose,
     samples=_qkv_samples,
@@ -177,7 +186,7 @@ QKV_ROPE_CACHE_WRITE = Operator(
     # The projection and the head norm may be rounded before the rotation; its result is rounded, too.
     tolerances=accumulated(inner_roundings=2),
     cost=_qkv_cost,
-    check=slots_of_cache,
+    check=_check_slots_and_table,
     additions=("weight_offset",),
 )
 """All that a layer computes between its norm and its attention, as one fused operator."""
@@ -258,7 +267,7 @@ QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
     schema=OperatorSchema.parse(
         """qkv_rope_cache_write_quantized(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
         b_q: F[Q]?, b_k: F[G]?, b_v: F[G]?, q_norm: F[C]?, k_norm: F[C]?,
-        rope_table: f32[T, C], slot_mapping: i64[T], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
+        rope_table: f32[T, R], slot_mapping: i64[T], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
         k_scale: f32[N, K, P], v_scale: f32[N, K, P];
         num_heads: int, num_kv_heads: int, eps: float = 1e-6, weight_offset: float = 0.0)
         -> (q: F[T, num_heads, C], k_out: q8[N, K, P, C] = k_cache, v_out: q8[N, K, P, C] = v_cache,
@@ -270,7 +279,7 @@ QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
     term_magnitudes=_quantized_term_magnitudes,
     tolerances=accumulated(inner_roundings=2),
     cost=_quantized_cost,
-    check=slots_of_cache,
+    check=_check_slots_and_table,
     additions=("weight_offset",),
 )
 """The same over a KV cache of 8-bit codes with a scale per row."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.errors import OperatorError
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import ONE_ROUNDING, float32_only
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["ROPE", "ROPE_TABLE", "rope_magnitudes", "rotation_table"]
+__all__ = ["ROPE", "ROPE_TABLE", "check_rotary_dim", "rope_magnitudes", "rotation_table"]
 
 _LAST_AS_TRAINED = 2**24
 
@@ -60,16 +61,26 @@ ROPE_TABLE = Operator(
 
 
 def _rope_reference(x: Array, table: Array, *, interleaved: bool) -> Array:
-    first, second = _pairs(x, interleaved)
+    rotary_dim = table.shape[-1]
+    first, second = _pairs(x[..., :rotary_dim], interleaved)
     cos, sin = _cosines_sines(table)
-    return _joined(first * cos - second * sin, second * cos + first * sin, interleaved)
+    rotated = _joined(first * cos - second * sin, second * cos + first * sin, interleaved)
+    return np.concatenate([rotated, x[..., rotary_dim:]], axis=-1)
 
 
 def rope_magnitudes(x: Array, table: Array, *, interleaved: bool = False) -> Array:
     """Return the sum of the magnitudes of both terms; `x` may be magnitudes."""
-    first, second = _pairs(np.abs(x), interleaved)
+    rotary_dim = table.shape[-1]
+    first, second = _pairs(np.abs(x[..., :rotary_dim]), interleaved)
     cos, sin = _cosines_sines(np.abs(table))
-    return _joined(first * cos + second * sin, second * cos + first * sin, interleaved)
+    rotated = _joined(first * cos + second * sin, second * cos + first * sin, interleaved)
+    return np.concatenate([rotated, np.abs(x[..., rotary_dim:])], axis=-1)
+
+
+def check_rotary_dim(head_dim: int, rotary_dim: int) -> None:
+    """Check that a table of cosines and sines is not wider than a head and has whole pairs."""
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise OperatorError(f"A table of {rotary_dim} cosines and sines does not fit heads of {head_dim} elements.")
 
 
 def _pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
@@ -88,9 +99,9 @@ def _joined(first: Array, second: Array, interleaved: bool) -> Array:
     return np.concatenate([first, second], axis=-1)
 
 
-def rotation_table(rng: np.random.Generator, num_tokens: int, head_dim: int) -> Array:
+def rotation_table(rng: np.random.Generator, num_tokens: int, rotary_dim: int) -> Array:
     """Return a table of random angles in the layout of `rope_table`."""
-    angle = rng.uniform(-np.pi, np.pi, (num_tokens, head_dim // 2))
+    angle = rng.uniform(-np.pi, np.pi, (num_tokens, rotary_dim // 2))
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=-1)
 
 
@@ -110,16 +121,33 @@ def _rope_samples(rng: np.random.Generator) -> Iterator[Sample]:
         label = f"T{num_tokens}_H{num_heads}_C{head_dim}"
         yield Sample(label, inputs)
         yield Sample(f"{label}_interleaved", inputs, {"interleaved": True})
+    for num_tokens, num_heads, head_dim, rotary_dim in (
+        (3, 2, 8, 4),
+        (5, 3, 80, 20),
+        (2, 7, 64, 32),
+        (17, 2, 128, 96),
+        (4, 2, 11, 6),
+        (2, 1, 10, 2),
+        (3, 2, 6, 0),
+    ):
+        inputs = (normal(rng, num_tokens, num_heads, head_dim), rotation_table(rng, num_tokens, rotary_dim))
+        label = f"T{num_tokens}_H{num_heads}_C{head_dim}_R{rotary_dim}"
+        yield Sample(label, inputs)
+        yield Sample(f"{label}_interleaved", inputs, {"interleaved": True})
 
 
 ROPE = Operator(
     schema=OperatorSchema.parse(
-        "rope(x: F[T, H, C], table: f32[T, C]; interleaved: bool = False) -> (out: F[T, H, C] ~ x)"
+        "rope(x: F[T, H, C], table: f32[T, R]; interleaved: bool = False) -> (out: F[T, H, C] ~ x)"
     ),
-    summary=("Rotates the pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, by the table's angles [cos | sin]."),
+    summary=(
+        "Rotates the pairs (i, i + R/2), or (2i, 2i + 1) when interleaved, of the first R <= C elements of a head by the "
+        "table's angles [cos | sin]; the rest is copied (partial rotary embedding, as in GPT-NeoX)."
+    ),
     reference=_rope_reference,
     samples=_rope_samples,
     term_magnitudes=rope_magnitudes,
     tolerances=ONE_ROUNDING,
+    check=lambda arrays, shapes: check_rotary_dim(shapes["x"][2], shapes["table"][1]),
 )
 """The rotary embedding: rotates pairs of a head's elements by the angles of the token's position."""
