@@ -24,11 +24,11 @@ __device__ __forceinline__ void rope(T* out, const T* x, const float* table, int
 
 }  // namespace aether
 
-#define AETHER_ROPE(dtype)                                                                                       \
-  extern "C" __global__ void rope_##dtype(aether::dtype* out, const aether::dtype* x, const float* table,        \
-                                          int num_rows, int num_heads, int head_dim, int rotary_dim,             \
-                                          int is_interleaved) {                                                  \
-    aether::begin_kernel();                                                                                      \
-    aether::rope(out, x, table, num_rows, num_heads, head_dim, rotary_dim, is_interleaved);                      \
+#define AETHER_ROPE(dtype)                                                                                \
+  extern "C" __global__ void rope_##dtype(aether::dtype* out, const aether::dtype* x, const float* table, \
+                                          int num_rows, int num_heads, int head_dim, int rotary_dim,      \
+                                          int is_interleaved) {                                           \
+    aether::begin_kernel();                                                                               \
+    aether::rope(out, x, table, num_rows, num_heads, head_dim, rotary_dim, is_interleaved);               \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ROPE)

@@ -29,12 +29,12 @@ __device__ __forceinline__ void shift_keys(T* k_cache, const int* blocks, const 
 
 }  // namespace aether
 
-#define AETHER_SHIFT_KEYS(dtype)                                                                                      \
-  extern "C" __global__ void shift_keys_##dtype(aether::dtype* k_cache, const int* blocks, const int* num_tokens,     \
-                                                const float* table, int num_blocks, int num_kv_heads, int block_size, \
-                                                int head_dim, int rotary_dim, int is_interleaved) {                   \
-    aether::begin_kernel();                                                                                           \
-    aether::shift_keys(k_cache, blocks, num_tokens, table, num_blocks, num_kv_heads, block_size, head_dim,            \
-                       rotary_dim, is_interleaved);                                                                   \
+#define AETHER_SHIFT_KEYS(dtype)                                                                                       \
+  extern "C" __global__ void shift_keys_##dtype(aether::dtype* k_cache, const int* blocks, const int* num_tokens,      \
+                                                const float* table, int num_blocks, int num_kv_heads, int block_size,  \
+                                                int head_dim, int rotary_dim, int is_interleaved) {                    \
+    aether::begin_kernel();                                                                                            \
+    aether::shift_keys(k_cache, blocks, num_tokens, table, num_blocks, num_kv_heads, block_size, head_dim, rotary_dim, \
+                       is_interleaved);                                                                                \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_SHIFT_KEYS)

@@ -127,8 +127,8 @@ def test_without_transformers_family_a_reference_is_asked_for() -> None:
 
 
 def test_the_names_that_mean_a_family(runtime: Runtime) -> None:
-    all_of_llama = ["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"]
-    assert architectures_of(runtime, "llama") == architectures_of(runtime, "aethermind-llama") == all_of_llama
+    assert {"LlamaForCausalLM", "MistralForCausalLM"} <= set(architectures_of(runtime, "llama"))
+    assert architectures_of(runtime, "llama") == architectures_of(runtime, "aethermind-llama")
     assert architectures_of(runtime, "BertModel") == ["BertModel"]
     assert architectures_of(runtime, "cpu") == []
     assert [case.name for case in standard_cases("MineForCausalLM")] == ["small", "tied", "one_kv_head"]

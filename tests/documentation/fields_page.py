@@ -8,7 +8,12 @@ from pathlib import Path
 import aethermind_bert.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
+import aethermind_llama.ernie
 import aethermind_llama.mixture
+import aethermind_llama.olmo
+import aethermind_llama.smollm3
+import aethermind_llama.stablelm
+import aethermind_llama.starcoder2
 import aethermind_qwen2.architecture
 import aethermind_qwen2.mixture
 from aethermind.model.known_fields import (
@@ -42,6 +47,12 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of Mistral": aethermind_llama.architecture.MISTRAL.known_fields,
     "config.json of Mixtral": aethermind_llama.mixture.MIXTRAL.known_fields,
     "config.json of OLMoE": aethermind_llama.mixture.OLMOE.known_fields,
+    "config.json of SmolLM3": aethermind_llama.smollm3.SMOLLM3.known_fields,
+    "config.json of OLMo 2": aethermind_llama.olmo.OLMO2.known_fields,
+    "config.json of OLMo 3": aethermind_llama.olmo.OLMO3.known_fields,
+    "config.json of ERNIE 4.5": aethermind_llama.ernie.ERNIE4_5.known_fields,
+    "config.json of StableLM": aethermind_llama.stablelm.STABLELM.known_fields,
+    "config.json of StarCoder2": aethermind_llama.starcoder2.STARCODER2.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

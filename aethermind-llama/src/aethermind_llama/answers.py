@@ -9,3 +9,8 @@ LLAMA = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=T
 
 MISTRAL = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
 """A list of calls follows the control token [TOOL_CALLS], which is not part of the text."""
+
+SMOLLM3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
+
+OLMO3 = AnswerFormat(reasoning=("<think>", "</think>"))
+"""OLMo 3 Think writes its reasoning between these tags."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aethermind.testing.families import SMALL, ModelCase, variations
@@ -16,6 +17,20 @@ def _without_layer_types(config: dict[str, Any]) -> dict[str, Any]:
     """Mistral 7B v0.1 has sliding_window without layer_types."""
     return {name: value for name, value in config.items() if name != "layer_types"}
 
+
+_TIED = {"tie_word_embeddings": True, "num_key_value_heads": 4}
+_unpadded = partial(variations, base={**SMALL, "pad_token_id": None})
+"""Some configurations of transformers have a padding token beyond a small vocabulary."""
+
+_OLMO3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
 
 CASES = (
     *variations(
@@ -46,5 +61,44 @@ CASES = (
             "olmoe_bias_all_kv_heads": {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
         },
         base={**SMALL, "num_experts": 10, "num_experts_per_tok": 4, "intermediate_size": 16},
+    ),
+    *_unpadded(
+        "SmolLM3ForCausalLM",
+        {
+            "smollm3": {"num_hidden_layers": 4},
+            "smollm3_bias_windows": {
+                "no_rope_layers": [0, 1, 1],
+                "attention_bias": True,
+                "num_hidden_layers": 3,
+                "use_sliding_window": True,
+                "sliding_window": 7,
+            },
+        },
+    ),
+    *_unpadded("Olmo2ForCausalLM", {"olmo2": {}, "olmo2_bias_tied": {"attention_bias": True, **_TIED}}),
+    *_unpadded(
+        "Olmo3ForCausalLM",
+        {
+            "olmo3": {"num_hidden_layers": 4, "sliding_window": 7},
+            "olmo3_yarn": {"num_hidden_layers": 4, "sliding_window": 9, "rope_parameters": _OLMO3_ROPE},
+        },
+    ),
+    *_unpadded(
+        "Ernie4_5ForCausalLM", {"ernie4_5": {"head_dim": 8}, "ernie4_5_wide": {"head_dim": 64, "use_bias": False}}
+    ),
+    *_unpadded(
+        "StableLmForCausalLM",
+        {
+            "stablelm": {"hidden_size": 64},
+            "stablelm_parallel_bias": {
+                "use_parallel_residual": True,
+                "use_qkv_bias": True,
+                "partial_rotary_factor": 0.5,
+            },
+            "stablelm_whole_heads": {"partial_rotary_factor": 1.0, "num_key_value_heads": 4},
+        },
+    ),
+    *_unpadded(
+        "Starcoder2ForCausalLM", {"starcoder2": {}, "starcoder2_plain": {"use_bias": False, "sliding_window": 7}}
     ),
 )

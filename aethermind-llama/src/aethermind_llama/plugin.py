@@ -10,6 +10,16 @@ from aethermind.plugins import hookimpl
 _PROVIDER = "aethermind-llama"
 _CASES = "aethermind_llama.conformance:CASES"
 
+_FURTHER = (
+    ("SmolLM3ForCausalLM", "smollm3:SMOLLM3", "SmolLM3Model", "smollm3"),
+    ("Olmo2ForCausalLM", "olmo:OLMO2", "Olmo2Model", "olmo2"),
+    ("Olmo3ForCausalLM", "olmo:OLMO3", "Olmo3Model", "olmo3"),
+    ("Ernie4_5ForCausalLM", "ernie:ERNIE4_5", "Ernie4_5Model", "ernie4_5"),
+    ("StableLmForCausalLM", "stablelm:STABLELM", "StableLmModel", "stablelm"),
+    ("Starcoder2ForCausalLM", "starcoder2:STARCODER2", "Starcoder2Model", "starcoder2"),
+)
+"""Names, objects, and other names in config.json of families that differ from Llama in small things."""
+
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
@@ -18,6 +28,8 @@ def register_architectures(registry: Any) -> None:
     register("MistralForCausalLM", "aethermind_llama.architecture:MISTRAL", aliases=("MistralModel", "mistral"))
     register("MixtralForCausalLM", "aethermind_llama.mixture:MIXTRAL", aliases=("MixtralModel", "mixtral"))
     register("OlmoeForCausalLM", "aethermind_llama.mixture:OLMOE", aliases=("OlmoeModel", "olmoe"))
+    for name, target, model, kind in _FURTHER:
+        register(name, f"aethermind_llama.{target}", aliases=(model, kind))
 
 
 @hookimpl
@@ -25,9 +37,14 @@ def register_answer_formats(registry: Any) -> None:
     registry.register("LlamaForCausalLM", "aethermind_llama.answers:LLAMA", provider=_PROVIDER)
     registry.register("MistralForCausalLM", "aethermind_llama.answers:MISTRAL", provider=_PROVIDER)
     registry.register("MixtralForCausalLM", "aethermind_llama.answers:MISTRAL", provider=_PROVIDER)
+    registry.register("SmolLM3ForCausalLM", "aethermind_llama.answers:SMOLLM3", provider=_PROVIDER)
+    registry.register("Olmo2ForCausalLM", "aethermind_llama.answers:OLMO3", provider=_PROVIDER)
+    registry.register("Olmo3ForCausalLM", "aethermind_llama.answers:OLMO3", provider=_PROVIDER)
 
 
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("llama", "aethermind_llama.gguf:LLAMA", provider=_PROVIDER)
     registry.register("olmoe", "aethermind_llama.gguf:OLMOE", provider=_PROVIDER)
+    for name in ("ernie4_5", "olmo2", "smollm3", "stablelm", "starcoder2"):
+        registry.register(name, f"aethermind_llama.gguf:{name.upper()}", provider=_PROVIDER)

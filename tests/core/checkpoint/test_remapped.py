@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from aethermind.checkpoint import AdaptedTensors, Checkpoint, TensorSlice
+from aethermind.checkpoint import AdaptedTensors, Checkpoint, TensorInfo, TensorSlice, interleaved_heads
+from aethermind.checkpoint.remapped import pair_order
 from aethermind.errors import CheckpointError
+from aethermind.ops.weight_format import QuantizedWeight, parse_format
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(4, 6)
 BIAS = np.arange(6, dtype=np.float16)
@@ -54,3 +56,36 @@ def test_a_row_is_added_to_every_row(stored: Checkpoint) -> None:
     assert tensors.names == ("sum", "bias", "other")
     assert tensors.info("sum").shape == WHOLE.shape
     np.testing.assert_array_equal(tensors.array("sum"), WHOLE + WHOLE[0])
+
+
+def test_rows_of_interleaved_heads_are_put_in_the_order_of_halves(stored: Checkpoint) -> None:
+    assert pair_order(2, 6) == (0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11)
+    assert pair_order(1, 6, rotary_dim=4) == (0, 2, 1, 3, 4, 5)
+    tensors = AdaptedTensors(stored, {"q": TensorSlice("attn", is_transposed=True, order=pair_order(1, 6, 4))})
+    np.testing.assert_array_equal(tensors.array("q"), WHOLE.T[[0, 2, 1, 3, 4, 5]])
+    slices = interleaved_heads(["a.q_proj.weight", "a.v_proj.weight", "a.q_proj.bias"], {"q_proj": 2}, 4)
+    assert set(slices) == {"a.q_proj.weight", "a.q_proj.bias"}
+
+
+def test_rows_of_quantised_tensors_are_sliced_and_ordered() -> None:
+    format = parse_format("int8")
+    assert format is not None
+    weight = format.quantize(np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32))
+
+    class Quantised:
+        names, paths, total_bytes, zero_bias_names = ("w",), (), weight.codes.nbytes, ()
+
+        def info(self, name: str) -> TensorInfo:
+            return TensorInfo("int8", weight.shape, 0, 600, format)
+
+        def array(self, name: str) -> QuantizedWeight:
+            return weight
+
+    parts = {"half": TensorSlice("w", begin=2, end=6, order=(0, 2, 1, 3)), "rest": TensorSlice("w", end=2)}
+    tensors = AdaptedTensors(Quantised(), parts)
+    info, half = tensors.info("half"), tensors.array("half")
+    assert (info.shape, info.num_bytes, info.weight_format) == ((4, 64), 400, format)
+    assert isinstance(half, QuantizedWeight)
+    np.testing.assert_array_equal(half.codes, weight.codes[[2, 4, 3, 5]])
+    with pytest.raises(CheckpointError, match="stored quantised"):
+        AdaptedTensors(Quantised(), {"t": TensorSlice("w", is_transposed=True)}).array("t")

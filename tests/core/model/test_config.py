@@ -101,7 +101,7 @@ def test_eos_token_ids_are_read(value: Any, ids: tuple[int, ...]) -> None:
         ({"dtype": 3}, ("'3'",)),
         ({"rope_theta": -1}, ("rope_theta", "-1")),
         ({"rope_scaling": "yarn"}, ("rope_scaling", "'yarn'")),
-        ({"rope_scaling": {"type": "su"}}, ("'su'", "linear")),
+        ({"rope_scaling": {"type": "ntk"}}, ("'ntk'", "linear")),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, ("factor", "'4'")),
         ({"layer_types": ["full_attention"]}, ("layer_types", "(4)")),
         ({"layer_types": ["mamba"] * 4}, ("'mamba'", "sliding_attention")),

@@ -115,9 +115,35 @@ def test_positions_that_a_scaling_reaches() -> None:
         ({"rope_parameters": {"full_attention": YARN, "sliding_attention": {}}}, 64, "'full_attention'"),
         ({"rope_scaling": {"factor": 4.0}}, 64, "no rope_type"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN}, 64, "they differ"),
-        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, 64, "'longrope' in config.json is not supp"),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, 64, "short_factor .* a list of 32 numbers"),
     ],
 )
 def test_unsupported_rope_parameters_are_refused(fields: dict[str, Any], head_dim: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_rope(fields, head_dim=head_dim, max_position_embeddings=4096)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+@pytest.mark.parametrize("factor", [{}, {"attention_factor": 1.5}, {"factor": 1.0}])
+def test_longrope_chooses_its_factors_by_the_context_in_use(kind: str, factor: dict[str, float]) -> None:
+    scaling = {"short_factor": [1.0 + i / 8 for i in range(12)], "long_factor": [2.0 + i for i in range(12)], **factor}
+    sizes = {"original_max_position_embeddings": 512, "partial_rotary_factor": 0.75}
+    fields = {"rope_scaling": {"type": kind, **scaling}, "rope_theta": 1e4, **sizes}
+    config = read_rope(fields, head_dim=32, max_position_embeddings=8192, has_partial_rotary=True)
+    assert (config.head_dim, config.max_positions) == (24, 512 if factor.get("factor") else 8192)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **scaling, **sizes}
+    theirs = Qwen2Config(
+        hidden_size=128, num_attention_heads=4, head_dim=32, max_position_embeddings=8192, rope_parameters=rope
+    )
+    for length in (100, 512, 513, 8192):
+        expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, device="cpu", seq_len=length)
+        frequencies, attention_factor = inverse_frequencies(config, length)
+        assert attention_factor == pytest.approx(expected_factor, rel=1e-12)
+        assert_within_ulps(frequencies, expected.numpy(), 2)
+
+
+@pytest.mark.parametrize("partial", [0.0, 1.5, True, "half", 0.1])
+def test_a_part_that_is_no_even_number_of_elements_is_refused(partial: Any) -> None:
+    fields = {"partial_rotary_factor": partial}
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        read_rope(fields, head_dim=30, max_position_embeddings=64, has_partial_rotary=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind import Runtime
+from aethermind.cli.plugins import plugin_rows
 from aethermind.dispatch import Fallback, Signature
 from aethermind.errors import ConfigError, DeviceError, InvalidArgumentError, PluginError
 from aethermind.hal import DType
@@ -40,11 +42,6 @@ def device_names(registry: DeviceRegistry) -> set[str]:
         (
             "@hookimpl\ndef register_devices(registry): claim_device(registry, 'numpy', 'fake-rogue')",
             "Device 'numpy' is claimed by both aethermind-core and fake-rogue.",
-        ),
-        (
-            "@hookimpl\ndef register_architectures(registry):\n"
-            "    registry.register('Qwen2ForCausalLM', 'x:Y', provider='fake-rogue')",
-            "Architecture 'Qwen2ForCausalLM' is claimed by both",
         ),
         ("@hookimpl\ndef register_kernels(registry): 1 / 0", "register_kernels raised ZeroDivisionError: division by"),
         ("@hookimpl\ndef register_models(registry): raise SystemExit(1)", "register_models raised SystemExit: 1."),
@@ -103,6 +100,41 @@ def test_of_two_plugins_that_claim_one_device_the_first_by_name_has_it(fakes: Fa
     runtime = Runtime.boot()
     assert runtime.devices.select("x").entry.provider == "fake-a"
     assert str(record_of(runtime, "b").error).startswith("Device 'x' is claimed by both fake-a and fake-b.")
+
+
+def test_a_third_party_takes_over_a_first_party_architecture_and_doctor_says_so(fakes: FakeDistributions) -> None:
+    fakes.install(
+        "mine",
+        """
+        @hookimpl
+        def register_architectures(registry):
+            registry.register("Qwen2ForCausalLM", "pathlib:Path", provider="fake-mine")
+
+        @hookimpl
+        def register_gguf_families(registry):
+            registry.register("qwen2", "pathlib:Path", provider="fake-mine")
+        """,
+    )
+    runtime = Runtime.boot()
+    assert record_of(runtime, "mine").error is None
+    assert runtime.architectures.get("Qwen2ForCausalLM") is Path
+    assert runtime.gguf_families.get("qwen2") is Path
+    assert runtime.architectures.provider("Qwen3ForCausalLM") == "aethermind-qwen2"
+    (row,) = [row for row in plugin_rows(runtime.plugins) if row[0] == "mine"]
+    assert "Qwen2ForCausalLM (architectures) is this package's instead of aethermind-qwen2's" in row[-1]
+    assert "qwen2 (gguf families) is this package's instead of aethermind-qwen2's" in row[-1]
+
+
+def test_of_two_third_parties_with_one_architecture_the_second_fails(fakes: FakeDistributions) -> None:
+    for name in ("a", "b"):
+        fakes.install(
+            name,
+            "@hookimpl\ndef register_architectures(registry):\n"
+            f"    registry.register('Qwen2ForCausalLM', 'pathlib:Path', provider='fake-{name}')",
+        )
+    runtime = Runtime.boot()
+    assert runtime.architectures.provider("Qwen2ForCausalLM") == "fake-a"
+    assert "'Qwen2ForCausalLM' is claimed by both fake-a and fake-b." in str(record_of(runtime, "b").error)
 
 
 def test_a_third_party_cannot_replace_a_first_party_device(fakes: FakeDistributions) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from aethermind.checkpoint.dummy import DummyCheckpoint
 from aethermind.checkpoint.expert_stacks import FusedSlice, StackedTensors, TensorStack, expert_stacks
-from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
+from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice, interleaved_heads
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.source import StoredTensors, TensorFile, TensorInfo, TensorSource, match_names
@@ -41,5 +41,6 @@ __all__ = [
     "TensorStack",
     "TorchFile",
     "expert_stacks",
+    "interleaved_heads",
     "match_names",
 ]

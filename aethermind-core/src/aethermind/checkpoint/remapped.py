@@ -1,5 +1,5 @@
-"""A view of a checkpoint in a model's layout: tensors are renamed, transposed or sliced, or a row vector is added to
-each of their rows.
+"""A view of a checkpoint in a model's layout: tensors are renamed, transposed or sliced, their rows are reordered, or
+a row vector is added to each of their rows.
 
 Model graphs expect one matrix [out, in] per projection. Checkpoints with another layout (GPT-2's matrices are [in,
 out], with a fused QKV matrix) are read through this view.
@@ -7,7 +7,7 @@ out], with a fused QKV matrix) are read through this view.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,16 @@ from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["AdaptedTensors", "TensorSlice"]
+__all__ = ["AdaptedTensors", "TensorSlice", "interleaved_heads", "pair_order"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
     """A model's tensor as a slice of a stored one: it is transposed first, then rows `begin` to `end` are taken.
 
-    `end` is None for all rows from `begin` on. The first row of the tensor `added` is then added to every row.
+    `end` is None for all rows from `begin` on. If `order` is given, these rows are put in that order, see `pair_order`.
+    The first row of the tensor `added` is then added to every row. A quantised tensor may be sliced and ordered, since
+    its rows are quantised separately.
     """
 
     stored_name: str
@@ -35,11 +37,35 @@ class TensorSlice:
     begin: int = 0
     end: int | None = None
     added: str | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether the tensor is only renamed."""
-        return not self.is_transposed and self.begin == 0 and self.end is None and self.added is None
+        return not self.is_transposed and self.begin == 0 and self.end is None and self.added is None and not self.order
+
+
+def pair_order(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> tuple[int, ...]:
+    """The order of a projection's rows in which rotary pairs (2i, 2i + 1) of each head become (i, i + rotary_dim / 2).
+
+    For `TensorSlice.order` of queries and keys, their biases and norms, in families with interleaved rotation (GPT-J,
+    GLM, Cohere): scores do not depend on the order of a head's elements. `rotary_dim` is head_dim by default; the
+    elements behind it keep their places.
+    """
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    head = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return tuple(first + row for first in range(0, num_heads * head_dim, head_dim) for row in head)
+
+
+def interleaved_heads(
+    names: Iterable[str], heads: Mapping[str, int], head_dim: int, rotary_dim: int | None = None
+) -> dict[str, TensorSlice]:
+    """Slices that reorder projections by `pair_order`: the weights and biases among `names` whose module's last name is
+    in `heads`, which says how many heads it has, `{"q_proj": 32, "k_proj": 2}`.
+    """
+    orders = {module: pair_order(count, head_dim, rotary_dim) for module, count in heads.items()}
+    modules = {name: name.rpartition(".")[0].rpartition(".")[2] for name in names}
+    return {name: TensorSlice(name, order=orders[module]) for name, module in modules.items() if module in orders}
 
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")
@@ -78,7 +104,7 @@ class AdaptedTensors:
         stored = self._stored.info(part.stored_name)
         if part.is_whole:
             return stored
-        if stored.weight_format is not None:
+        if stored.weight_format is not None and (part.is_transposed or part.added is not None):
             raise _is_quantised(part.stored_name)
         shape = stored.shape[::-1] if part.is_transposed else stored.shape
         num_rows = len(range(shape[0])[part.begin : part.end]) if shape else 0
@@ -97,8 +123,13 @@ class AdaptedTensors:
         if part.is_whole:
             return values
         if isinstance(values, QuantizedWeight):
-            raise _is_quantised(part.stored_name)
+            if part.is_transposed or part.added is not None:
+                raise _is_quantised(part.stored_name)
+            selected = np.arange(values.shape[0])[part.begin : part.end]
+            return values.take_rows(selected if part.order is None else selected[list(part.order)])
         rows: npt.NDArray[Any] = (values.T if part.is_transposed else values)[part.begin : part.end]
+        if part.order is not None:
+            rows = rows[list(part.order)]
         if part.added is None:
             return rows
         added = self._stored.array(part.added)

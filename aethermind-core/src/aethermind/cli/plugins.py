@@ -34,6 +34,7 @@ _FIELDS = (
     "registered",
     "deprecated",
     "hints",
+    "replaced",
 )
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
@@ -118,6 +119,7 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
             rest = f"in {record.load_ms + record.register_ms:.0f} ms: {names.replace('_', ' ') or 'nothing'}"
             rest += "".join(f"; deprecated: {note}" for note in record.deprecated)
             rest += "".join(f"; hint: {hint}" for hint in record.hints)
+            rest += "".join(f"; {sentence}" for sentence in record.replaced)
         else:
             rest = f"{record.error} {record.advice}".rstrip()
         rows.append((record.name, package, f"plugin API {record.api_version}", record.status, rest))

@@ -22,6 +22,8 @@ class GgufFamily:
         interleaved: GGUF's names of modules whose rows its converter stored for interleaved rotation, with pairs side
             by side; they are read in Hugging Face's order, halves of a head.
         mixture: the architecture of files with experts, where they share the name with dense ones.
+        metadata: further fields of config.json, and those that are stored under other keys than Llama's, by name, with
+            their keys under the architecture: `{"logit_scale": "logit_scale"}`.
         fields: further fields of config.json that are the same for all its models, and not in its files.
     """
 
@@ -30,4 +32,5 @@ class GgufFamily:
     modules: Mapping[str, str] = field(default_factory=dict)
     interleaved: Collection[str] = ()
     mixture: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -96,6 +96,7 @@ class GgufSource:
             "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
             "eos_token_id": end_token_ids(self._file.metadata),
             "attention_bias": "model.layers.0.self_attn.o_proj.bias" in tensors.names,
+            "use_qkv_bias": "model.layers.0.self_attn.q_proj.bias" in tensors.names,
             "is_causal": self._file.metadata.get(f"{self._family_name}.attention.causal", True),
         }
 
@@ -161,15 +162,16 @@ class GgufSource:
     def _sizes(self) -> dict[str, Any]:
         """The values of `_FIELDS` and `_OPTIONAL_FIELDS`, with `head_dim` in every case."""
         found = self._under(f"{self._family_name}.")
-        for key in _FIELDS.values():
+        keys = _FIELDS | _OPTIONAL_FIELDS | self._family.metadata
+        for key in (keys[name] for name in _FIELDS):
             if key not in found:
                 raise ConfigError(
                     f"{self.path} has no {self._family_name}.{key} in its metadata. Convert the model to GGUF again."
                 )
-        sizes = {name: found[key] for name, key in (_FIELDS | _OPTIONAL_FIELDS).items() if key in found}
+        sizes = {name: found[key] for name, key in keys.items() if key in found}
         for name, value in sizes.items():
             if not isinstance(value, int | float):
-                key = f"{self._family_name}.{(_FIELDS | _OPTIONAL_FIELDS)[name]}"
+                key = f"{self._family_name}.{keys[name]}"
                 raise ConfigError(f"{self.path} has a {key} that is not one number; that is not supported.")
         sizes.setdefault("head_dim", sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
         return sizes

@@ -29,6 +29,7 @@ class PluginRecord:
         registered: the names that it registered, by kind, such as `devices`.
         deprecated: sentences about its use of things that a coming version removes.
         hints: messages about things that the plugin defines but nothing uses.
+        replaced: sentences about names of first-party packages that it has taken over.
     """
 
     name: str
@@ -45,6 +46,7 @@ class PluginRecord:
     registered: dict[str, list[str]] = field(default_factory=dict)
     deprecated: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
 
     @classmethod
     def of_request(cls, request: Mapping[str, str]) -> PluginRecord:

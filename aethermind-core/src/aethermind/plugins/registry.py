@@ -63,6 +63,11 @@ class Registry(Generic[T]):
             )
         self._entries[name] = _Entry(target, provider)
 
+    def provider(self, name: str) -> str | None:
+        """The package that has claimed a name, or None."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.provider
+
     def freeze(self) -> None:
         """Refuse registrations from now on."""
         self._is_frozen = True

@@ -14,6 +14,7 @@ from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
 from aethermind.dispatch.registry import unusable_kernels
 from aethermind.errors import InvalidArgumentError
+from aethermind.first_party import FIRST_PARTY
 from aethermind.graph.tensor_parallel.collectives import with_collectives
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
@@ -292,6 +293,8 @@ def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str,
         view = _Registration(registry, record.registered, kind)
         if isinstance(registry, DeviceRegistry) and not record.is_first_party:
             view = _ThirdPartyDevices(registry, record)
+        elif kind in _REPLACEABLE and not record.is_first_party:
+            view = _ThirdPartyFamilies(registry, record, kind)
         list(call_each(manager, [record], hook, registry=view))
     return all(record.error is None for record in working)
 
@@ -323,6 +326,35 @@ class _Registration:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._registry, name)
+
+
+_REPLACEABLE = ("architectures", "input_processors", "gguf_families", "answer_formats")
+"""Kinds of registered names in which a third party's package takes precedence over a first-party one."""
+
+
+class _ThirdPartyFamilies(_Registration):
+    """A registry of model families as a third party's package sees it: it may take over names of first-party packages.
+
+    Otherwise every family that this project adds would break the packages that had it before.
+    """
+
+    def __init__(self, registry: Any, record: PluginRecord, kind: str) -> None:
+        super().__init__(registry, record.registered, kind)
+        self._record = record
+
+    def register(self, *what: Any, **how: Any) -> None:
+        """Register a name; one of a first-party package is replaced, and the plugin's record says so."""
+        name = what[0] if what else how.get("name")
+        owner = self._registry.provider(name)
+        if owner in FIRST_PARTY and how.get("replaces") is None:
+            how["replaces"] = owner
+            sentence = (
+                f"{name} ({self._kind.replace('_', ' ')}) is this package's instead of {owner}'s; to use that one, set "
+                "AETHERMIND_PLUGINS to the other plugins"
+            )
+            if sentence not in self._record.replaced:
+                self._record.replaced.append(sentence)
+        super().register(*what, **how)
 
 
 class _ThirdPartyDevices(_Registration):

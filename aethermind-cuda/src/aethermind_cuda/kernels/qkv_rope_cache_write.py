@@ -38,7 +38,10 @@ class _ProjectedHeads(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache", "k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm", "rope_table", "slot_mapping")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size", "code_type")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size", "code_type")
+        ),
         *((name, ctypes.c_int) for name in ("num_tokens", "q_stride", "kv_stride", "log2_lanes")),
     ]
 

@@ -44,7 +44,17 @@ def _shift_keys_quantized(call: Call) -> Iterator[Launch]:
     k_cache, blocks, num_tokens, table, k_scale = present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
-    arguments = (k_cache, k_scale, blocks, num_tokens, table, *k_cache.shape, table.shape[1], is_interleaved, code_type(k_cache))
+    arguments = (
+        k_cache,
+        k_scale,
+        blocks,
+        num_tokens,
+        table,
+        *k_cache.shape,
+        table.shape[1],
+        is_interleaved,
+        code_type(k_cache),
+    )
     grid = (blocks.size, div_up(num_kv_heads * block_size, ROWS_PER_BLOCK), 1)
     yield Launch("shift_keys_quantized", "shift_keys_quantized", grid, (THREADS, 1, 1), arguments)
 

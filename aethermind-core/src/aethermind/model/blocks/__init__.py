@@ -1,6 +1,6 @@
 """The building blocks of models, as functions that write to a GraphBuilder."""
 
-from aethermind.model.blocks.attention import attention, cached_attention, rope_table
+from aethermind.model.blocks.attention import attention, cached_attention, rope_table, rope_tables
 from aethermind.model.blocks.decoder import FeedForward, decoder
 from aethermind.model.blocks.layers import (
     embedding,
@@ -12,9 +12,12 @@ from aethermind.model.blocks.layers import (
     swiglu_mlp,
 )
 from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
+from aethermind.model.blocks.variant import DecoderVariant, VariantModel, variant_decoder
 
 __all__ = [
+    "DecoderVariant",
     "FeedForward",
+    "VariantModel",
     "attention",
     "cached_attention",
     "decoder",
@@ -27,5 +30,7 @@ __all__ = [
     "mixture_mlps",
     "moe_mlp",
     "rope_table",
+    "rope_tables",
     "swiglu_mlp",
+    "variant_decoder",
 ]

@@ -1,6 +1,6 @@
 """Self-attention over the paged KV cache.
 
-Shapes: T tokens, D hidden_size, H num_attention_heads, K num_key_value_heads, C head_dim.
+Shapes: T tokens, D hidden_size, H num_attention_heads, K num_key_value_heads, C head_dim, R its rotated elements.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
-from aethermind.model.config import DecoderConfig
-from aethermind.model.rope import FREQUENCIES, inverse_frequencies
+from aethermind.model.config import DecoderConfig, frequencies_name
+from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["attention", "cached_attention", "rope_table"]
+__all__ = ["attention", "cached_attention", "rope_table", "rope_tables"]
 
 
 def attention(
     builder: GraphBuilder,
     x_TD: Value,
-    rope_table_TC: Value,
+    rope_table_TR: Value | None,
     inputs: StepInputs,
     config: DecoderConfig,
     layer: int,
@@ -29,12 +29,14 @@ def attention(
     has_qk_norm: bool,
     has_output_bias: bool = False,
     is_qk_norm_whole: bool = False,
+    scale: float | None = None,
 ) -> Value:
     """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
     It writes the step's keys and values to the cache first. Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`,
     `o_proj`; biases and `q_norm`/`k_norm` if the model has them. These norms are of each head (Qwen3), or of all heads
-    of a token at once if `is_qk_norm_whole` (OLMoE).
+    of a token at once if `is_qk_norm_whole` (OLMoE). The table rotates the first R elements of each head; without one
+    keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C).
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -53,8 +55,11 @@ def attention(
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     with builder.scope(prefix):
-        if has_qk_norm and is_qk_norm_whole:
-            q_THC, *cache = _whole_norm_qkv(builder, x_TD, weights, biases, norms, rope_table_TC, inputs, config, layer)
+        if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole):
+            projections = (weights, biases, norms)
+            q_THC, *cache = _separate_qkv(
+                builder, x_TD, *projections, rope_table_TR, inputs, config, layer, is_norm_whole=is_qk_norm_whole
+            )
         else:
             q_THC, *cache = builder.op(
                 for_cache("qkv_rope_cache_write", inputs),
@@ -62,7 +67,7 @@ def attention(
                 *weights,
                 *biases,
                 *norms,
-                rope_table_TC,
+                rope_table_TR,
                 inputs.tables_of(layer).slot_mapping,
                 *map(builder.latest, layer_cache(inputs, layer)),
                 num_heads=heads,
@@ -70,33 +75,41 @@ def attention(
                 eps=config.rms_norm_eps,
             )
         window = config.sliding_windows[layer]
-        mixed_THC = attend(builder, q_THC, cache, inputs, layer, scale=head_dim**-0.5, window=window)
+        scale = head_dim**-0.5 if scale is None else scale
+        mixed_THC = attend(builder, q_THC, cache, inputs, layer, scale=scale, window=window)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD
 
 
-def _whole_norm_qkv(
+def _separate_qkv(
     builder: GraphBuilder,
     x_TD: Value,
     weights: Sequence[Value],
     biases: Sequence[Value | None],
     norms: Sequence[Value | None],
-    rope_table_TC: Value,
+    rope_table_TR: Value | None,
     inputs: StepInputs,
     config: DecoderConfig,
     layer: int,
+    *,
+    is_norm_whole: bool,
 ) -> tuple[Value, ...]:
-    """Project, norm queries and keys over all heads, rotate, and write the cache: queries [T, H, C] and the cache."""
+    """Write queries [T, H, C] and the cache as `qkv_rope_cache_write` does, by smaller operators; for norms over all
+    heads, or without positions.
+    """
     counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    rows = [builder.op("linear", x_TD, *both) for both in zip(weights, biases, strict=True)]
-    q_TQ, k_TQ = (
-        builder.op("rms_norm", row, norm, eps=config.rms_norm_eps) for row, norm in zip(rows, norms, strict=False)
-    )
-    q_THC, k_TKC, v_TKC = (
-        builder.op("split_heads", row, num_heads=count)
-        for row, count in zip((q_TQ, k_TQ, rows[2]), counts, strict=True)
-    )
-    q_THC, k_TKC = (builder.op("rope", one, rope_table_TC) for one in (q_THC, k_TKC))
+    heads = []
+    for weight, bias, norm, count in zip(weights, biases, (*norms, None), counts, strict=True):
+        rows = builder.op("linear", x_TD, weight, bias)
+        if norm is not None and is_norm_whole:
+            rows = builder.op("rms_norm", rows, norm, eps=config.rms_norm_eps)
+        rows = builder.op("split_heads", rows, num_heads=count)
+        if norm is not None and not is_norm_whole:
+            rows = builder.op("rms_norm", rows, norm, eps=config.rms_norm_eps)
+        heads.append(rows)
+    q_THC, k_TKC, v_TKC = heads
+    if rope_table_TR is not None:
+        q_THC, k_TKC = (builder.op("rope", rows, rope_table_TR) for rows in (q_THC, k_TKC))
     stored = map(builder.latest, layer_cache(inputs, layer))
     slots = inputs.tables_of(layer).slot_mapping
     return (q_THC, *builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, slots, *stored))
@@ -155,11 +168,30 @@ def layer_cache(inputs: StepInputs, layer: int) -> tuple[Value, ...]:
 
 
 def rope_table(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int) -> Value:
-    """Write the cosines and sines of the step's positions, float32 [T, C], which all layers' operators `rope` read.
+    """Write the cosines and sines of the step's positions, float32 [T, R], which all layers' operators `rope` read.
 
     The model's configuration scales them for contexts of up to `max_model_len` tokens.
     """
-    inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
-    frequencies = builder.constant(FREQUENCIES, inv_freq)
-    table_TC: Value = builder.op("rope_table", inputs.positions, frequencies, scale=scale)
-    return table_TC
+    return _rope_table(builder, inputs, config, config.rope, max_model_len)
+
+
+def rope_tables(
+    builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int
+) -> tuple[Value | None, ...]:
+    """Write the `rope_table` of each layer, None for layers without positions; layers that agree share a table."""
+    ropes = [config.rope_of(layer) for layer in range(config.num_hidden_layers)]
+    tables = {
+        rope: _rope_table(builder, inputs, config, rope, max_model_len)
+        for rope in dict.fromkeys(ropes)
+        if rope is not None
+    }
+    return tuple(None if rope is None else tables[rope] for rope in ropes)
+
+
+def _rope_table(
+    builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, rope: RopeConfig, max_model_len: int
+) -> Value:
+    inv_freq, scale = inverse_frequencies(rope, max_model_len)
+    frequencies = builder.constant(frequencies_name(config, rope), inv_freq)
+    table_TR: Value = builder.op("rope_table", inputs.positions, frequencies, scale=scale)
+    return table_TR

@@ -43,10 +43,14 @@ def linear(builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_wid
     return out_TN
 
 
-def layer_norm(builder: GraphBuilder, x_TD: Value, name: str, width: int, eps: float) -> Value:
-    """Mean zero and variance one for each token (Ba et al. 2016), then `{name}.weight` and `{name}.bias`."""
+def layer_norm(
+    builder: GraphBuilder, x_TD: Value, name: str, width: int, eps: float, *, has_bias: bool = True
+) -> Value:
+    """Mean zero and variance one for each token (Ba et al. 2016), then `{name}.weight` and, if there is one,
+    `{name}.bias`.
+    """
     weight_D = builder.parameter(f"{name}.weight", (width,))
-    bias_D = builder.parameter(f"{name}.bias", (width,))
+    bias_D = builder.parameter(f"{name}.bias", (width,)) if has_bias else None
     out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=eps)
     return out_TD
 
@@ -59,19 +63,24 @@ def gelu_mlp(
     inner_width: int,
     *,
     is_approximate: bool,
+    has_bias: bool = True,
 ) -> Value:
     """down(gelu(up(x))), [T, D], with the inner width I; `names` are those of the two projections.
 
     `is_approximate` chooses gelu's tanh form (Hendrycks and Gimpel 2016).
     """
     inner, outer = names
+    biases = [
+        builder.parameter(f"{name}.bias", (rows,)) if has_bias else None
+        for name, rows in ((inner, inner_width), (outer, width))
+    ]
     out_TD: Value = builder.op(
         "ffn_gelu",
         x_TD,
         builder.parameter(f"{inner}.weight", (inner_width, width)),
-        builder.parameter(f"{inner}.bias", (inner_width,)),
+        biases[0],
         builder.parameter(f"{outer}.weight", (width, inner_width)),
-        builder.parameter(f"{outer}.bias", (width,)),
+        biases[1],
         approximate=is_approximate,
     )
     return out_TD

@@ -141,8 +141,8 @@ ROPE = Operator(
         "rope(x: F[T, H, C], table: f32[T, R]; interleaved: bool = False) -> (out: F[T, H, C] ~ x)"
     ),
     summary=(
-        "Rotates the pairs (i, i + R/2), or (2i, 2i + 1) when interleaved, of the first R <= C elements of a head by the "
-        "table's angles [cos | sin]; the rest is copied (partial rotary embedding, as in GPT-NeoX)."
+        "Rotates the pairs (i, i + R/2), or (2i, 2i + 1) when interleaved, of the first R <= C elements of a head by "
+        "the table's angles [cos | sin]; the rest is copied (partial rotary embedding, as in GPT-NeoX)."
     ),
     reference=_rope_reference,
     samples=_rope_samples,

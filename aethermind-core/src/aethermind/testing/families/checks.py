@@ -192,13 +192,14 @@ def gguf_names(bench: Bench, general_architecture: str) -> None:
     compiled = _plan(bench)
     (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
     names = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
-    weights = compiled.source.weights()
-    if isinstance(compiled.model, AdaptsWeights):
+    weights, modules = compiled.source.weights(), bench.runtime.gguf_families.get(general_architecture).modules
+    if isinstance(compiled.model, AdaptsWeights) and not modules:
         weights = compiled.model.adapt(weights)
     for stored in weights.names:
         converted = names.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert converted is not None, f"the gguf library knows no tensor {stored} in {general_architecture}"
-        assert hf_name(converted) == stored, f"{converted} is read as {hf_name(converted)}, not as {stored}"
+        read = hf_name(converted, modules)
+        assert read == stored, f"{converted} is read as {read}, not as {stored}"
 
 
 _OF_DECODERS: tuple[Check, ...] = (

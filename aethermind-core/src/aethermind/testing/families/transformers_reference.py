@@ -59,8 +59,9 @@ def pretrained(
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         rotary = model.model.rotary_emb
-        rotary.inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=context)
+        rotary.inv_freq, _ = ROPE_INIT_FUNCTIONS[rotary.rope_type](model.config, "cpu", seq_len=context)
         rotary.max_seq_len_cached = rotary.original_max_seq_len = context
+        rotary.original_inv_freq = rotary.long_inv_freq = rotary.inv_freq.clone()
     return model
 
 

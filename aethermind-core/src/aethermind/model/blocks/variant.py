@@ -1,0 +1,167 @@
+"""Decoders that differ from Llama's in the place and kind of their norms, in their residual sums, or by factors.
+
+Shapes: T tokens, R rows of logits, D hidden_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.ir import Value
+from aethermind.model.blocks.attention import attention, rope_tables
+from aethermind.model.blocks.decoder import FeedForward
+from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, swiglu_mlp
+from aethermind.model.config import DecoderConfig
+from aethermind.model.step_inputs import StepInputs
+
+__all__ = ["DecoderVariant", "VariantModel", "variant_decoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderVariant:
+    """What a family's layers do; the defaults are Llama's.
+
+    Attributes:
+        before_attention, before_mlp: the names of the norms of a block's input; None: it is not normed (OLMo 2).
+        after_attention, after_mlp: the names of the norms of a block's output; None: it is not normed.
+        has_layer_norm: whether norms are LayerNorms instead of RMSNorms, with `rms_norm_eps` as their epsilon.
+        has_norm_bias: whether LayerNorms have biases.
+        is_parallel: whether attention and the feed-forward network read the same normed input, and both outputs are
+            added to the residual (GPT-J, Cohere).
+        has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole: see `blocks.attention`.
+        attention_scale: the factor of attention scores; None for 1 / sqrt(head_dim).
+        embedding_factor, residual_factor, logits_factor: what embeddings, the output of every block, and logits are
+            multiplied by.
+        mlp: writes the feed-forward networks; None for `swiglu_mlp`.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    has_layer_norm: bool = False
+    has_norm_bias: bool = False
+    is_parallel: bool = False
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_qk_norm: bool = False
+    is_qk_norm_whole: bool = False
+    attention_scale: float | None = None
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    logits_factor: float = 1.0
+    mlp: FeedForward | None = None
+
+
+def variant_decoder(
+    builder: GraphBuilder,
+    inputs: StepInputs,
+    config: DecoderConfig,
+    max_model_len: int,
+    variant: DecoderVariant,
+    prefix: str = "model",
+) -> Value:
+    """Write a decoder with Hugging Face's weight names and return its logits, float32 [R, vocab_size].
+
+    Layers have the rotary embeddings and windows of the configuration. The final norm is `{prefix}.norm`.
+    """
+    tables = rope_tables(builder, inputs, config, max_model_len)
+    embedding_name = f"{prefix}.embed_tokens.weight"
+    norms = _Norms(builder, config, variant)
+    residual_TD = _scaled(builder, embedding(builder, inputs, config, embedding_name), variant.embedding_factor)
+    x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
+    for layer in range(config.num_hidden_layers):
+        base = f"{prefix}.layers.{layer}"
+        mixed_TD = attention(
+            builder,
+            x_TD,
+            tables[layer],
+            inputs,
+            config,
+            layer,
+            f"{base}.self_attn",
+            has_qkv_bias=variant.has_qkv_bias,
+            has_qk_norm=variant.has_qk_norm,
+            has_output_bias=variant.has_output_bias,
+            is_qk_norm_whole=variant.is_qk_norm_whole,
+            scale=variant.attention_scale,
+        )
+        is_last = layer == config.num_hidden_layers - 1
+        if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
+            x_TD, residual_TD, mixed_TD = (
+                builder.op("gather_rows", value, inputs.logits_rows) for value in (x_TD, residual_TD, mixed_TD)
+            )
+        mixed_TD = norms.normed(mixed_TD, _named(base, variant.after_attention))
+        if variant.is_parallel:
+            fed_TD = builder.op("add", mixed_TD, _mlp(builder, x_TD, config, layer, base, variant))
+        else:
+            name = _named(base, variant.before_mlp)
+            x_TD, residual_TD = norms.added_and_normed(mixed_TD, residual_TD, name)
+            fed_TD = norms.normed(_mlp(builder, x_TD, config, layer, base, variant), _named(base, variant.after_mlp))
+        following = f"{prefix}.norm" if is_last else _named(f"{prefix}.layers.{layer + 1}", variant.before_attention)
+        x_TD, residual_TD = norms.added_and_normed(fed_TD, residual_TD, following)
+    head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
+    return _scaled(builder, lm_head(builder, x_TD, config, head_name), variant.logits_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantModel:
+    """A model that is a `variant_decoder` of one configuration; implements `CausalLM`."""
+
+    config: DecoderConfig
+    variant: DecoderVariant = DecoderVariant()
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Build the logits, float32 [R, vocab_size]."""
+        return variant_decoder(builder, inputs, self.config, max_model_len, self.variant)
+
+
+def _named(base: str, norm: str | None) -> str | None:
+    return None if norm is None else f"{base}.{norm}"
+
+
+def _mlp(
+    builder: GraphBuilder, x_TD: Value, config: DecoderConfig, layer: int, base: str, variant: DecoderVariant
+) -> Value:
+    if variant.mlp is not None:
+        return variant.mlp(builder, x_TD, layer)
+    return swiglu_mlp(builder, x_TD, config, f"{base}.mlp")
+
+
+def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
+    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """Writes the norms of one decoder; a norm without a name is none."""
+
+    builder: GraphBuilder
+    config: DecoderConfig
+    variant: DecoderVariant
+
+    def normed(self, x_TD: Value, name: str | None) -> Value:
+        """Norm x by the weights of that name, [T, D]."""
+        if name is None:
+            return x_TD
+        width, eps = self.config.hidden_size, self.config.rms_norm_eps
+        with self.builder.scope(name):
+            if self.variant.has_layer_norm:
+                return layer_norm(self.builder, x_TD, name, width, eps, has_bias=self.variant.has_norm_bias)
+            weight_D = self.builder.parameter(f"{name}.weight", (width,))
+            out_TD: Value = self.builder.op("rms_norm", x_TD, weight_D, eps=eps)
+        return out_TD
+
+    def added_and_normed(self, x_TD: Value, residual_TD: Value, name: str | None) -> tuple[Value, Value]:
+        """Add a block's output, times its factor, to the residual: the norm of the sum, and the sum, [T, D] both."""
+        x_TD = _scaled(self.builder, x_TD, self.variant.residual_factor)
+        if name is None or self.variant.has_layer_norm:
+            total_TD: Value = self.builder.op("add", x_TD, residual_TD)
+            return self.normed(total_TD, name), total_TD
+        weight_D = self.builder.parameter(f"{name}.weight", (self.config.hidden_size,))
+        with self.builder.scope(name):
+            out_TD, total_TD = self.builder.op(
+                "add_rms_norm", x_TD, residual_TD, weight_D, eps=self.config.rms_norm_eps
+            )
+        return out_TD, total_TD

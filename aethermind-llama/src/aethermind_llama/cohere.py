@@ -1,0 +1,110 @@
+"""Command R, Aya and Command R7B as graphs: attention and feed-forward network read the same LayerNorm without bias.
+
+Rotation is interleaved and logits have a factor. Command R7B (Cohere 2025, arXiv:2504.00698) has windows in three of
+four layers; the others have no positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, interleaved_heads
+from aethermind.errors import ConfigError
+from aethermind.model import DecoderConfig, read_decoder_config
+from aethermind.model.blocks import DecoderVariant, VariantModel
+from aethermind.model.known_fields import FieldTable, refused, used
+
+__all__ = ["COHERE", "COHERE2"]
+
+_DEFAULTS: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+_COMMON = {
+    **used("is the epsilon of norms", "layer_norm_eps"),
+    **used("is a factor of logits", "logit_scale"),
+    **used("says whether projections of attention have biases", "attention_bias"),
+}
+_COHERE_FIELDS: FieldTable = {
+    **_COMMON,
+    **refused("norms of single heads (Command R+) are not computed; take another model", use_qk_norm=False),
+}
+_COHERE2_FIELDS: FieldTable = {
+    **_COMMON,
+    **used("is the distance of layers that attend to all tokens", "sliding_window_pattern"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cohere(VariantModel):
+    """A Command R model."""
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Put queries and keys in the order of half-split rotation."""
+        config = self.config
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        return AdaptedTensors(stored, interleaved_heads(stored.names, heads, config.head_dim))
+
+
+class CohereArchitecture:
+    """`CohereForCausalLM`: Command R, Aya 23 and Aya Expanse 8B."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _COHERE_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> Cohere:
+        """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        if raw.get("use_qk_norm"):
+            raise ConfigError("use_qk_norm is true in config.json; this package computes no norms of single heads.")
+        return _model(raw, _config(raw))
+
+
+class Cohere2Architecture:
+    """`Cohere2ForCausalLM`: Command R7B and Command A."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _COHERE2_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> Cohere:
+        """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        fields: dict[str, Any] = {"sliding_window": 4096, **raw}
+        if fields.get("layer_types") is None:
+            period = fields.get("sliding_window_pattern") or 4
+            if isinstance(period, bool) or not isinstance(period, int):
+                raise ConfigError(f"sliding_window_pattern in config.json should be an integer, got {period!r}.")
+            layers = range(fields.get("num_hidden_layers", 0))
+            fields["layer_types"] = [
+                "full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in layers
+            ]
+        config = _config(fields)
+        ropes = tuple(config.rope if window else None for window in config.sliding_windows)
+        return _model(raw, replace(config, layer_ropes=ropes))
+
+
+def _config(raw: Mapping[str, Any]) -> DecoderConfig:
+    eps = {} if raw.get("layer_norm_eps") is None else {"rms_norm_eps": raw["layer_norm_eps"]}
+    return read_decoder_config({**raw, **eps}, defaults=_DEFAULTS)
+
+
+def _model(raw: Mapping[str, Any], config: DecoderConfig) -> Cohere:
+    factor = raw.get("logit_scale")
+    factor = 0.0625 if factor is None else factor
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        raise ConfigError(f"logit_scale in config.json should be a positive number, got {factor!r}.")
+    has_bias = bool(raw.get("attention_bias", False))
+    variant = DecoderVariant(
+        has_layer_norm=True,
+        is_parallel=True,
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+        logits_factor=float(factor),
+    )
+    return Cohere(config, variant)
+
+
+COHERE = CohereArchitecture()
+COHERE2 = Cohere2Architecture()

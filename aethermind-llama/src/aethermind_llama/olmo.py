@@ -1,0 +1,98 @@
+"""OLMo 2 and OLMo 3 as graphs: norms of blocks' outputs instead of their inputs, and QK norm over all heads.
+
+OLMo 2 (OLMo team 2025, arXiv:2501.00656). OLMo 3 (OLMo team 2025, arXiv:2512.13961) has windows in three of four
+layers, and scales the rotary embedding of the other layers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aethermind.errors import ConfigError
+from aethermind.model import DecoderConfig, read_decoder_config
+from aethermind.model.blocks import DecoderVariant, VariantModel
+from aethermind.model.known_fields import FieldTable, refused, used
+
+__all__ = ["OLMO2", "OLMO3"]
+
+_DEFAULTS: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+_BIAS = used("says whether projections of attention have biases", "attention_bias")
+_OLMO2_FIELDS: FieldTable = {
+    **_BIAS,
+    **refused("OLMo 2 has no windows; OLMo 3's architecture computes them", sliding_window=None),
+}
+_OLMO3_FIELDS: FieldTable = _BIAS
+
+_SPELLINGS = ("rope_parameters", "rope_scaling")
+_PERIOD = 4
+"""One of this many layers of OLMo 3 attends to all tokens, the last of them."""
+
+
+class Olmo2Architecture:
+    """`Olmo2ForCausalLM`."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _OLMO2_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
+        """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        if raw.get("sliding_window") is not None:
+            raise ConfigError(
+                f"sliding_window is {raw['sliding_window']!r} in config.json (attention.sliding_window of a .gguf file)"
+                "; OLMo 2 has no windows. Take OLMo 3 in Hugging Face's layout, as Olmo3ForCausalLM."
+            )
+        return _model(raw, read_decoder_config(raw, defaults=_DEFAULTS))
+
+
+class Olmo3Architecture:
+    """`Olmo3ForCausalLM`."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _OLMO3_FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
+        """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        fields: dict[str, Any] = {"sliding_window": 4096, **raw}
+        if fields.get("layer_types") is None:
+            layers = range(fields.get("num_hidden_layers", 0))
+            fields["layer_types"] = [
+                "full_attention" if (layer + 1) % _PERIOD == 0 else "sliding_attention" for layer in layers
+            ]
+        config = read_decoder_config({**fields, **_rope_of(raw, "full_attention")}, defaults=_DEFAULTS)
+        windowed = read_decoder_config({**fields, **_rope_of(raw, "sliding_attention")}, defaults=_DEFAULTS)
+        ropes = tuple(windowed.rope if window else config.rope for window in config.sliding_windows)
+        return _model(raw, replace(config, layer_ropes=ropes))
+
+
+def _rope_of(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
+    """The fields of the rotary embedding of layers of one type; `rope_scaling` is for layers that see all tokens."""
+    nested = raw.get("rope_parameters")
+    if isinstance(nested, Mapping) and layer_type in nested:
+        return {"rope_parameters": nested[layer_type], "rope_scaling": None}
+    return {} if layer_type == "full_attention" else dict.fromkeys(_SPELLINGS)
+
+
+def _model(raw: Mapping[str, Any], config: DecoderConfig) -> VariantModel:
+    has_bias = bool(raw.get("attention_bias", False))
+    variant = DecoderVariant(
+        before_attention=None,
+        after_attention="post_attention_layernorm",
+        before_mlp=None,
+        after_mlp="post_feedforward_layernorm",
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+        has_qk_norm=True,
+        is_qk_norm_whole=True,
+    )
+    return VariantModel(config, variant)
+
+
+OLMO2 = Olmo2Architecture()
+OLMO3 = Olmo3Architecture()

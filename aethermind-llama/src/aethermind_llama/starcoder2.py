@@ -1,0 +1,66 @@
+"""StarCoder2 as a graph: Llama's attention with GPT-2's norms and feed-forward network (Lozhkov et al. 2024,
+arXiv:2402.19173).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import read_decoder_config
+from aethermind.model.blocks import DecoderVariant, FeedForward, VariantModel, gelu_mlp
+from aethermind.model.known_fields import FieldTable, used
+
+__all__ = ["STARCODER2"]
+
+_DEFAULTS: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+_FIELDS: FieldTable = {
+    **used("is the epsilon of norms", "norm_epsilon"),
+    **used("says whether projections have biases", "use_bias"),
+}
+
+
+class Starcoder2Architecture:
+    """`Starcoder2ForCausalLM`. A sliding window applies to all layers."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
+        """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        fields = {"hidden_act": "gelu_pytorch_tanh", **raw}
+        if raw.get("norm_epsilon") is not None:
+            fields["rms_norm_eps"] = raw["norm_epsilon"]
+        if raw.get("sliding_window") is not None and raw.get("layer_types") is None:
+            fields |= {"use_sliding_window": True, "max_window_layers": 0}
+        config = read_decoder_config(fields, defaults=_DEFAULTS, activations=("gelu_pytorch_tanh",))
+        has_bias = raw.get("use_bias") is not False
+        variant = DecoderVariant(
+            has_layer_norm=True,
+            has_norm_bias=True,
+            has_qkv_bias=has_bias,
+            has_output_bias=has_bias,
+            mlp=_mlp(config.hidden_size, config.intermediate_size, has_bias),
+        )
+        return VariantModel(config, variant)
+
+
+def _mlp(hidden_size: int, intermediate_size: int, has_bias: bool) -> FeedForward:
+    def write(builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        base = f"model.layers.{layer}.mlp"
+        names = (f"{base}.c_fc", f"{base}.c_proj")
+        with builder.scope(base):
+            return gelu_mlp(
+                builder, x_TD, names, hidden_size, intermediate_size, is_approximate=True, has_bias=has_bias
+            )
+
+    return write
+
+
+STARCODER2 = Starcoder2Architecture()
