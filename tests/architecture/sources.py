@@ -17,6 +17,8 @@ PACKAGES = (
     "aethermind_cann",
     "aethermind_qwen2",
     "aethermind_llama",
+    "aethermind_glm",
+    "aethermind_phi",
     "aethermind_gpt2",
     "aethermind_bert",
     "aethermind_sim",

@@ -10,7 +10,14 @@ from tests.composition.environments import Environment, Environments
 
 from aethermind import __version__
 
-FAMILIES = {"aethermind-qwen2", "aethermind-llama", "aethermind-gpt2", "aethermind-bert"}
+FAMILIES = {
+    "aethermind-qwen2",
+    "aethermind-llama",
+    "aethermind-glm",
+    "aethermind-phi",
+    "aethermind-gpt2",
+    "aethermind-bert",
+}
 BASE = {"aethermind", "aethermind-core", "aethermind-cpu", *FAMILIES}
 SERVER = {"fastapi", "httptools", "httpx", "msgpack", "prometheus-client", "uvicorn"}
 HEAVY = {"torch", "transformers", "ray", "scipy"}

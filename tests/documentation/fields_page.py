@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aethermind_bert.architecture
+import aethermind_glm.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
 import aethermind_llama.ernie
@@ -14,6 +15,7 @@ import aethermind_llama.olmo
 import aethermind_llama.smollm3
 import aethermind_llama.stablelm
 import aethermind_llama.starcoder2
+import aethermind_phi.architecture
 import aethermind_qwen2.architecture
 import aethermind_qwen2.mixture
 from aethermind.model.known_fields import (
@@ -53,6 +55,8 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of ERNIE 4.5": aethermind_llama.ernie.ERNIE4_5.known_fields,
     "config.json of StableLM": aethermind_llama.stablelm.STABLELM.known_fields,
     "config.json of StarCoder2": aethermind_llama.starcoder2.STARCODER2.known_fields,
+    "config.json of Phi-3 and Phi-4": aethermind_phi.architecture.PHI3.known_fields,
+    "config.json of GLM-4": aethermind_glm.architecture.GLM4.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from tests.architecture.sources import ROOT
-from tests.examples.example_packages import EXAMPLES, build_wheels, environment
+from tests.examples.example_packages import EXAMPLES, Environment, build_wheels, environment
 
 from aethermind.plugins.hookspecs import HookSpecs
 
@@ -22,10 +23,16 @@ MAX_LINES = 150
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ElementTree.Element]]:
-    """What became of the tests of each example, all of them run in one environment."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment in which all examples are installed."""
     folder = tmp_path_factory.mktemp("examples")
-    installed = environment(folder / "environment", build_wheels(EXAMPLES, folder))
+    return environment(folder / "environment", build_wheels(EXAMPLES, folder))
+
+
+@pytest.fixture(scope="module")
+def results(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ElementTree.Element]]:
+    """What became of the tests of each example, all of them run in one environment."""
+    folder = tmp_path_factory.mktemp("results")
     report = folder / "report.xml"
     (nothing := folder / "pytest.ini").touch()
     options = ("-c", nothing, "--import-mode=importlib", "-p", "no:cacheprovider", "--junitxml", report)
@@ -44,6 +51,18 @@ def test_its_own_tests_pass(results: dict[str, list[ElementTree.Element]], name:
     bad = [text for case in cases for outcome in case if (text := outcome.text or str(outcome.attrib))]
     assert cases
     assert not bad, "\n\n".join(bad)
+
+
+def test_a_family_that_a_first_party_package_has_too_is_the_example_s(installed: Environment) -> None:
+    listed = json.loads(installed.run("-m", "aethermind", "plugins", "list", "--json").stdout)
+    (olmo2,) = [record for record in listed["plugins"] if record["name"] == "olmo2"]
+    assert olmo2["status"] == "loaded"
+    assert [sentence.split(" is this package")[0] for sentence in olmo2["replaced"]] == [
+        "Olmo2ForCausalLM (architectures)",
+        "olmo2 (gguf families)",
+        "Olmo2ForCausalLM (answer formats)",
+    ]
+    assert "aethermind-llama's; to use that one, set AETHERMIND_PLUGINS" in olmo2["replaced"][0]
 
 
 # What they import

@@ -33,6 +33,10 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
     "aethermind-cann": {"device": ("cann",)},
     "aethermind-cpu": {"device": ("cpu",)},
     "aethermind-cuda": {"device": ("cuda",)},
+    "aethermind-glm": {
+        "architecture": ("Glm4ForCausalLM", "Glm4Model", "GlmForCausalLM", "GlmModel", "glm", "glm4"),
+        "gguf": ("glm4",),
+    },
     "aethermind-gpt2": {"architecture": ("GPT2LMHeadModel", "GPT2Model", "gpt2")},
     "aethermind-llama": {
         "architecture": (
@@ -69,6 +73,7 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
         ),
         "gguf": ("ernie4_5", "llama", "olmo2", "olmoe", "smollm3", "stablelm", "starcoder2"),
     },
+    "aethermind-phi": {"architecture": ("Phi3ForCausalLM", "Phi3Model", "phi3"), "gguf": ("phi3",)},
     "aethermind-qwen2": {
         "architecture": (
             "Qwen2ForCausalLM",

@@ -24,7 +24,7 @@ from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["GgufParts", "GgufTensors", "ROPE_FACTORS", "hf_name"]
+__all__ = ["GgufParts", "GgufTensors", "LONGROPE_FACTORS", "ROPE_FACTORS", "hf_name"]
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _PART_COUNT, _PART_NUMBER = "split.count", "split.no"
@@ -106,8 +106,12 @@ class GgufParts:
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each rotary frequency, float32 [head_dim / 2]: configuration that is stored as a tensor."""
 
+LONGROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""The divisors of LongRoPE, for the original context and beyond it."""
+
 _SHARED_GATE = "mlp.shared_expert_gate"
 """A matrix of one row, which the converter stores as a vector."""
+_CONFIGURATION = frozenset({ROPE_FACTORS, *LONGROPE_FACTORS.values()})
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -168,7 +172,7 @@ class GgufTensors:
         CheckpointError if a tensor of the file has an unsupported type.
         """
         self._file = file
-        self._originals = {hf_name(name, modules): name for name in file.names if name != ROPE_FACTORS}
+        self._originals = {hf_name(name, modules): name for name in file.names if name not in _CONFIGURATION}
         self._interleaved, self._head_dim = interleaved, head_dim
         for name in file.names:
             file.info(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aethermind.checkpoint.gguf import GgufStrings
-from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufParts, GgufTensors
+from aethermind.checkpoint.gguf_tensors import LONGROPE_FACTORS, ROPE_FACTORS, GgufParts, GgufTensors
 from aethermind.errors import ConfigError
 from aethermind.text.gguf_tokenizer import CONTROL
 
@@ -197,6 +197,8 @@ class GgufSource:
         prefix = f"{self._family_name}.rope.scaling."
         given = self._under(prefix)
         given.pop("finetuned", None)
+        if set(LONGROPE_FACTORS.values()) <= set(self._file.names):
+            return self._longrope(given)
         for key in _NEUTRAL_AT_ONE:
             if given.get(key) == 1.0:
                 del given[key]
@@ -216,6 +218,16 @@ class GgufSource:
             if key not in _ROPE_SCALING:
                 raise ConfigError(f"{self.path} has {prefix}{key} in its metadata, which is not supported.")
         return {"rope_scaling": {_ROPE_SCALING[key]: value for key, value in given.items()}}
+
+    def _longrope(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """LongRoPE, whose factors are tensors."""
+        factors = {
+            field: np.asarray(self._file.array(name)).ravel().tolist() for field, name in LONGROPE_FACTORS.items()
+        }
+        return {
+            "rope_scaling": {"rope_type": "longrope", **factors, "attention_factor": given.get("attn_factor")},
+            "original_max_position_embeddings": given.get("original_context_length"),
+        }
 
     def _under(self, prefix: str) -> dict[str, Any]:
         """The metadata with this prefix, by the rest of their keys."""

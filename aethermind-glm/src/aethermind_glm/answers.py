@@ -1,0 +1,10 @@
+"""Formats of answers of GLM's chat models."""
+
+from __future__ import annotations
+
+from aethermind.text import AnswerFormat
+
+__all__ = ["GLM4"]
+
+GLM4 = AnswerFormat(reasoning=("<think>", "</think>"))
+"""GLM-Z1 writes its reasoning between these tags."""

@@ -1,0 +1,1 @@
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini for AetherMind."""
