@@ -9,7 +9,9 @@ import aethermind_bert.architecture
 import aethermind_glm.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
+import aethermind_llama.cohere
 import aethermind_llama.ernie
+import aethermind_llama.granite
 import aethermind_llama.mixture
 import aethermind_llama.olmo
 import aethermind_llama.smollm3
@@ -50,6 +52,9 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of Mixtral": aethermind_llama.mixture.MIXTRAL.known_fields,
     "config.json of OLMoE": aethermind_llama.mixture.OLMOE.known_fields,
     "config.json of SmolLM3": aethermind_llama.smollm3.SMOLLM3.known_fields,
+    "config.json of Granite": aethermind_llama.granite.GRANITE.known_fields,
+    "config.json of Command R": aethermind_llama.cohere.COHERE.known_fields,
+    "config.json of Command R7B": aethermind_llama.cohere.COHERE2.known_fields,
     "config.json of OLMo 2": aethermind_llama.olmo.OLMO2.known_fields,
     "config.json of OLMo 3": aethermind_llama.olmo.OLMO3.known_fields,
     "config.json of ERNIE 4.5": aethermind_llama.ernie.ERNIE4_5.known_fields,

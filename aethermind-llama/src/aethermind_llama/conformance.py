@@ -19,6 +19,13 @@ def _without_layer_types(config: dict[str, Any]) -> dict[str, Any]:
 
 
 _TIED = {"tie_word_embeddings": True, "num_key_value_heads": 4}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 8.0,
+}
+
 _unpadded = partial(variations, base={**SMALL, "pad_token_id": None})
 """Some configurations of transformers have a padding token beyond a small vocabulary."""
 
@@ -101,4 +108,19 @@ CASES = (
     *_unpadded(
         "Starcoder2ForCausalLM", {"starcoder2": {}, "starcoder2_plain": {"use_bias": False, "sliding_window": 7}}
     ),
+    *_unpadded(
+        "GraniteForCausalLM",
+        {
+            "granite": _GRANITE,
+            "granite_bias_tied": {**_GRANITE, "attention_bias": True, **_TIED},
+        },
+    ),
+    *_unpadded(
+        "CohereForCausalLM",
+        {
+            "cohere": {"tie_word_embeddings": True, "logit_scale": 2.0},
+            "cohere_bias": {"attention_bias": True, "logit_scale": 0.5, **_TIED},
+        },
+    ),
+    *_unpadded("Cohere2ForCausalLM", {"cohere2": {"num_hidden_layers": 4, "sliding_window": 7, **_TIED}}),
 )

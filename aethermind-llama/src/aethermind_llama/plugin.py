@@ -12,6 +12,9 @@ _CASES = "aethermind_llama.conformance:CASES"
 
 _FURTHER = (
     ("SmolLM3ForCausalLM", "smollm3:SMOLLM3", "SmolLM3Model", "smollm3"),
+    ("GraniteForCausalLM", "granite:GRANITE", "GraniteModel", "granite"),
+    ("CohereForCausalLM", "cohere:COHERE", "CohereModel", "cohere"),
+    ("Cohere2ForCausalLM", "cohere:COHERE2", "Cohere2Model", "cohere2"),
     ("Olmo2ForCausalLM", "olmo:OLMO2", "Olmo2Model", "olmo2"),
     ("Olmo3ForCausalLM", "olmo:OLMO3", "Olmo3Model", "olmo3"),
     ("Ernie4_5ForCausalLM", "ernie:ERNIE4_5", "Ernie4_5Model", "ernie4_5"),
@@ -46,5 +49,6 @@ def register_answer_formats(registry: Any) -> None:
 def register_gguf_families(registry: Any) -> None:
     registry.register("llama", "aethermind_llama.gguf:LLAMA", provider=_PROVIDER)
     registry.register("olmoe", "aethermind_llama.gguf:OLMOE", provider=_PROVIDER)
-    for name in ("ernie4_5", "olmo2", "smollm3", "stablelm", "starcoder2"):
+    registry.register("command-r", "aethermind_llama.gguf:COHERE", provider=_PROVIDER)
+    for name in ("ernie4_5", "granite", "olmo2", "smollm3", "stablelm", "starcoder2"):
         registry.register(name, f"aethermind_llama.gguf:{name.upper()}", provider=_PROVIDER)

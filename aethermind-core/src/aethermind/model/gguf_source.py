@@ -162,7 +162,7 @@ class GgufSource:
     def _sizes(self) -> dict[str, Any]:
         """The values of `_FIELDS` and `_OPTIONAL_FIELDS`, with `head_dim` in every case."""
         found = self._under(f"{self._family_name}.")
-        keys = _FIELDS | _OPTIONAL_FIELDS | self._family.metadata
+        keys = {**_FIELDS, **_OPTIONAL_FIELDS, **self._family.metadata}
         for key in (keys[name] for name in _FIELDS):
             if key not in found:
                 raise ConfigError(
