@@ -12,7 +12,7 @@ from typing import Any
 
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, windowed_layout
 from aethermind.model.blocks import decoder
 from aethermind.model.known_fields import FieldTable, ignored, used
 
@@ -43,6 +43,10 @@ class Phi3:
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
         return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=False, has_qk_norm=False)
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens, or of those in a layer's window."""
+        return windowed_layout(self.config)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Slice the projections of attention and of the feed-forward networks out of the two stored matrices."""

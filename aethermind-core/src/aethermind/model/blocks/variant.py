@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aethermind.cache.layers import LayerCache
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
+from aethermind.model.architecture import windowed_layout
 from aethermind.model.blocks.attention import attention, rope_tables
 from aethermind.model.blocks.decoder import FeedForward
 from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, swiglu_mlp
@@ -115,6 +117,10 @@ class VariantModel:
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
         return variant_decoder(builder, inputs, self.config, max_model_len, self.variant)
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens, or of those in a layer's window."""
+        return windowed_layout(self.config)
 
 
 def _named(base: str, norm: str | None) -> str | None:
