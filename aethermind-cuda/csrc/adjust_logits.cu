@@ -1,6 +1,6 @@
 // Logits processors over float32 logits [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed
 // tokens (CSR: cu_tokens[rows + 1]), mask_tokens at tokens whose bit is 0. A block processes a contiguous range of one
-// row and the listed tokens within it; out may alias logits. Rows are blockIdx.x, the only grid dimension beyond
+// row and the listed tokens within it; out may alias logits. Rows are on blockIdx.x: other grid dimensions are at most
 // 65,535.
 
 #include "common/dependent_launch.cuh"
@@ -55,7 +55,7 @@ extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float
                                                          const int* cu_tokens, int size) {
   aether::begin_kernel();
   aether::adjust_listed_tokens(out, logits, tokens, cu_tokens, size,
-                               [&](float, int, int) { return aether::Max::kNeutral; });
+                               [&](float, int, int) { return aether::Max::kNeutral; });  // -inf
 }
 
 extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size,
@@ -66,6 +66,6 @@ extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* lo
   const int end = min(begin + aether::kLogitsPerBlock, size);
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
     const bool is_allowed = mask[row * num_words + i / 32] >> (i % 32) & 1;
-    out[row * size + i] = is_allowed ? logits[row * size + i] : aether::Max::kNeutral;
+    out[row * size + i] = is_allowed ? logits[row * size + i] : aether::Max::kNeutral;  // -inf
   }
 }

@@ -1,16 +1,16 @@
 // Dequantises rows of a packed weight [N, K] to a row-major matrix of float32, float16 or bfloat16, the operand of a
 // dense GEMM by cuBLASLt.
 //
-// A warp processes 16 outputs by 128 inputs: it loads quantised weights as the projections do, 16 bytes per thread, and
-// stores 64-byte pieces of eight rows at a time. It is memory-bound: a block holds one group per warp, so that enough
-// blocks are resident to hide latency.
+// A warp processes 16 outputs by 128 inputs: it loads quantised weights like the projection kernels, 16 bytes per
+// thread, and stores 64 bytes of each of eight rows at a time. It is memory-bound: a warp has only one group (these
+// 128 inputs), so that enough blocks are resident to hide latency.
 
 #include "common/dependent_launch.cuh"
 #include "common/quantized_weight.cuh"
 
 namespace aether {
 
-// scale · (code - zero) + offset in float32, rounded once to T.
+// scale · code + offset in float32, rounded once to T; zero points are already subtracted from the codes.
 template <class T>
 __device__ __forceinline__ Frag8<T> scaled(const Frag8<T>& codes, float scale, float offset) {
   Frag8<T> result;
@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_frag8(T* row, int k, int size, bool is_ali
   }
 }
 
-// Writes the rows from first_tile · 16 on to out [num_rows, num_inputs]. Grid: warps for all groups, tiles.
+// Writes the rows from first_tile · 16 on to out [num_rows, num_inputs]. Grid x: one warp per group; y: tiles.
 template <class T, int kBits>
 __device__ __forceinline__ void dequantize(
     T* out, int first_tile, int num_rows,
@@ -63,8 +63,8 @@ __device__ __forceinline__ void dequantize(
   const typename WeightTile::Group codes = weight_tile.load(group);
   const bool is_aligned = is_vectorizable(out, params.num_inputs);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = static_cast<int>(blockIdx.y) * kTileOutputs + half * 8 + lane_index() / 4;
+  for (int row_half = 0; row_half < 2; ++row_half) {
+    const int row = static_cast<int>(blockIdx.y) * kTileOutputs + row_half * 8 + lane_index() / 4;
     if (row >= num_rows) {
       continue;
     }
@@ -74,7 +74,8 @@ __device__ __forceinline__ void dequantize(
       const Scaling scaling = weight_tile.scaling(codes, chunk);
       const int k = group * WeightTile::kGroupInputs + chunk * kChunk + lane_index() % 4 * kFrag8Values;
       store_frag8(target, k, params.num_inputs, is_aligned,
-                  scaled(weight_tile.weights(codes, half, chunk), scaling.scales[half], scaling.offsets[half]));
+                  scaled(weight_tile.weights(codes, row_half, chunk), scaling.scales[row_half],
+                         scaling.offsets[row_half]));
     }
   }
 }
@@ -84,7 +85,7 @@ __device__ __forceinline__ void dequantize(
 #define AETHER_DEQUANTIZE(bits, dtype)                                                                          \
   extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                   \
       aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs, \
-      int num_blocks, int log2_chunks, int term) {                                                              \
+      int num_blocks, int log2_chunks, int affine_term) {                                                              \
     aether::begin_kernel();                                                                                     \
     aether::dequantize<aether::dtype, bits>(                                                                    \
         out, first_tile, num_rows,                                                                              \

@@ -9,17 +9,17 @@ template <class T, int N>
 __device__ __forceinline__ void rms_norm_row(T* out, const T* x, const T* weight, int width, float eps) {
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
-  float squares = 0.0f;
-  Vector<T, N> first_values{};
+  float sum_of_squares = 0.0f;
+  Vector<T, N> first_values{};  // kept in registers, so that they are not loaded again
   for (int i = first; i < width; i += step) {
     const auto values = Vector<T, N>::load(x + i);
     first_values = i == first ? values : first_values;
     for (int j = 0; j < N; ++j) {
       const float value = to_float(values.values[j]);
-      squares += value * value;
+      sum_of_squares += value * value;
     }
   }
-  write_normed_row<T, N>(out, x, weight, width, squares, eps, first_values);
+  write_normed_row<T, N>(out, x, weight, width, sum_of_squares, eps, first_values);
 }
 
 // out may alias x.

@@ -66,7 +66,7 @@ class FakeGpus:
     def event_destroy(self, event: int) -> None:
         self._forget(event)
 
-    def graph_destroy(self, executable: int) -> None:
+    def graph_exec_destroy(self, executable: int) -> None:
         self._forget(executable)
 
     def _forget(self, handle: int) -> None:

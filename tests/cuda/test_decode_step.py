@@ -77,7 +77,7 @@ def test_graphs_are_launched_before_the_previous_tokens_are_read(
         engine.add_request(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True))
     for _ in range(NUM_TOKENS // 2):
         engine.step()
-    token_events = [event.handle for _, event in readback._turns if isinstance(event, CudaEvent)]
+    token_events = [event.handle for _, event in readback._buffers if isinstance(event, CudaEvent)]
     launch, wait = driver.graph_launch, driver.event_synchronize
 
     def graph_launch(graph: int, stream: int) -> None:
@@ -117,7 +117,7 @@ def test_objects_that_outlive_the_engine_are_released_before_the_context(driver:
     assert driver.retained.total() == 0
     for what in ("stream", "event"):
         assert driver.calls[f"{what}_create"] == driver.calls[f"{what}_destroy"] > 0
-    assert driver.calls["begin_capture"] == driver.calls["graph_destroy"] > 0
+    assert driver.calls["begin_capture"] == driver.calls["graph_exec_destroy"] > 0
 
 
 def test_decodes_are_launched_as_graphs_which_hold_the_whole_step(llm: LLM, driver: HostDriver) -> None:

@@ -19,7 +19,7 @@ def test_the_first_run_of_a_size_is_not_captured_and_later_ones_are_one_launch()
         captured.run((1, 1), stream, enqueue)
     assert (done, driver.calls["begin_capture"], driver.calls["graph_launch"]) == ([stream] * 4, 1, 3)
     captured.close()
-    assert driver.calls["graph_destroy"] == 1
+    assert driver.calls["graph_exec_destroy"] == 1
 
 
 def test_least_recently_used_graphs_are_destroyed() -> None:
@@ -28,7 +28,7 @@ def test_least_recently_used_graphs_are_destroyed() -> None:
     for _ in range(2):
         for size in range(70):
             captured.run((size,), stream, lambda _: None)
-    assert driver.calls["begin_capture"] - driver.calls["graph_destroy"] == 64
+    assert driver.calls["begin_capture"] - driver.calls["graph_exec_destroy"] == 64
 
 
 def test_a_capture_that_fails_leaves_the_stream_usable() -> None:

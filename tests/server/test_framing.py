@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.generation import PromptState
-from aethermind.server.openai.chat import ChatAnswer, ChatMessage, ChatRequest
-from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
+from aethermind.server.openai.chat import ChatMessage, ChatRequest
+from aethermind.server.openai.chat_response import ChatResponseBuilder
+from aethermind.server.openai.completions import CompletionRequest, CompletionResponseBuilder
 from aethermind.server.sse import NAMED, UNNAMED, Framing, TextEvents
 from aethermind.text.answer_parser import AnswerFormat
 
@@ -38,13 +39,13 @@ def test_an_event_from_a_template_equals_an_encoded_event(framing: Framing, text
 @given(text=TEXTS.filter(bool))
 def test_a_part_with_nothing_but_text_differs_in_its_text_only(text: str) -> None:
     """Compared with a chunk that is encoded as an object, as the last of an answer is."""
-    completion = CompletionAnswer(CompletionRequest(model="m", prompt="x"), MODEL, "req_1")
+    completion = CompletionResponseBuilder(CompletionRequest(model="m", prompt="x"), MODEL, "req_1")
     plain, last = (_events(completion, text, reason) for reason in (None, "length"))
     assert [one["choices"][0]["text"] for one in (plain[0], last[0])] == [text, text]
     assert plain[0] | {"choices": None} == last[0] | {"choices": None}
     assert plain[0]["choices"][0] | {"finish_reason": "length"} == last[0]["choices"][0]
     message = ChatMessage(role="user", content="x")
-    chat = ChatAnswer(ChatRequest(model="m", messages=[message]), MODEL, "req_1", "")
+    chat = ChatResponseBuilder(ChatRequest(model="m", messages=[message]), MODEL, "req_1", "")
     role, *pieces = _events(chat, "a" + text + "b", None)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(one["choices"][0]["delta"]["content"] for one in pieces) == "a" + text + "b"
@@ -54,6 +55,6 @@ def test_a_part_with_nothing_but_text_differs_in_its_text_only(text: str) -> Non
 def _events(answer: Any, text: str, reason: str | None) -> list[dict[str, Any]]:
     """The events of an answer's first part, as a client reads them."""
     written = UNNAMED.encode_events(
-        answer.part(0, CompletionDelta(0, text, [1], None, 1, reason), PromptState("x", [1]))
+        answer.delta_events(0, CompletionDelta(0, text, [1], None, 1, reason), PromptState("x", [1]))
     )
     return [json.loads(one.removeprefix(b"data: ")) for one in written.split(b"\n\n") if one]

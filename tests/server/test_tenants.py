@@ -103,14 +103,14 @@ def test_an_invalid_key_file_is_an_error_that_does_not_quote_it(tmp_path: Path, 
     with pytest.raises(SettingsError) as caught:
         read_tenants([], file, Quota())
     assert "top-secret" not in str(caught.value)
-    with pytest.raises(SettingsError, match="is no file"):
+    with pytest.raises(SettingsError, match="is not a file"):
         read_tenants([], tmp_path / "missing.yaml", Quota())
 
 
 def test_duplicate_and_empty_keys_are_an_error() -> None:
     with pytest.raises(InvalidArgumentError, match="given twice"):
         Tenants.of_keys(["same", "same"])
-    with pytest.raises(InvalidArgumentError, match="not empty"):
+    with pytest.raises(InvalidArgumentError, match="non-empty"):
         Tenants.of_keys([""])
 
 

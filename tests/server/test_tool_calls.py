@@ -18,7 +18,8 @@ from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
 from aethermind.errors import TokenizerError
-from aethermind.server.openai.chat import AnswerReader, ChatMessage, ChatRequest
+from aethermind.server.openai.chat import ChatMessage, ChatRequest
+from aethermind.server.openai.chat_response import ChatOutputParser
 from aethermind.server.openai.tools import RequiredCallParser, Tool, ToolChoice, call_constraint
 from aethermind.text.answer_parser import AnswerFormat, Content, Reasoning, ToolCall
 
@@ -249,7 +250,7 @@ def test_tools_are_rendered_by_the_tool_use_template(tools: Any) -> None:
 )
 def test_reasoning_that_the_template_opened_is_parsed(constraint: dict[str, Any], expected: list[Any]) -> None:
     request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], **constraint)
-    reader = AnswerReader(request, AnswerFormat(reasoning=("<think>", "</think>")), "<|assistant|><think>\n")
+    reader = ChatOutputParser(request, AnswerFormat(reasoning=("<think>", "</think>")), "<|assistant|><think>\n")
     assert reader.read("hm\n</think>\n\nYes.", is_last=True) == expected
 
 

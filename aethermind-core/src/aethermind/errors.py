@@ -11,14 +11,14 @@
     │   └── OutOfMemoryError       a device could not provide the memory that was asked for
     ├── CacheContentError          stored keys and values are damaged, or of another model
     ├── EngineDeadError            an engine failed or was closed while requests were open
-    ├── RequestTimeoutError        a request took longer than it was given
+    ├── RequestTimeoutError        a request exceeded its timeout
     ├── SettingsError              a setting in a file or an environment variable is unknown or wrong
     ├── OperatorError              an operator was called with inputs its schema does not allow
     ├── KernelNotFoundError        no kernel of the chosen device computes an operator
-    └── ComputationError           a step computed nothing that can be used, such as logits that are not finite
+    └── ComputationError           a step produced unusable values, such as logits that are not finite
         └── KernelError            a kernel raised, or broke its contract, while a step ran
 
-Every message is one sentence or two: what failed, with which values, what was considered, what to do.
+Every message is one sentence or two: what failed, with which values, which alternatives were tried, what to do.
 The command line turns each of them into exit code 2 without a traceback.
 """
 
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the end of a sentence about an exception of third-party code: `ValueError: shapes differ.`"""
+    """Format an exception of third-party code for the end of an error message: `ValueError: shapes differ.`"""
     message = " ".join(str(error).split()) or "without a message"
     return f"{type(error).__name__}: {message.rstrip('.')}."
 
@@ -58,7 +58,8 @@ class AetherMindError(Exception):
 class InvalidArgumentError(AetherMindError, ValueError):
     """A value given by the caller is out of range or of the wrong kind.
 
-    `param` is the name of the parameter, option or field that has the value; None if the error is not of a single one.
+    `param` is the name of the parameter, option or field that has the value; None if the error does not concern exactly
+    one.
     """
 
     def __init__(self, *arguments: object, param: str | None = None) -> None:
@@ -79,7 +80,7 @@ class TokenizerError(AetherMindError):
 
 
 class PluginError(AetherMindError):
-    """A plugin failed to load, claims a taken name or needs another version of the plugin API."""
+    """A plugin failed to load, claims a name that another plugin has or needs another version of the plugin API."""
 
 
 class SettingsError(AetherMindError):
@@ -95,7 +96,7 @@ class OutOfMemoryError(DeviceError):
 
 
 class CacheContentError(AetherMindError):
-    """Stored keys and values are damaged, or another model's."""
+    """Stored keys and values are damaged, or were computed by another model."""
 
 
 class EngineDeadError(AetherMindError):
@@ -103,7 +104,7 @@ class EngineDeadError(AetherMindError):
 
 
 class RequestTimeoutError(AetherMindError):
-    """A request took longer than it was given, and was cancelled."""
+    """A request exceeded its timeout and was cancelled."""
 
 
 class OperatorError(AetherMindError):
@@ -111,11 +112,11 @@ class OperatorError(AetherMindError):
 
 
 class KernelNotFoundError(AetherMindError):
-    """No kernel of the chosen device computes an operator, and no decomposition leads further."""
+    """No kernel of the chosen device computes an operator, neither directly nor through a decomposition."""
 
 
 class ComputationError(AetherMindError):
-    """A step computed nothing that can be used, such as NaN; the request is not the cause."""
+    """A step produced unusable values, such as NaN; the request is not the cause."""
 
 
 class KernelError(ComputationError):

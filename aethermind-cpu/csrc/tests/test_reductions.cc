@@ -1,4 +1,4 @@
-// Tests of reductions, softmax, layer_norm, alibi, and permutations of dimensions.
+// Tests of sum, mean, max, min, argmax, softmax, layer_norm, alibi, transpose and permute_heads.
 #include <algorithm>
 
 #include "kernel_testing.h"
@@ -8,7 +8,7 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-// Reducing a vector gives a tensor without dimensions.
+// {9000}: reducing a vector gives a 0-d tensor.
 const std::vector<std::vector<int64_t>> kShapes = {{0, 8},     {1, 1},   {1, 15},   {3, 16}, {2, 17}, {7, 100},
                                                    {5, 3, 33}, {2, 896}, {1, 5000}, {40, 3}, {9000}};
 
@@ -26,15 +26,15 @@ double sum_of_magnitudes(const Row& row) {
   return total;
 }
 
-// `relative` is relative to the sum of magnitudes.
-void test_reduction(const KernelEntry& entry, double (*f)(const Row&), double relative, am_dtype result) {
+// The tolerance is `relative` times the sum of magnitudes; check_close multiplies by 1e-5, hence the 1e5.
+void test_reduction(const KernelEntry& entry, double (*f)(const Row&), double relative, am_dtype out_dtype) {
   for (const auto& shape : kShapes) {
     const int64_t size = shape.back();
-    const Tensor x = random(entry.dtype, shape, 1), out(result, {shape.begin(), shape.end() - 1}, 3);
+    const Tensor x = random(entry.dtype, shape, 1), out(out_dtype, {shape.begin(), shape.end() - 1}, 3);
     run_with_teams(entry, {x.abi()}, {out}, {}, "");
     for (int64_t r = 0; r < out.size(); ++r) {
       const Row row = row_of(x, r, size);
-      check_close(out.get(r), f(row), relative * 1e5 * sum_of_magnitudes(row), result, entry, "reduction");
+      check_close(out.get(r), f(row), relative * 1e5 * sum_of_magnitudes(row), out_dtype, entry, "reduction");
     }
   }
 }
@@ -45,14 +45,15 @@ double sum(const Row& row) {
   return total;
 }
 double mean(const Row& row) { return sum(row) / static_cast<double>(row.size()); }
-double greatest(const Row& row) { return *std::max_element(row.begin(), row.end()); }
-double least(const Row& row) { return *std::min_element(row.begin(), row.end()); }
+double max_of(const Row& row) { return *std::max_element(row.begin(), row.end()); }
+double min_of(const Row& row) { return *std::min_element(row.begin(), row.end()); }
 double argmax(const Row& row) { return static_cast<double>(std::max_element(row.begin(), row.end()) - row.begin()); }
 
 void test_argmax(const KernelEntry& entry) {
   test_reduction(entry, argmax, 0.0, AM_INT32);
   for (int64_t size : {1, 16, 17, 40}) {
     const Tensor x(entry.dtype, {2, size}), out(AM_INT32, {2});
+    // All values of a row are equal, in the second row -inf: the first index wins.
     x.fill([&](int64_t i) { return i < size ? 3.0 : -INFINITY; });
     run_with_teams(entry, {x.abi()}, {out}, {}, "ties");
     check(out.get(0) == 0.0 && out.get(1) == 0.0, entry, "ties");
@@ -65,17 +66,18 @@ void test_softmax(const KernelEntry& entry) {
     const Tensor x = random(entry.dtype, shape, 1, 4.0), out(entry.dtype, shape, 3);
     if (size > 1) {
       for (int64_t i = 0; i < x.size(); i += 5) {
-        if (i % size > 0) x.set(i, -INFINITY);
+        if (i % size > 0) x.set(i, -INFINITY);  // keeps the first value of a row finite
       }
     }
     run_with_teams(entry, {x.abi()}, {out}, {}, "");
     for (int64_t r = 0; r < x.size() / size; ++r) {
       const Row row = row_of(x, r, size);
-      const double top = greatest(row);
+      const double row_max = max_of(row);
       double total = 0.0;
-      for (double value : row) total += std::exp(value - top);
+      for (double value : row) total += std::exp(value - row_max);
       for (int64_t i = 0; i < size; ++i) {
-        const double want = std::exp(row[static_cast<size_t>(i)] - top) / total;
+        const double want = std::exp(row[static_cast<size_t>(i)] - row_max) / total;
+        // relative tolerance of 3e-6
         check_close(out.get(r * size + i), want, 0.3 * want, entry.dtype, entry, "softmax");
       }
     }
@@ -96,15 +98,15 @@ void test_layer_norm(const KernelEntry& entry) {
       run_with_teams(entry, {x.abi(), weight.abi(), bias.abi()}, {out}, {attr(1e-5)}, "");
       for (int64_t r = 0; r < x.size() / size; ++r) {
         const Row row = row_of(x, r, size);
-        const double center = mean(row);
+        const double row_mean = mean(row);
         double variance = 0.0;
-        for (double value : row) variance += (value - center) * (value - center) / static_cast<double>(size);
+        for (double value : row) variance += (value - row_mean) * (value - row_mean) / static_cast<double>(size);
         const double factor = 1.0 / std::sqrt(variance + 1e-5);
         for (int64_t i = 0; i < size; ++i) {
-          const double value = row[static_cast<size_t>(i)], shift = has_bias ? bias.get(i) : 0.0;
-          const double magnitude = (std::fabs(value) + std::fabs(center)) * factor * std::fabs(weight.get(i));
-          check_close(out.get(r * size + i), (value - center) * factor * weight.get(i) + shift,
-                      magnitude + std::fabs(shift), entry.dtype, entry, "layer_norm");
+          const double value = row[static_cast<size_t>(i)], bias_value = has_bias ? bias.get(i) : 0.0;
+          const double magnitude = (std::fabs(value) + std::fabs(row_mean)) * factor * std::fabs(weight.get(i));
+          check_close(out.get(r * size + i), (value - row_mean) * factor * weight.get(i) + bias_value,
+                      magnitude + std::fabs(bias_value), entry.dtype, entry, "layer_norm");
         }
       }
       const Tensor expected(entry.dtype, shape);
@@ -136,10 +138,10 @@ void test_transpose(const KernelEntry& entry) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{
            {3, 7}, {1, 33}, {33, 1}, {0, 8}, {70, 33}, {32, 64}, {2, 3, 17}, {2, 0, 3, 4}}) {
     const size_t n = shape.size();
-    std::vector<int64_t> swapped = shape;
-    std::swap(swapped[n - 2], swapped[n - 1]);
+    std::vector<int64_t> out_shape = shape;
+    std::swap(out_shape[n - 2], out_shape[n - 1]);
     const int64_t rows = shape[n - 2], columns = shape[n - 1];
-    const Tensor x = random(entry.dtype, shape, 1), out(entry.dtype, swapped, 3);
+    const Tensor x = random(entry.dtype, shape, 1), out(entry.dtype, out_shape, 3);
     run_with_teams(entry, {x.abi()}, {out}, {}, "");
     for (int64_t i = 0; i < x.size(); ++i) {
       const int64_t matrix = i / (rows * columns), row = i / columns % rows, column = i % columns;
@@ -152,10 +154,10 @@ void test_permute_heads(const KernelEntry& entry) {
   for (const auto& shape :
        std::vector<std::vector<int64_t>>{{3, 2, 8}, {1, 7, 64}, {0, 4, 16}, {5, 1, 7}, {2, 5, 3, 9}}) {
     const size_t n = shape.size();
-    std::vector<int64_t> swapped = shape;
-    std::swap(swapped[n - 3], swapped[n - 2]);
+    std::vector<int64_t> out_shape = shape;
+    std::swap(out_shape[n - 3], out_shape[n - 2]);
     const int64_t tokens = shape[n - 3], heads = shape[n - 2], size = shape[n - 1];
-    const Tensor x = random(entry.dtype, shape, 1), out(entry.dtype, swapped, 3);
+    const Tensor x = random(entry.dtype, shape, 1), out(entry.dtype, out_shape, 3);
     run_with_teams(entry, {x.abi()}, {out}, {}, "");
     for (int64_t i = 0; i < x.size(); ++i) {
       const int64_t matrix = i / (tokens * heads * size), token = i / (heads * size) % tokens, head = i / size % heads;
@@ -169,8 +171,8 @@ void test_permute_heads(const KernelEntry& entry) {
 int main() {
   for_each_kernel("sum", [](const KernelEntry& entry) { test_reduction(entry, sum, 5e-7, entry.dtype); });
   for_each_kernel("mean", [](const KernelEntry& entry) { test_reduction(entry, mean, 5e-7, entry.dtype); });
-  for_each_kernel("max", [](const KernelEntry& entry) { test_reduction(entry, greatest, 0.0, entry.dtype); });
-  for_each_kernel("min", [](const KernelEntry& entry) { test_reduction(entry, least, 0.0, entry.dtype); });
+  for_each_kernel("max", [](const KernelEntry& entry) { test_reduction(entry, max_of, 0.0, entry.dtype); });
+  for_each_kernel("min", [](const KernelEntry& entry) { test_reduction(entry, min_of, 0.0, entry.dtype); });
   for_each_kernel("argmax", test_argmax);
   for_each_kernel("softmax", test_softmax);
   for_each_kernel("layer_norm", test_layer_norm);

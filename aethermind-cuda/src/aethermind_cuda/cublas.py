@@ -19,7 +19,7 @@ from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
 from aethermind.log import get_logger
-from aethermind_cuda.launch import Context, DeviceArray, Enqueue, Launch, Relocate
+from aethermind_cuda.launch import DeviceArray, Enqueue, Launch, LaunchBinder, Relocate
 from aethermind_cuda.relocation import relocated_address
 
 __all__ = ["CublasLt", "DenseProduct", "WORKSPACE_BYTES", "bucket_of", "find_cublaslt", "prompt_buckets"]
@@ -100,16 +100,16 @@ class DenseProduct(NamedTuple):
     fallback: Callable[[DeviceArray, DeviceArray, DeviceArray, DeviceArray | None], Launch] | None = None
     out_stride: int | None = None
 
-    def bind(self, context: Context) -> Enqueue:
+    def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `launch.Work`."""
-        enqueue = context.cublas.bind(self)
-        return self._fallback_launch().bind(context) if enqueue is None else enqueue
+        enqueue = binder.cublas.bind(self)
+        return self._fallback_launch().bind(binder) if enqueue is None else enqueue
 
-    def bind_relocatable(self, context: Context) -> Relocate | None:
+    def bind_relocatable(self, binder: LaunchBinder) -> Relocate | None:
         """See `launch.Work`."""
-        bind_at = context.cublas.choose(self)
+        bind_at = binder.cublas.choose(self)
         if bind_at is None:
-            return self._fallback_launch().bind_relocatable(context)
+            return self._fallback_launch().bind_relocatable(binder)
         symbolic = self.addresses
 
         def relocate(bases: Sequence[int]) -> Enqueue:

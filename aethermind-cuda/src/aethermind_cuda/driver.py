@@ -1,6 +1,6 @@
 """The CUDA driver calls that this backend makes: its only interface to a GPU.
 
-`CudaDriver` (in `bindings_driver`) implements it; tests substitute their own driver. Contexts, streams, events,
+`CudaDriver` (in `cuda_bindings_driver`) implements it; tests substitute their own driver. Contexts, streams, events,
 modules, functions and graphs are opaque handles, addresses are device addresses unless stated otherwise, and stream 0
 is never used. Every call raises `CudaError` when it fails.
 """
@@ -162,6 +162,6 @@ class Driver(Protocol):
     def graph_instantiate(self, graph: int) -> int:
         """Instantiate an executable graph and destroy the graph."""
 
-    def graph_launch(self, executable: int, stream: int) -> None: ...
+    def graph_launch(self, graph_exec: int, stream: int) -> None: ...
 
-    def graph_destroy(self, executable: int) -> None: ...
+    def graph_exec_destroy(self, graph_exec: int) -> None: ...

@@ -64,9 +64,9 @@ class CudaGraphCache:
         return self._context.register("graph", graph)
 
     def _destroy(self, graph: int) -> None:
-        self._context.release("graph", graph, self._driver.graph_destroy)
+        self._context.release("graph", graph, self._driver.graph_exec_destroy)
 
     def _end_failed_capture(self, stream: int) -> None:
         """End a failed capture, so that the stream can be used again."""
         with suppress(CudaError):
-            self._driver.graph_destroy(self._driver.graph_instantiate(self._driver.end_capture(stream)))
+            self._driver.graph_exec_destroy(self._driver.graph_instantiate(self._driver.end_capture(stream)))

@@ -1,4 +1,4 @@
-"""Launch descriptions: what a kernel function gets and what it returns to be enqueued."""
+"""The interface of kernel functions: the `Call` that they get, and the `Work` that they return to be enqueued."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call",
-    "Context",
     "DeviceArray",
     "DeviceFacts",
     "Enqueue",
     "Int64",
     "KernelFunction",
     "Launch",
+    "LaunchBinder",
     "Relocate",
     "Work",
 ]
 
 Enqueue = Callable[[int], None]
-"""Enqueues work on a stream, given by the driver's handle."""
+"""Enqueues work on a stream, given as its driver handle (CUstream)."""
 
 Relocate = Callable[[Sequence[int]], Enqueue]
-"""Binds work to the addresses of a call: present inputs, outputs and workspace, each rounded down to a multiple of
+"""Binds work to the addresses of a call (its non-None inputs, outputs, workspace), each rounded down to a multiple of
 `relocation.ALIGNMENT`.
 """
 
@@ -58,7 +58,7 @@ class DeviceArray(NamedTuple):
         return self.size * self.dtype.itemsize
 
     def is_followed_by(self, other: DeviceArray) -> bool:
-        """Whether `other` begins where this array ends, so that it may be its next rows."""
+        """Whether `other` begins where this array ends, so that both can be read as one array."""
         return other.address == self.address + self.nbytes
 
 
@@ -73,7 +73,7 @@ class DeviceFacts(NamedTuple):
 class Call(NamedTuple):
     """One call of an operator: operands in schema order (None where absent), and a workspace.
 
-    `workspace` is the address of at least `workspace_bytes` of the kernel; the steps of a plan share it.
+    `workspace` is the address of a buffer of at least the kernel's `workspace_bytes`; the steps of a plan share it.
     """
 
     inputs: tuple[DeviceArray | None, ...]
@@ -83,7 +83,7 @@ class Call(NamedTuple):
     workspace: int = 0
 
 
-class Context(Protocol):
+class LaunchBinder(Protocol):
     """Binds launches to a device; implemented by `library.KernelLibrary`."""
 
     @property
@@ -98,7 +98,7 @@ class Context(Protocol):
         """Bind a launch: returns a function that enqueues it on a stream."""
 
     def bind_relocatable(self, launch: Launch) -> Relocate | None:
-        """As `bind_launch` with symbolic addresses; None where arguments may contain an address that cannot be
+        """Bind a launch with symbolic addresses; returns None if arguments may contain an address that cannot be
         found.
         """
 
@@ -106,11 +106,11 @@ class Context(Protocol):
 class Work(Protocol):
     """Work that can be enqueued on a stream.
 
-    Work with a method `bind_relocatable(context)` is bound once, with symbolic addresses (see `relocation`), for calls
+    Work with a method `bind_relocatable(binder)` is bound once, with symbolic addresses (see `relocation`), for calls
     that differ in their addresses only. The method returns None where the work cannot be relocated.
     """
 
-    def bind(self, context: Context) -> Enqueue:
+    def bind(self, binder: LaunchBinder) -> Enqueue:
         """Precompute the launch; returns a function that enqueues it on a stream."""
 
 
@@ -121,7 +121,7 @@ class Launch:
     Arguments are DeviceArrays (passed as address; None is a null pointer), ints (32 bits), floats (32 bits) and ctypes
     values including structures, passed unchanged. An empty grid launches nothing.
 
-    `overlaps` states that the kernel synchronises with its predecessor itself (`csrc/common/overlap.cuh`, as all
+    `overlaps`: programmatic dependent launch; the kernel waits for its predecessor (`dependent_launch.cuh`, as all
     kernels of this package do), so that in a graph it may be launched while the predecessor runs.
     """
 
@@ -133,26 +133,26 @@ class Launch:
     shared_bytes: int = 0
     overlaps: bool = True
 
-    def bind(self, context: Context) -> Enqueue:
+    def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `Work`."""
-        return context.bind_launch(self)
+        return binder.bind_launch(self)
 
-    def bind_relocatable(self, context: Context) -> Relocate | None:
+    def bind_relocatable(self, binder: LaunchBinder) -> Relocate | None:
         """See `Work`."""
-        return context.bind_relocatable(self)
+        return binder.bind_relocatable(self)
 
 
 class KernelFunction(NamedTuple):
-    """The `Kernel.function` of this device: returns the work to enqueue and computes nothing itself.
+    """A `Kernel.function` for CUDA: it returns the work to enqueue and computes nothing itself.
 
     `workspace_bytes` is called with the largest sizes of a plan and must suffice for smaller ones.
 
     With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call with
-    symbolic addresses. Launches may then depend on the alignment of addresses (up to 256 bytes), on which are equal,
-    and on which constants begin where others end, but not on their values. An address, plus an offset, is passed as a
-    DeviceArray, a `c_void_p`, or such a field of a structure.
+    symbolic addresses. Launches may then depend on the alignment of addresses (up to 256 bytes), on which
+    of them are equal, and on which constants directly follow others in memory, but not on the addresses' values. An
+    address, plus an offset, is passed as a DeviceArray, a `c_void_p`, or such a field of a structure.
 
-    With `has_heuristics` a library chooses the algorithm, which is slow for a size that it has not seen.
+    With `has_heuristics` a library (cuBLASLt) chooses the algorithm, which is slow for a size that is new to it.
     """
 
     launches: Callable[[Call], Iterable[Work]]

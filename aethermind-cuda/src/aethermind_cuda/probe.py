@@ -77,6 +77,6 @@ def open_backend() -> CudaBackend:
     if not answer.is_available:
         raise DeviceError(f"Device 'cuda' cannot be opened: {answer.reason}")
     from aethermind_cuda.backend import CudaBackend
-    from aethermind_cuda.bindings_driver import load_driver
+    from aethermind_cuda.cuda_bindings_driver import load_driver
 
     return CudaBackend(load_driver())

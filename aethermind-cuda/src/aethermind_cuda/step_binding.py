@@ -13,7 +13,7 @@ from aethermind.errors import AetherMindError, DeviceError
 from aethermind.graph.executor import MemoryMap, addresses_in_run
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.ops.dims import resolve
-from aethermind_cuda.launch import Call, Context, DeviceArray, DeviceFacts, Enqueue, KernelFunction, Relocate, Work
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Enqueue, KernelFunction, LaunchBinder, Relocate, Work
 from aethermind_cuda.relocation import ALIGNMENT, symbolic_address
 
 __all__ = ["StepBinder", "workspace_bytes"]
@@ -28,11 +28,11 @@ _Adjacent = tuple[tuple[int, int, int], ...]
 class StepBinder:
     """Binds steps for the sizes of a run; templates are kept for the last sizes."""
 
-    def __init__(self, plan: Plan, memory: MemoryMap, facts: DeviceFacts, context: Context, workspace: int) -> None:
+    def __init__(self, plan: Plan, memory: MemoryMap, facts: DeviceFacts, binder: LaunchBinder, workspace: int) -> None:
         self._plan = plan
         self._memory = memory
         self._facts = facts
-        self._context = context
+        self._binder = binder
         self._workspace = workspace
         self._operands = [
             [operand for operand in (*step.inputs, *step.outputs) if operand is not None] for step in plan.steps
@@ -73,7 +73,7 @@ class StepBinder:
     def bind_alone(self, step: Step, addresses: Sequence[int]) -> list[Enqueue]:
         """Bind a step at the addresses of its operands and the workspace, without a template."""
         call = _call(step, self._sizes, addresses, self._facts)
-        return [work.bind(self._context) for work in _work(step, call)]
+        return [work.bind(self._binder) for work in _work(step, call)]
 
     def _set_sizes(self, symbols: tuple[int, ...]) -> None:
         self._sizes = dict(zip(self._plan.symbols, symbols, strict=True))
@@ -97,8 +97,8 @@ class StepBinder:
             addresses[position] = addresses[first] + distance
         template: list[Relocate] = []
         for work in _work(step, _call(step, self._sizes, addresses, self._facts)):
-            bind: Callable[[Context], Relocate | None] = getattr(work, "bind_relocatable", _cannot_relocate)
-            relocate = bind(self._context)
+            bind: Callable[[LaunchBinder], Relocate | None] = getattr(work, "bind_relocatable", _cannot_relocate)
+            relocate = bind(self._binder)
             if relocate is None:
                 return None
             template.append(relocate)
@@ -139,7 +139,7 @@ def _call(step: Step, sizes: Mapping[str, int], addresses: Sequence[int], facts:
     return Call(inputs, outputs, step.attributes, facts, addresses[-1])
 
 
-def _cannot_relocate(_: Context) -> None:
+def _cannot_relocate(_: LaunchBinder) -> None:
     """The default of work without `bind_relocatable`."""
 
 

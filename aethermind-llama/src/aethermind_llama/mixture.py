@@ -44,13 +44,13 @@ _OLMOE: Mapping[str, Any] = {
 }
 
 _MIXTRAL_FIELDS: FieldTable = {
-    **used("are sizes of layers of experts", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **used("are sizes of MoE layers", "num_experts", "num_local_experts", "num_experts_per_tok"),
     **ignored("matters while a model is trained", "router_jitter_noise"),
     **ignored("the tensors say it: Mixtral has no biases", "attention_bias"),
 }
 _OLMOE_FIELDS: FieldTable = {
-    **used("are sizes of layers of experts", "num_experts", "num_local_experts", "num_experts_per_tok"),
-    **used("says whether weights of a token's experts sum to one", "norm_topk_prob"),
+    **used("are sizes of MoE layers", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **used("says whether a token's top-k expert weights are normalised", "norm_topk_prob"),
     **used("says whether projections of attention have biases", "attention_bias"),
     **refused("queries, keys and values are not clipped; take another model", clip_qkv=None),
 }

@@ -1,6 +1,6 @@
-"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B) and Qwen3-MoE as graphs: Qwen's decoders with mixtures of experts.
+"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B) and Qwen3-MoE as graphs: Qwen's decoders with mixture-of-experts layers.
 
-Qwen2-MoE has an expert that all tokens use beside those that the router chooses (Yang et al. 2024, arXiv:2407.10671);
+Qwen2-MoE has a shared expert besides the routed experts (Yang et al. 2024, arXiv:2407.10671);
 Qwen3-MoE has none (Yang et al. 2025, arXiv:2505.09388).
 """
 
@@ -49,14 +49,14 @@ _QWEN3_MOE: Mapping[str, Any] = {
 }
 
 _MIXTURE_FIELDS: FieldTable = {
-    **used("are sizes of layers of experts", "num_experts", "num_local_experts", "num_experts_per_tok"),
-    **used("are sizes of layers of experts", "moe_intermediate_size"),
-    **used("says whether weights of a token's experts sum to one", "norm_topk_prob"),
-    **used("say which layers have experts", "decoder_sparse_step", "mlp_only_layers"),
+    **used("are sizes of MoE layers", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **used("are sizes of MoE layers", "moe_intermediate_size"),
+    **used("says whether a token's top-k expert weights are normalised", "norm_topk_prob"),
+    **used("say which layers are MoE layers", "decoder_sparse_step", "mlp_only_layers"),
 }
 _QWEN2_MOE_FIELDS: FieldTable = {
     **_MIXTURE_FIELDS,
-    **used("is the size of the expert that all tokens use", "shared_expert_intermediate_size"),
+    **used("is the size of the shared expert", "shared_expert_intermediate_size"),
     **used("says whether Q, K and V have biases", "qkv_bias"),
 }
 _QWEN3_MOE_FIELDS: FieldTable = {
@@ -67,7 +67,7 @@ _QWEN3_MOE_FIELDS: FieldTable = {
 
 @dataclass(frozen=True, slots=True)
 class QwenMoe:
-    """A Qwen model with mixtures of experts: its configuration and the differences between generations."""
+    """A Qwen model with MoE layers: its configuration and the differences between generations."""
 
     config: DecoderConfig
     mixture: MixtureConfig
@@ -80,7 +80,7 @@ class QwenMoe:
         return windowed_layout(self.config)
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Build the logits, float32 [R, vocab_size]."""
+        """Build the graph and return its logits, float32 [R, vocab_size]."""
         return decoder(
             builder,
             inputs,
@@ -95,7 +95,7 @@ class QwenMoe:
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Stack the experts of each layer."""
         modules = [f"model.layers.{layer}.mlp.experts" for layer in self.mixture.sparse_layers]
-        stacks = expert_stacks(stored, dict(zip(modules, modules, strict=True)), self.mixture.num_experts)
+        stacks = expert_stacks(stored, {module: module for module in modules}, self.mixture.num_experts)
         return StackedTensors(stored, stacks)
 
 
@@ -108,12 +108,12 @@ class Qwen2MoeArchitecture:
     def create(self, raw: Mapping[str, Any]) -> QwenMoe:
         if raw.get("use_sliding_window") and raw.get("layer_types") is None:
             raise ConfigError(
-                "use_sliding_window is true in config.json, which versions of transformers read differently for this "
-                "architecture. Add layer_types, which say what each layer is."
+                "use_sliding_window is true in config.json, which transformers versions interpret differently for this "
+                "architecture. Add layer_types, which gives the attention type of each layer."
             )
         config = read_decoder_config(raw, defaults=_QWEN2_MOE)
-        width = "shared_expert_intermediate_size"
-        mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN2_MOE, shared_width=width)
+        shared_width = "shared_expert_intermediate_size"
+        mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN2_MOE, shared_width=shared_width)
         return QwenMoe(config, mixture, has_qkv_bias=bool(raw.get("qkv_bias", True)), has_qk_norm=False)
 
 
@@ -127,7 +127,7 @@ class Qwen3MoeArchitecture:
         has_bias = bool(raw.get("attention_bias", False))
         config = read_decoder_config({**raw, "max_window_layers": 0}, defaults=_QWEN3_MOE)
         mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN3_MOE)
-        return QwenMoe(config, mixture, has_bias, has_qk_norm=True, has_output_bias=has_bias)
+        return QwenMoe(config, mixture, has_qkv_bias=has_bias, has_qk_norm=True, has_output_bias=has_bias)
 
 
 QWEN2_MOE = Qwen2MoeArchitecture()

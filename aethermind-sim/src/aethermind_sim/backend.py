@@ -49,7 +49,7 @@ class SimBackend(Backend):
             self.devices.synchronize(index)
 
     def free_memory(self) -> int | None:
-        """Free bytes of `memory_bytes`."""
+        """`memory_bytes` less what is allocated on the device; None without a limit."""
         return self._memory_bytes and self._memory_bytes - self.allocator.device_bytes()
 
     def compile(self, plan: Any, memory: Any) -> SimExecutable:
@@ -59,7 +59,7 @@ class SimBackend(Backend):
 
 def open_backend() -> SimBackend:
     """Open the devices with `AETHERMIND_SIM_SEED` (default 0), `AETHERMIND_SIM_FAULTS` (default none; see
-    `faults.parse_faults`) and `AETHERMIND_SIM_MEMORY` MiB each (default the host's memory).
+    `faults.parse_faults`) and `AETHERMIND_SIM_MEMORY` (MiB per device; default the host's memory).
 
     Raises InvalidArgumentError for a value that cannot be parsed.
     """

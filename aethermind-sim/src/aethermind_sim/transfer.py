@@ -19,7 +19,7 @@ __all__ = ["SimTransfer"]
 
 
 class SimTransfer(DataTransfer):
-    """A call without a stream waits for its own copy only; it is not ordered with any stream."""
+    """Copies and fills on simulated streams. Without a stream they are synchronous, ordered with no stream."""
 
     def __init__(self, streams: SimStreams, faults: Faults) -> None:
         self._streams = streams
@@ -33,22 +33,22 @@ class SimTransfer(DataTransfer):
 
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
         check_copy(destination, source)
-        target, begin, nbytes = destination.address, source.address, source.nbytes
-        memory = _CopiedMemory({source: False, destination: True})
+        to_address, from_address, nbytes = destination.address, source.address, source.nbytes
+        from_device, to_device = map(_is_device, (source.buffer, destination.buffer))
+        memory = _AccessedMemory({source: False, destination: True})
 
         def work() -> None:
             self._faults.check_copy()
             with accessible(memory.spans()):
-                ctypes.memmove(target, begin, nbytes)
+                ctypes.memmove(to_address, from_address, nbytes)
             self._stats = self._stats.counting(nbytes, from_device=from_device, to_device=to_device)
 
-        from_device, to_device = map(_is_device, (source.buffer, destination.buffer))
         _submit(stream, work)
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
         check_fill(destination, byte)
         address, nbytes = destination.address, destination.nbytes
-        memory = _CopiedMemory({destination: True})
+        memory = _AccessedMemory({destination: True})
 
         def work() -> None:
             self._faults.check_copy()
@@ -58,16 +58,16 @@ class SimTransfer(DataTransfer):
         if stream is not None:
             _submit(stream, work)
             return
-        stream_of_fill = self._streams.create()
-        stream_of_fill.submit(work)
-        stream_of_fill.destroy()
+        own_stream = self._streams.create()
+        own_stream.submit(work)
+        own_stream.destroy()
 
     def stats(self) -> TransferStats:
         return self._stats
 
 
-class _CopiedMemory:
-    """The memory of a copy, which the caller must keep alive."""
+class _AccessedMemory:
+    """The memory that a copy or fill accesses; the caller must keep it alive until that has run."""
 
     def __init__(self, tensors: dict[Tensor, bool]) -> None:
         self._spans: list[Span] = []
@@ -79,7 +79,7 @@ class _CopiedMemory:
                 self._host_buffers.append(weakref.ref(tensor.buffer))
 
     def spans(self) -> list[Span]:
-        """The spans to open; DeviceError when unregistered host memory was freed. Regions check that themselves."""
+        """The spans to make accessible; DeviceError if unregistered host memory was freed. Regions check themselves."""
         if any(buffer() is None for buffer in self._host_buffers):
             raise DeviceError(
                 "The host memory of a copy was freed before the copy ran. "

@@ -52,14 +52,14 @@ def test_a_change_with_the_same_size_and_time_is_noticed(file: Path) -> None:
 
 
 def test_a_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_digest, "_TICK_NS", -1)  # it need not lie there for a while
+    monkeypatch.setattr(file_digest, "_MIN_AGE_NS", -1)  # it need not lie there for a while
     digest = digest_files([file])
-    monkeypatch.setattr(file_digest, "_read", lambda path, num_bytes: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(file_digest, "_hash_file", lambda path, num_bytes: pytest.fail(f"{path} is read again"))
     assert digest_files([file]) == digest
 
 
 def test_changes_are_noticed_in_every_piece(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_digest, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(file_digest, "_CHUNK_BYTES", 1000)
     digest = digest_files([file])
     data = bytearray(file.read_bytes())
     data[:1000], data[1000:2000] = data[1000:2000], data[:1000]

@@ -177,7 +177,7 @@ def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
         (awq(backend="llm-awq"), "in the layout 'llm-awq'"),
         (gptq(is_marlin_format=True), "in the layout 'marlin'"),
         (gptq(format="marlin"), "in the layout 'marlin'"),
-        (gptq(dynamic={"+:.*down.*": {"bits": 8}}), "quantised otherwise than the rest"),
+        (gptq(dynamic={"+:.*down.*": {"bits": 8}}), "with other bits or group_size than the rest"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by 'bitsandbytes'"),
     ],
 )
@@ -204,7 +204,7 @@ def test_unsupported_quantization_configs_are_refused(described: Any, says: str)
         ({}, gptq(bits=8), r"m0\.qzeros|m0\.g_idx"),
         ({}, awq(), "m0 with 32 columns, which groups of 64"),
         ({"m0.qzeros": None}, gptq(), r"no tensor 'm0\.qzeros'"),
-        ({"m0.weight": np.zeros((2, 2), np.float16)}, gptq(), "both packed and plain"),
+        ({"m0.weight": np.zeros((2, 2), np.float16)}, gptq(), "both packed and unquantised"),
         ({f"m0.{end}": None for end in ("qweight", "qzeros", "scales", "g_idx")}, gptq(), "has no tensor"),
     ],
 )

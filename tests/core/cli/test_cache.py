@@ -116,7 +116,7 @@ def test_every_cached_file_belongs_to_a_kind(
             thread.join()
     (tmp_path / "old").write_bytes(b"old")
     os.utime(tmp_path / "old", (0, 0))
-    monkeypatch.setattr(file_digest, "_TICK_NS", -(1 << 62))  # whenever it was written
+    monkeypatch.setattr(file_digest, "_MIN_AGE_NS", -(1 << 62))  # whenever it was written
     digest_files([tmp_path / "old"])
     for answers in (isolated_devices.PROBES, isolated_devices.OPEN_VERDICTS, sandbox_load.LOAD_VERDICTS):
         answers.put("a", "stamp", {})

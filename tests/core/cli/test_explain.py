@@ -183,7 +183,7 @@ def test_weight_formats_are_reported(invoke: Any) -> None:
     found = {name: steps[name]["weight_format"] for name in ("embedding", "linear", "lm_head", "rms_norm")}
     assert found == {"embedding": "int8", "linear": "int4_zp", "lm_head": "int8", "rms_norm": "dense"}
     text = invoke(*args).stdout
-    assert "28 matrices in int4_zp: 1.67 MB, 4.75 bits a weight, held as float32; 1 matrix in int8" in text
+    assert "28 matrices in int4_zp: 1.67 MB, 4.75 bits per weight, dequantized to float32; 1 matrix in int8" in text
     assert "lm_head [int8]" in text
     assert "Weights:" not in invoke("explain", "--device", "numpy").stdout
 

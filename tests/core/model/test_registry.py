@@ -34,7 +34,7 @@ def test_an_architecture_has_aliases(tmp_path: Path) -> None:
         ({"architectures": ["BModel"]}, "BModel"),
         ({"architectures": ["C"], "model_type": "a"}, "C"),
     ):
-        assert registry.name_in(raw, tmp_path) == name
+        assert registry.resolve_name(raw, tmp_path) == name
 
 
 def test_an_unknown_architecture_lists_the_installed() -> None:

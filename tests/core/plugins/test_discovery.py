@@ -12,7 +12,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind.plugins import loading
 from aethermind.plugins.discovery import PluginRecord, discover
-from aethermind.plugins.loading import call_each, load
+from aethermind.plugins.loading import call_each, load_plugins
 
 
 def record_of(records: list[PluginRecord], name: str) -> PluginRecord:
@@ -83,7 +83,7 @@ def test_a_plugin_for_several_api_versions_is_used_with_this_one(
 ) -> None:
     fakes.install("modern", "", api_versions=api_versions)
     record = record_of(discover(), "modern")
-    load([record])
+    load_plugins([record])
     assert (record.api_version, record.error) == ("1", None)
 
 
@@ -103,11 +103,11 @@ def test_unreadable_metadata_of_other_packages_is_skipped(fakes: FakeDistributio
         ("import no_such_module", "importing it raised ModuleNotFoundError: No module named 'no_such_module'."),
         (
             "@hookimpl\ndef register_devcies(registry): ...",
-            "its hooks do not fit plugin API 1: PluginValidationError: unknown hook 'register_devcies'",
+            "its hooks do not match plugin API 1: PluginValidationError: unknown hook 'register_devcies'",
         ),
         (
             "@hookimpl\ndef register_devices(registry, colour): ...",
-            "its hooks do not fit plugin API 1: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
+            "its hooks do not match plugin API 1: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_plugin_that_cannot_be_loaded_is_recorded(fakes: FakeDistributions, so
     fakes.install("bad", source)
     fakes.install("good", "@hookimpl\ndef doctor_checks(): return []")
     records = [record for record in discover() if record.name in ("bad", "good")]
-    manager = load(records)
+    manager = load_plugins(records)
     bad, good = records
     assert bad.error is not None
     assert bad.error.startswith(reason)
@@ -131,21 +131,21 @@ def test_a_plugin_that_cannot_be_loaded_is_recorded(fakes: FakeDistributions, so
 def test_a_mistyped_hook_gets_the_nearest_name(fakes: FakeDistributions) -> None:
     fakes.install("typo", "@hookimpl\ndef register_devcies(registry): ...")
     record = record_of(discover(), "typo")
-    load([record])
+    load_plugins([record])
     assert record.advice.startswith("Its author may have meant register_devices. Update")
 
 
 def test_an_entry_point_without_its_module(fakes: FakeDistributions) -> None:
     fakes.write("ghost", "[aethermind.plugins.v1]\nghost = nowhere.at_all\n")
     record = record_of(discover(), "ghost")
-    load([record])
+    load_plugins([record])
     assert record.error == "importing it raised ModuleNotFoundError: No module named 'nowhere'."
 
 
 def test_a_plugin_of_another_api_version_is_not_imported(fakes: FakeDistributions) -> None:
     module = fakes.install("future", "", api_versions=(7,))
     record = record_of(discover(), "future")
-    load([record])
+    load_plugins([record])
     assert record.error == "it supports plugin API 7, this core supports 1."
     assert record.advice == (
         "Install a newer core (pip install --upgrade aethermind-core), "
@@ -158,7 +158,7 @@ def test_two_plugins_of_one_name(fakes: FakeDistributions) -> None:
     fakes.install("same", "", distribution="one")
     fakes.install("same", "", distribution="two")
     first, second = [record for record in discover() if record.name == "same"]
-    load([first, second])
+    load_plugins([first, second])
     assert first.error is None
     assert second.error == "another plugin is called 'same' too; uninstall one of the two distributions."
 
@@ -166,7 +166,7 @@ def test_two_plugins_of_one_name(fakes: FakeDistributions) -> None:
 def test_load_times_are_recorded(fakes: FakeDistributions) -> None:
     fakes.install("timed", "raise ImportError")
     record = record_of(discover(), "timed")
-    load([record])
+    load_plugins([record])
     assert record.load_ms > 0
 
 
@@ -176,7 +176,7 @@ def test_a_hook_is_called_plugin_by_plugin(fakes: FakeDistributions) -> None:
     fakes.install("c", "")
     fakes.install("d", "@hookimpl\ndef doctor_checks(): return ['d']")
     records = [record for record in discover() if record.name in "abcd"]
-    manager = load(records)
+    manager = load_plugins(records)
     called = [(record.name, results) for record, results in call_each(manager, records, "doctor_checks")]
     assert called == [("a", [["a"]]), ("c", []), ("d", [["d"]])]
     assert [record.error for record in records] == [
@@ -191,13 +191,13 @@ def test_a_hook_is_called_plugin_by_plugin(fakes: FakeDistributions) -> None:
 def test_an_interrupt_is_not_swallowed(fakes: FakeDistributions) -> None:
     fakes.install("impatient", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
-        load([record_of(discover(), "impatient")])
+        load_plugins([record_of(discover(), "impatient")])
 
 
 def hints_of(fakes: FakeDistributions, source: str) -> list[str]:
     fakes.install("forgetful", source)
     records = discover()
-    load(records)
+    load_plugins(records)
     record = record_of(records, "forgetful")
     assert record.error is None
     return record.hints
@@ -241,8 +241,8 @@ def test_a_slow_plugin_gets_a_warning(
     fakes.install("broken", "raise OSError('no libx.so')")
     with caplog.at_level(logging.WARNING, "aethermind"):
         records = [record for record in discover() if record.name in ("slow", "broken", "qwen2")]
-        list(call_each(load(records), records, "register_models", registry=None))
+        list(call_each(load_plugins(records), records, "register_models", registry=None))
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(" takes ")[0] for message in messages] == ["Plugin slow (fake-slow 9.9)"] * 2
-    assert " s for its import, which every start waits for." in messages[0]
-    assert " s for its hook register_models, which every start waits for." in messages[1]
+    assert " s for its import, which delays every start." in messages[0]
+    assert " s for its hook register_models, which delays every start." in messages[1]

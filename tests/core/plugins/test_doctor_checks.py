@@ -11,7 +11,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 from aethermind.plugins import doctor_checks
 from aethermind.plugins.discovery import PluginRecord, discover
 from aethermind.plugins.doctor_checks import run_checks
-from aethermind.plugins.loading import load
+from aethermind.plugins.loading import load_plugins
 
 SOURCE = """
 import os, signal, threading
@@ -31,7 +31,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
 
 
 def results(records: list[PluginRecord]) -> dict[str, str]:
-    found = list(run_checks(load(records), records))
+    found = list(run_checks(load_plugins(records), records))
     assert {plugin for plugin, _, _ in found} <= {"rogue"}
     return {title: result for _, title, result in found}
 

@@ -162,13 +162,16 @@ def test_registries_name_the_first_party_package(install: Callable[..., None], m
     runtime = Runtime.boot()
     for look_up, end in (
         (lambda: runtime.architectures.get("MistralForCausalLM"), "`pip install aethermind-llama`."),
-        (lambda: runtime.architectures.get("Gemma3ForCausalLM"), "`aethermind plugin new model NAME` begins it."),
+        (
+            lambda: runtime.architectures.get("Gemma3ForCausalLM"),
+            "`aethermind plugin new model NAME` creates its skeleton.",
+        ),
         (lambda: runtime.gguf_families.get("llama"), "`pip install aethermind-llama`."),
-        (lambda: runtime.gguf_families.get("phi3"), "`aethermind plugin new model NAME` begins it."),
+        (lambda: runtime.gguf_families.get("phi3"), "`aethermind plugin new model NAME` creates its skeleton."),
         (lambda: runtime.devices.select("cuda:1"), "`pip install aethermind-cuda`."),
         (lambda: runtime.devices.select("rocm"), "No package that provides it is known. Name one of these."),
         (lambda: runtime.devices.select("cpu"), "`pip install aethermind-cpu`."),
-        (lambda: runtime.models.locate("demo"), "`pip install aethermind-qwen2`. Name one of these, or a path."),
+        (lambda: runtime.models.locate("demo"), "`pip install aethermind-qwen2`. Give one of these names, or a path."),
     ):
         with pytest.raises(AetherMindError) as refused:
             look_up()

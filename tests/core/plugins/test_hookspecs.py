@@ -9,7 +9,7 @@ import pytest
 from aethermind.plugins import API_VERSION, ENTRY_POINT_GROUP
 from aethermind.plugins.discovery import discover
 from aethermind.plugins.hookspecs import HookSpecs
-from aethermind.plugins.loading import load
+from aethermind.plugins.loading import load_plugins
 
 HOOKS = {name: hook for name, hook in vars(HookSpecs).items() if not name.startswith("_")}
 
@@ -26,7 +26,7 @@ def test_every_hook_has_documentation(name: str) -> None:
 
 def test_the_installed_plugins_load() -> None:
     records = discover()
-    load(records)
+    load_plugins(records)
     ours = {record.name: record.error for record in records if record.distribution.startswith("aethermind-")}
     assert ours.items() >= {"qwen2": None, "cpu": None}.items()
     assert set(ours.values()) == {None}

@@ -66,7 +66,7 @@ def test_a_crash_at_load_ends_a_child_and_fails_the_plugin(
     install(sandboxed, source)
     record = tried()
     assert (record.error or "").startswith(reason)
-    assert (record.error or "").endswith(", when it was tried in a process of its own.")
+    assert (record.error or "").endswith(", when it was tried in a child process.")
     assert record.advice.startswith("Update it (pip install --upgrade fake-rogue), or uninstall it. `aetherm")
 
 

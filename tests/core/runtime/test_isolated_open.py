@@ -71,9 +71,9 @@ def test_a_backend_that_would_end_this_process_is_an_error(
         with pytest.raises(DeviceError) as caught:
             Runtime.boot().open_device("rogue")
         assert str(caught.value) == (
-            f"Device 'rogue' cannot be opened: {reason}, when it was tried in a process of its own. Update it (pip "
-            "install --upgrade fake-rogue), or uninstall it. `aethermind doctor` tries it again, as does every start "
-            "once it has changed."
+            f"Device 'rogue' cannot be opened: {reason}, when it was tried in a child process. Update it (pip "
+            "install --upgrade fake-rogue), or uninstall it. `aethermind doctor` tries it again, and so does the "
+            "next start after it has changed."
         )
     assert len(opened_by(fakes)) == 1
 

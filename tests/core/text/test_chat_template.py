@@ -173,7 +173,7 @@ def test_bad_templates_are_one_sentence(template: str, says: str) -> None:
     ],
 )
 def test_which_names_a_template_looks_at(template: str, names: set[str]) -> None:
-    assert chat_template.names_read(template) - {"strftime_now"} == names
+    assert chat_template.variables_read(template) - {"strftime_now"} == names
 
 
 def test_output_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ class Gpu:
         finally:
             driver.event_destroy(begin)
             driver.event_destroy(end)
-            driver.graph_destroy(graph)
+            driver.graph_exec_destroy(graph)
         return median(times) / len(calls)
 
     def torch_seconds(self, calls: Sequence[Callable[[], object]]) -> float | None:

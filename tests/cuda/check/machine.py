@@ -23,7 +23,7 @@ _TOOLS = ("git", "nvcc", "compute-sanitizer", "ncu", "nvidia-smi", "cuobjdump")
 
 def describe_machine() -> dict[str, str]:
     """Card, driver, and the libraries that are used and compared with."""
-    from aethermind_cuda.bindings_driver import load_driver
+    from aethermind_cuda.cuda_bindings_driver import load_driver
 
     driver = load_driver()
     spoken = ".".join(map(str, driver.version()))

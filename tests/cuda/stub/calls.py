@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from aethermind_cuda.bindings_driver import CudaDriver, load_driver
+from aethermind_cuda.cuda_bindings_driver import CudaDriver, load_driver
 from aethermind_cuda.driver import NO_BINARY, OUT_OF_MEMORY, CudaError
 from aethermind_cuda.parameters import Parameters
 
@@ -80,7 +80,7 @@ assert ctypes.c_int.from_address(host).value == 43
 executable = cuda.graph_instantiate(cuda.end_capture(stream))
 cuda.graph_launch(executable, stream)
 
-cuda.graph_destroy(executable)
+cuda.graph_exec_destroy(executable)
 cuda.module_unload(module)
 cuda.mem_free(device)
 cuda.host_free(host)

@@ -22,7 +22,7 @@ __all__ = ["DummyCheckpoint"]
 
 # A prime, so that the rows of a matrix begin at different offsets of the block for every hidden size.
 _BLOCK_VALUES = 1_048_573
-# Views begin at multiples of 64 values, which are cache lines if the buffer begins at one.
+# Views begin at multiples of 64 values, so that they are cache-line aligned if the buffer is.
 _STEP_VALUES = 64
 
 
@@ -45,11 +45,11 @@ class DummyCheckpoint:
         Args:
             shapes: name to shape.
             dtype: a floating-point dtype, or its name (`"bfloat16"`).
-            seed: chooses the values.
+            seed: the seed of the random values.
             std: standard deviation of the values.
 
         Raises:
-            InvalidArgumentError: the dtype is not one of floating-point values that safetensors knows.
+            InvalidArgumentError: the dtype is not a floating-point dtype of safetensors.
         """
         self._dtype, dtype_name = _floating_dtype(dtype)
         self._seed = seed
@@ -62,7 +62,7 @@ class DummyCheckpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the order of the shapes."""
+        """Every tensor's name, in the order of `shapes`."""
         return tuple(self._infos)
 
     @property
@@ -86,8 +86,8 @@ class DummyCheckpoint:
             return ones
         if self._buffer is None:
             self._buffer = self._make_buffer()
-        place = zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF) % (_BLOCK_VALUES // _STEP_VALUES)
-        begin = place * _STEP_VALUES
+        step = zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF) % (_BLOCK_VALUES // _STEP_VALUES)
+        begin = step * _STEP_VALUES
         return self._buffer[begin : begin + math.prod(info.shape)].reshape(info.shape)
 
     def _make_buffer(self) -> npt.NDArray[Any]:

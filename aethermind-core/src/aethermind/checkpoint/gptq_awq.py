@@ -1,10 +1,10 @@
-"""GPTQ and AWQ checkpoints: their packing, by `quantization_config` of config.json or a file of its own, and reader.
+"""GPTQ and AWQ checkpoints: a reader, and the packing that `quantization_config` (or a file of its own) describes.
 
-A matrix [N, K] is three tensors (and, by GPTQ, `g_idx`), with codes of few bits packed into int32 from the lowest bits:
+A matrix [N, K] is stored as three tensors (GPTQ: also `g_idx`); codes are packed into int32, lowest bits first:
 
     GPTQ    qweight [K · bits / 32, N], packed along K; qzeros [groups, N · bits / 32], packed along N; scales
-            [groups, N]; g_idx [K], the group of each of K. `checkpoint_format` "gptq" stores zero points minus one,
-            "gptq_v2" as they are. With `sym` zero points are the middle, which distinguishes both if the name is wrong
+            [groups, N]; g_idx [K], the group of each column. `checkpoint_format` "gptq" stores zero points minus one,
+            "gptq_v2" as they are. With `sym` every zero point is 2^(bits − 1), which shows a wrong layout name
     AWQ     qweight [K, N / 8] and qzeros [groups, N / 8], both packed along N, eight columns in the order 0 2 4 6 1 3
             5 7; scales [groups, N]. This is `version` "gemm"
 
@@ -46,8 +46,8 @@ class Packing:
 
     Attributes:
         group_size: the number of values along K that share a scale; 0 for all.
-        zero_shift: what has to be added to stored zero points, by the name of the layout.
-        is_symmetric: whether zero points are the middle of the codes.
+        zero_shift: the number to add to stored zero points: 1 for the layout "gptq", else 0.
+        is_symmetric: whether the quantization is symmetric: every zero point is `middle`.
     """
 
     method: str
@@ -90,18 +90,18 @@ class Packing:
 
     def zeros(self, qzeros: Array) -> Array:
         """Unpack the zero points: uint8 [N, groups]."""
-        # One less than zero is stored as the largest code.
+        # A zero point of 0 is stored as the largest code (0 - 1 wraps around), so the sum wraps around too.
         shifted = self._stored_zeros(qzeros) + np.uint8(self._shift_of(qzeros))
         return np.ascontiguousarray(shifted & np.uint8((1 << self.bits) - 1))
 
     def contradicts_name(self, qzeros: Array) -> bool:
-        """Whether zero points are stored otherwise than the layout's name says."""
+        """Whether the stored zero points contradict the layout's name."""
         return self._shift_of(qzeros) != self.zero_shift
 
     def _shift_of(self, qzeros: Array) -> int:
-        """What to add to stored zero points: for symmetric ones, the shift of that layout which makes them the middle.
+        """Return the number to add to stored zero points; for symmetric ones, the number that makes them `middle`.
 
-        Several tools write the first layout's name for zero points of the second, and zero points that are off by one
+        Several tools write the name "gptq" for zero points of "gptq_v2", and zero points that are off by one
         make all weights wrong.
         """
         if self.method == "gptq" and self.is_symmetric:
@@ -167,7 +167,7 @@ def _method(described: Mapping[str, Any], where: str) -> str:
     if method not in _METHODS:
         how = "in a way that its quantization_config does not name" if given is None else f"by {given!r:.80}"
         raise ConfigError(
-            f"{where!r} is quantised {how}, which cannot be read. Take the model itself and pass "
+            f"{where!r} is quantised {how}, which cannot be read. Use the unquantised model and pass "
             f"a format as quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
         )
     return str(method)
@@ -192,14 +192,14 @@ def _layout(described: Mapping[str, Any], method: str, where: str) -> str:
 
 
 def _check_modules(described: Mapping[str, Any], bits: int, group_size: int, where: str) -> None:
-    """ConfigError if GPTQModel's `dynamic` quantises modules differently; excluded modules (`-:`) are plain."""
+    """ConfigError if GPTQModel's `dynamic` quantises modules differently; excluded modules (`-:`) are unquantised."""
     dynamic = described.get("dynamic") or {}
     overrides = dynamic.values() if isinstance(dynamic, Mapping) else ()
     for override in overrides:
         settings = {"bits": bits, "group_size": group_size, **(override if isinstance(override, Mapping) else {})}
         if (settings["bits"], settings["group_size"]) != (bits, group_size):
             raise ConfigError(
-                f"{where!r} has modules that are quantised otherwise than the rest (dynamic in quantization_config), "
+                f"{where!r} has modules with other bits or group_size than the rest (dynamic in quantization_config), "
                 "which is not supported. Take a model that is quantised in one way, or as .gguf."
             )
 
@@ -210,12 +210,12 @@ def _first(described: Mapping[str, Any], *names: str) -> Any:
 
 
 def _unnamed_method(described: Mapping[str, Any]) -> str | None:
-    """Infer the method without quant_method from fields that only one tool writes; None if unknown."""
+    """Infer the method from fields that only one tool writes, for a config without quant_method; None if unknown."""
     if described.get("load_in_8bit") or described.get("load_in_4bit"):
         return "bitsandbytes"
     if "config_groups" in described:
         return "compressed-tensors"
-    # AWQ's own file says w_bit, and AutoGPTQ's own bits.
+    # AWQ's quant_config.json has w_bit; AutoGPTQ's quantize_config.json has bits.
     return "awq" if "w_bit" in described else "gptq" if "bits" in described else None
 
 
@@ -227,7 +227,7 @@ _PACKED_SUFFIXES = (_QWEIGHT, ".qzeros", ".scales", ".g_idx")
 class PackedCheckpoint:
     """A GPTQ or AWQ checkpoint whose packed matrices are tensors `X.weight`; implements `StoredTensors`.
 
-    Matrices whose zero points are all the middle are read in symmetric formats. Matrices with groups that no weight
+    Matrices whose zero points are all `middle` get a symmetric weight format. Matrices with groups that no weight
     format has (a size that is not a multiple of 32, or reordered columns) are read as dense float16.
     """
 
@@ -235,7 +235,7 @@ class PackedCheckpoint:
         """Check that the parts of every packed matrix fit together; `where` names the model in messages.
 
         Raises:
-            CheckpointError: there is no packed matrix, or one lacks a part, or has one of another shape or dtype.
+            CheckpointError: there is no packed matrix, or a part of one is missing or has the wrong shape or dtype.
         """
         self._stored = stored
         self._packing = packing
@@ -244,14 +244,14 @@ class PackedCheckpoint:
         if not modules:
             raise CheckpointError(
                 f"{where} says that it is quantised by {packing.method}, and has no tensor *{_QWEIGHT}. Take "
-                "quantization_config out of config.json if its weights are plain."
+                "quantization_config out of config.json if its weights are not quantised."
             )
         parts = {f"{module}{part}" for module in modules for part in _PACKED_SUFFIXES}
-        self._plain = [name for name in stored.names if name not in parts]
-        self._infos = {f"{module}.weight": self._checked(module) for module in modules}
-        twice = next((name for name in self._plain if name in self._infos), None)
-        if twice is not None:
-            raise CheckpointError(f"{where} has {twice!r} both packed and plain. Fetch the checkpoint again.")
+        self._unquantized_names = [name for name in stored.names if name not in parts]
+        self._infos = {f"{module}.weight": self._describe_packed(module) for module in modules}
+        duplicate = next((name for name in self._unquantized_names if name in self._infos), None)
+        if duplicate is not None:
+            raise CheckpointError(f"{where} has {duplicate!r} both packed and unquantised. Fetch the checkpoint again.")
         misnamed = [module for module in modules if packing.contradicts_name(self._part(module, ".qzeros"))]
         if misnamed:
             logger.warning(
@@ -262,8 +262,8 @@ class PackedCheckpoint:
         num_dense = sum(info.weight_format is None for info in self._infos.values())
         if num_dense:
             logger.warning(
-                "%s: %d of its %d packed matrices have groups in an order or of a size that no weight format has; they "
-                "are computed with as dense float16.",
+                "%s: %d of its %d packed matrices have groups in an order or size that no weight format supports; they "
+                "are dequantised to dense float16.",
                 where, num_dense, len(modules),
             )  # fmt: skip
 
@@ -275,7 +275,7 @@ class PackedCheckpoint:
     @property
     def names(self) -> tuple[str, ...]:
         """Every tensor's name, packed matrices last."""
-        return (*self._plain, *self._infos)
+        return (*self._unquantized_names, *self._infos)
 
     @property
     def total_bytes(self) -> int:
@@ -284,16 +284,16 @@ class PackedCheckpoint:
 
     @cached_property
     def zero_bias_names(self) -> tuple[str, ...]:
-        """Biases of zeros, which GPTQ's tools add to modules without a bias."""
+        """The names of all-zero biases, which GPTQ tools add to modules without a bias."""
         biases = [name.removesuffix("weight") + "bias" for name in self._infos]
-        return tuple(name for name in biases if name in self._plain and not np.any(self._array(name)))
+        return tuple(name for name in biases if name in self._unquantized_names and not np.any(self._array(name)))
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
         return self._infos.get(name) or self._stored.info(name)
 
     def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values; for a packed matrix its unpacked integer codes, or float16 if no format has its groups.
+        """A tensor's values; a packed matrix is a QuantizedWeight, or float16 if no format supports its groups.
 
         Raises CheckpointError for an unknown name, and for scales that are not finite in float16.
         """
@@ -310,13 +310,13 @@ class PackedCheckpoint:
         format = info.weight_format
         if format is None:
             groups = self._groups(module, codes.shape[1])
-            steps = codes.astype(np.float32) - zeros[:, groups]
-            return (steps * scales[:, groups]).astype(np.float16)
+            centered_codes = codes.astype(np.float32) - zeros[:, groups]
+            return (centered_codes * scales[:, groups]).astype(np.float16)
         if format.has_zero_point:
             return QuantizedWeight(format, codes, scales, zeros)
         return QuantizedWeight(format, (codes - np.uint8(packing.middle)).view(np.int8), scales)
 
-    def _checked(self, module: str) -> TensorInfo:
+    def _describe_packed(self, module: str) -> TensorInfo:
         """Describe a packed matrix; CheckpointError for inconsistent parts."""
         packing = self._packing
         qweight = self._stored.info(f"{module}{_QWEIGHT}")
@@ -349,9 +349,9 @@ class PackedCheckpoint:
         if not np.array_equal(self._groups(module, columns), np.arange(columns) // (packing.group_size or columns)):
             return None
         is_symmetric = bool((packing.zeros(self._part(module, ".qzeros")) == packing.middle).all())
-        length = f"g{packing.group_size}" if packing.group_size else "channel"
-        # Codes of fewer than 4 bits are held in 4, in which they have the same values.
-        return parse_format(f"int{max(packing.bits, 4)}{'' if is_symmetric else '_zp'}_{length}")
+        group_suffix = f"g{packing.group_size}" if packing.group_size else "channel"
+        # 2- and 3-bit codes become 4-bit codes of the same values.
+        return parse_format(f"int{max(packing.bits, 4)}{'' if is_symmetric else '_zp'}_{group_suffix}")
 
     def _groups(self, module: str, columns: int) -> Array:
         """The group of each column; CheckpointError for a group that does not exist."""
@@ -371,7 +371,7 @@ class PackedCheckpoint:
 
     def _array(self, name: str) -> Array:
         array = self._stored.array(name)
-        assert not isinstance(array, QuantizedWeight), "tensors other than packed matrices are plain"
+        assert not isinstance(array, QuantizedWeight), "tensors other than packed matrices are unquantised"
         return array
 
     def _fail(self, module: str, part: str, info: TensorInfo, wanted: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from aethermind import env
-from aethermind.cache_folder import PARTIAL
+from aethermind.atomic_file import PARTIAL
 from aethermind.cli import console, options
 from aethermind.cli.commands import SummaryGroup
 from aethermind.errors import AetherMindError, InvalidArgumentError

@@ -17,7 +17,7 @@ from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
 from aethermind.cli.flags import is_flag, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
-from aethermind.cli.weight_formats import as_record, describe
+from aethermind.cli.weight_format_report import as_record, describe
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

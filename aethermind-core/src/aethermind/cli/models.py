@@ -17,7 +17,7 @@ from aethermind.checkpoint.sharded_index import NoWeightsError
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_flags, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
-from aethermind.cli.weight_formats import as_record, describe
+from aethermind.cli.weight_format_report import as_record, describe
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.first_party import pip_install
 from aethermind.model.hf_files import require_directory
@@ -135,7 +135,7 @@ _FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "contex
 
 def _facts_of_config(runtime: Runtime, source: ModelSource, record: dict[str, Any]) -> dict[str, Any]:
     raw = source.config()
-    name = record["architecture"] = runtime.architectures.name_in(raw, source.path)
+    name = record["architecture"] = runtime.architectures.resolve_name(raw, source.path)
     return {"context_length": runtime.architectures.get(name).create(raw).config.max_position_embeddings}
 
 

@@ -303,11 +303,12 @@ class InlineCall(SignatureCall):
         for key, buffer in self._buffers.items():
             self._native.set_address((Place.CONSTANT, key), buffer.address)
         self._inputs = [
-            (position, address_of, tuple(place for slot in slots for place in self._native.places(slot)))
+            (position, address_of, tuple(place for slot in slots for place in self._native.address_words(slot)))
             for position, address_of, slots in self._sources()
         ]
         self._outputs = [
-            (position, make, self._native.places((Place.STATE, f"{RESULT}{position}"))) for position, make in self._new
+            (position, make, self._native.address_words((Place.STATE, f"{RESULT}{position}")))
+            for position, make in self._new
         ]
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:

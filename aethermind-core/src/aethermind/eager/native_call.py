@@ -17,7 +17,7 @@ from aethermind.ops.dims import resolve
 __all__ = ["NativeCall", "Slot"]
 
 Slot = tuple[Place, str]
-"""A memory of a plan's operands."""
+"""The memory of an operand of a plan: its place, and its name in that place."""
 
 _ABI_VERSION = 1
 _CAPSULE = b"aethermind.kernel.v1"
@@ -54,7 +54,7 @@ class _Team(ctypes.Structure):
     )
 
 
-_Pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_Pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)  # inputs, outputs, attributes
 
 
 class _Kernel(ctypes.Structure):
@@ -79,7 +79,7 @@ _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class NativeCall:
-    """The steps of a plan of native kernels. Mutable: the addresses; one thread at a time may run it."""
+    """Runs the steps of a plan whose kernels are native. Its addresses are mutable; one thread at a time may run it."""
 
     def __init__(self, plan: Plan) -> None:
         self._steps = [_BoundStep(step) for step in plan.steps]
@@ -101,14 +101,14 @@ class NativeCall:
         return all(_is_callable(step) for step in plan.steps)
 
     def set_address(self, slot: Slot, address: int) -> None:
-        """Set the address of a memory for all runs from now on."""
+        """Set the address of `slot` for all later runs."""
         for step in self._steps:
-            for words, index, offset_bytes in step.places(slot):
+            for words, index, offset_bytes in step.address_words(slot):
                 words[index] = address + offset_bytes
 
-    def places(self, slot: Slot) -> tuple[tuple[Any, int], ...]:
-        """Return the places of the address of a memory outside the arena: `words[index]` of each (words, index)."""
-        return tuple((words, index) for step in self._steps for words, index, _ in step.places(slot))
+    def address_words(self, slot: Slot) -> tuple[tuple[Any, int], ...]:
+        """Return where the address of `slot`, which is outside the arena, is stored: `words[index]` of each pair."""
+        return tuple((words, index) for step in self._steps for words, index, _ in step.address_words(slot))
 
     def run(self) -> None:
         """Run all steps with the addresses that were written last."""
@@ -126,7 +126,7 @@ class _BoundStep:
         self._tensors = (_Tensor * max(len(self._operands), 1))(*(_tensor(operand) for operand in self._operands))
         values = step.attribute_values()
         self._attributes = (_Attribute * max(len(values), 1))()
-        for attribute, value in zip(self._attributes, values, strict=False):
+        for attribute, value in zip(self._attributes, values, strict=False):  # the array has at least one element
             if isinstance(value, float):
                 attribute.f = value
             else:
@@ -139,7 +139,7 @@ class _BoundStep:
         if kernel.scratch_bytes:
             self.scratch_bytes = _ScratchBytes(kernel.scratch_bytes)(self.inputs, self.outputs, self.attributes, 1)
 
-    def places(self, slot: Slot) -> list[tuple[Any, int, int]]:
+    def address_words(self, slot: Slot) -> list[tuple[Any, int, int]]:
         words = memoryview(self._tensors).cast("B").cast("P")
         stride = ctypes.sizeof(_Tensor) // words.itemsize
         return [
@@ -153,8 +153,8 @@ def _is_callable(step: Step) -> bool:
     if step.kernel.native is None:
         return False
     kernel = _kernel_of(step)
-    given = (kernel.abi_version, kernel.num_inputs, kernel.num_outputs, kernel.num_attrs)
-    return given == (_ABI_VERSION, len(step.inputs), len(step.outputs), len(step.attributes))
+    actual = (kernel.abi_version, kernel.num_inputs, kernel.num_outputs, kernel.num_attrs)
+    return actual == (_ABI_VERSION, len(step.inputs), len(step.outputs), len(step.attributes))
 
 
 def _kernel_of(step: Step) -> _Kernel:

@@ -1,4 +1,4 @@
-"""Graph construction: the builder that models use, and the decomposition of nodes."""
+"""Graph construction: the builder that models use, and checked nodes with unique value names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aethermind.ops.schema import Attribute, TensorType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["GraphBuilder", "UniqueNames", "decompose", "make_node"]
+__all__ = ["GraphBuilder", "UniqueNames", "make_node"]
 
 
 class GraphBuilder:
@@ -31,13 +31,13 @@ class GraphBuilder:
         self.operators = operators
         self.dtype = dtype
         self.constants: dict[str, np.ndarray[Any, Any]] = {}
-        self._given: dict[str, Value] = {}
+        self._declared: dict[str, Value] = {}
         self._nodes: list[Node] = []
         self._outputs: dict[str, Value] = {}
         self._marks: dict[str, Value] = {}
         self._latest: dict[Value, Value] = {}
         self._state_of: dict[Value, Value] = {}
-        """The state that a written value is a version of."""
+        """Maps each value that results from an in-place write to its state."""
         self._names = UniqueNames()
         self._scope: list[str] = []
 
@@ -48,7 +48,7 @@ class GraphBuilder:
     def parameter(self, name: str, shape: Shape, dtype: DType | None = None) -> Value:
         """Declare a weight by its name in the checkpoint; declaring it twice returns the same value."""
         wanted = Value(name, TensorType(dtype or self.dtype, shape), ValueKind.PARAMETER)
-        return wanted if self._given.get(name) == wanted else self._declare(name, wanted.type, wanted.kind)
+        return wanted if self._declared.get(name) == wanted else self._declare(name, wanted.type, wanted.kind)
 
     def constant(self, name: str, array: np.ndarray[Any, Any]) -> Value:
         """Declare a parameter whose values are computed from the configuration instead of read from the checkpoint."""
@@ -83,7 +83,10 @@ class GraphBuilder:
                     self._state_of[output], self._latest[state] = state, output
 
     def latest(self, state: Value) -> Value:
-        """Return a state as the operators so far have written it; a reader of it runs after them."""
+        """Return the newest version of a state, after the writes of all operators so far.
+
+        Operators that read it run after those writes.
+        """
         return self._latest.get(state, state)
 
     def output(self, name: str, value: Value) -> None:
@@ -92,7 +95,10 @@ class GraphBuilder:
         self._outputs[name] = value
 
     def mark(self, role: str, value: Value) -> None:
-        """Record that a value has a role, so that it can be made an output later; the last value of a role counts."""
+        """Record that a value has a role, so that it can be made an output later.
+
+        A later value of the role replaces it.
+        """
         self._marks[role] = value
 
     def marked(self, role: str) -> Value | None:
@@ -115,11 +121,11 @@ class GraphBuilder:
     @property
     def parameter_names(self) -> frozenset[str]:
         """The names of all parameters so far, those with computed values included."""
-        return frozenset(value.name for value in self._given.values() if value.kind is ValueKind.PARAMETER)
+        return frozenset(value.name for value in self._declared.values() if value.kind is ValueKind.PARAMETER)
 
     def finish(self) -> Graph:
         """Return the graph."""
-        by_kind = {kind: tuple(v for v in self._given.values() if v.kind is kind) for kind in ValueKind}
+        by_kind = {kind: tuple(v for v in self._declared.values() if v.kind is kind) for kind in ValueKind}
         return Graph(
             self.name,
             by_kind[ValueKind.INPUT],
@@ -131,23 +137,23 @@ class GraphBuilder:
 
     def _declare(self, name: str, type: TensorType, kind: ValueKind) -> Value:
         self._names.claim(name)
-        self._given[name] = Value(name, type, kind)
-        return self._given[name]
+        self._declared[name] = Value(name, type, kind)
+        return self._declared[name]
 
 
 class UniqueNames:
-    """The names of values in use, so that no two values of a graph share one. Mutable."""
+    """The value names in use in a graph; makes new names unique. Mutable."""
 
     def __init__(self, used: set[str] | None = None) -> None:
         self._used = used or set()
 
     def claim(self, name: str) -> None:
-        """Take a name; AssertionError where it is taken, which is a programming error."""
+        """Reserve a name; AssertionError if it is in use, which is a programming error."""
         assert name not in self._used, f"the graph has a value {name!r} already"
         self._used.add(name)
 
     def unique(self, names: list[str]) -> list[str]:
-        """Take names, all with the same `.NUMBER` appended where one of them is taken."""
+        """Reserve names. If one of them is in use, the same `.NUMBER` is appended to all."""
         candidates, number = names, 1
         while not self._used.isdisjoint(candidates):
             candidates, number = [f"{name}.{number}" for name in names], number + 1
@@ -166,7 +172,7 @@ def make_node(
 ) -> Node:
     """Return a checked node with inferred outputs, named `prefix`, or `prefix.OUTPUT` where there are several.
 
-    `default_float` is the operator's floating-point type where no input determines it.
+    `default_float` is the floating-point type of the outputs if no input is floating-point.
     """
     schema = operators[name].schema
     padded = inputs + (None,) * (len(schema.inputs) - len(inputs))
@@ -175,39 +181,5 @@ def make_node(
     is_determined = any(type is not None and type.dtype.is_floating for type in types)
     results = schema.infer(types, complete, None if is_determined else default_float)
     wanted = [prefix] if len(results) == 1 else [f"{prefix}.{spec.name}" for spec in schema.outputs]
-    outputs = tuple(Value(text, type) for text, type in zip(names.unique(wanted), results, strict=True))
+    outputs = tuple(Value(value_name, type) for value_name, type in zip(names.unique(wanted), results, strict=True))
     return Node(name, padded, outputs, complete)
-
-
-def decompose(node: Node, operators: OperatorRegistry, names: UniqueNames) -> list[Node]:
-    """Return the nodes of a decomposition, which compute the node's output values.
-
-    The node's operator must have one. Inner values are named `<value>/<operator>`, made unique by `names`.
-    """
-    operator = operators[node.operator]
-    assert operator.decompose is not None, f"{node.operator} has no decomposition"
-    recorder = _Recorder(operators, node.outputs[0].name, names)
-    results = operator.decompose(recorder, *node.inputs, **node.attributes)
-    results = results if isinstance(results, tuple) else (results,)
-    original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
-    computed = {value.name: value.type for part in recorder.nodes for value in part.outputs}
-    assert [computed.get(name) for name in original] == [output.type for output in node.outputs], (
-        f"the decomposition of {node.operator} should compute each of the outputs that its schema promises"
-    )
-    return [part.substitute(lambda value: original.get(value.name, value)) for part in recorder.nodes]
-
-
-class _Recorder:
-    """The OpBuilder that records the nodes of a decomposition."""
-
-    def __init__(self, operators: OperatorRegistry, prefix: str, names: UniqueNames) -> None:
-        self.nodes: list[Node] = []
-        self._operators = operators
-        self._prefix = prefix
-        self._names = names
-
-    def op(self, name: str, *inputs: Value | None, **attributes: Attribute) -> Any:
-        """Record a node; return its output, or a tuple where it has several."""
-        node = make_node(self._operators, name, inputs, attributes, f"{self._prefix}/{name}", self._names)
-        self.nodes.append(node)
-        return node.outputs[0] if len(node.outputs) == 1 else node.outputs

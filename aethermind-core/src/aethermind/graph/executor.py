@@ -1,4 +1,4 @@
-"""Execution of plans: memory, inputs, the executable, and capturing of values."""
+"""Execution of plans: memory allocation, input upload, the executables, and capture of intermediate values."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ __all__ = [
 ]
 
 MemoryMap = Mapping[tuple[Place, str], int]
-"""Device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan, the same in all runs.
+"""Device addresses by (place, name): the arena is `(ARENA, "")`; inputs, states and constants have their names. They do
+not change between runs.
 
-For a backend that `packs_inputs` there may be one address for all inputs, `(INPUT, "")`: see `addresses_in_run`.
+If a backend packs all inputs into one buffer (`packs_inputs`), `(INPUT, "")` is its address: see `addresses_in_run`.
 """
 
 CaptureHook = Callable[[str, Any], None]
@@ -43,7 +44,7 @@ Array = Any
 
 
 class DeviceInput(NamedTuple):
-    """Elements of an input, from index `first` on, that are copied from device memory instead of set by the host.
+    """Elements of an input, from index `first` on, that are copied from device memory instead of written by the host.
 
     `source` is a one-dimensional tensor in device memory.
     """
@@ -54,11 +55,13 @@ class DeviceInput(NamedTuple):
 
 
 class _FlatOutput(NamedTuple):
-    """An output in host memory: a flat array of the largest size, of which a run writes the beginning."""
+    """An output in host memory: a flat array of the maximum size; a run writes its first elements."""
 
     array: Array
     dims: tuple[tuple[int | None, int], ...]
-    """For each dim, the index of a symbol or None, and a number to add to its value."""
+    """Each dim is (index into `plan.symbols`, offset): the symbol's value plus the offset; without a symbol (None), the
+    offset alone.
+    """
 
 
 class Executable(Protocol):
@@ -66,7 +69,7 @@ class Executable(Protocol):
 
     @property
     def num_native_breaks(self) -> int:
-        """The number of Python steps that interrupt sequences of native ones."""
+        """The number of Python kernels that interrupt runs of native kernels."""
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps; `symbols` are in the order of `plan.symbols`."""
@@ -84,13 +87,13 @@ class TimedExecutable(Executable, Protocol):
 
 
 class StepLoop:
-    """The default executable of devices in host memory: calls Python kernels one after another.
+    """The default executable for devices whose memory the host can access: calls Python kernels one after another.
 
     It runs in the caller's thread, after synchronising the stream.
     """
 
     def __init__(self, plan: Plan, memory: MemoryMap) -> None:
-        """Prepare a plan; PluginError for a native kernel, which needs a backend with an executable of its own."""
+        """Prepare a plan; PluginError for a native kernel, which only a backend that implements `compile` can run."""
         for step in plan.steps:
             if step.kernel.function is None:
                 raise PluginError(
@@ -124,16 +127,16 @@ class StepLoop:
 
 
 def addresses_in_run(plan: Plan, memory: MemoryMap, sizes: Mapping[str, int]) -> Callable[[Operand], int]:
-    """Return the function from operands to their addresses in a run of these sizes.
+    """Return a function that maps an operand to its address in a run with these sizes.
 
     Inputs that share one buffer are placed in it by `place_inputs`, so their addresses depend on the sizes.
     """
-    span = memory.get((Place.INPUT, ""))
-    places = {} if span is None else place_inputs(plan.inputs, sizes)
+    inputs_address = memory.get((Place.INPUT, ""))
+    ranges = {} if inputs_address is None else place_inputs(plan.inputs, sizes)
 
     def address(operand: Operand) -> int:
-        if span is not None and operand.place is Place.INPUT:
-            return span + places[operand.name].begin + operand.offset_bytes
+        if inputs_address is not None and operand.place is Place.INPUT:
+            return inputs_address + ranges[operand.name].begin + operand.offset_bytes
         return memory[operand.place, operand.name] + operand.offset_bytes
 
     return address
@@ -152,7 +155,7 @@ def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
 class PlanExecutor:
     """Runs one plan: it owns the arena and the inputs, and shares states and constants with other executors.
 
-    `host_inputs` are flat arrays of the largest sizes: write the inputs of a run to their beginnings. Where the host
+    `host_inputs` are flat arrays of the maximum sizes; write a run's inputs to their first elements. If the host
     cannot access the device's memory, `run` copies them.
     """
 
@@ -167,7 +170,7 @@ class PlanExecutor:
     ) -> None:
         self.plan = plan
         self._backend = backend
-        self._activity = constants.activity
+        self._busy_tracker = constants.activity
         self._stream = stream or backend.streams.default(device.index)
         self._is_host_accessible = backend.capabilities.is_host_accessible
         self._inputs: Inputs = SharedInputs(plan, backend) if self._is_host_accessible else CopiedInputs(plan, backend)
@@ -213,7 +216,7 @@ class PlanExecutor:
         """
         self._inputs.upload(symbols, self._stream)
         self._copy_device_inputs(device_inputs, symbols)
-        with self._activity:
+        with self._busy_tracker:
             self.executable.run(symbols, self._stream)
 
     def run_with_late_input(
@@ -221,8 +224,8 @@ class PlanExecutor:
     ) -> None:
         """Enqueue a run, calling `fill()` to write the input `name` while the device runs the steps before its use.
 
-        On host devices `fill` runs first: it would compete with the workers for processors, and a worker that is
-        preempted delays all others at the next barrier.
+        If the host can access device memory, `fill` runs first: it would compete with worker threads for CPU cores, and
+        a worker that is preempted delays all others at the next barrier.
         """
         if self._is_host_accessible:
             fill()
@@ -239,7 +242,7 @@ class PlanExecutor:
             self._run_steps(symbols, first, len(self.plan.steps))
 
     def synchronize(self) -> None:
-        """Return when everything enqueued has finished."""
+        """Wait until everything enqueued has finished."""
         self._stream.synchronize()
 
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
@@ -257,7 +260,7 @@ class PlanExecutor:
             self.synchronize()
             for name, operand in wanted:
                 array = self._fetch(operand, symbols)
-                array.flags.writeable = False  # changes would persist in cached keys and values
+                array.flags.writeable = False  # it may be a view of the KV cache
                 hook(name, array)
             begin = end
         self._run_steps(symbols, begin, len(self.plan.steps))
@@ -266,27 +269,33 @@ class PlanExecutor:
         """Run, wait, and return the seconds of each step, measured by events or by the executable."""
         self._inputs.upload(symbols, self._stream)
         if isinstance(self.executable, TimedExecutable):
-            with self._activity:
+            with self._busy_tracker:
                 return self.executable.run_timed(symbols, self._stream)
-        marks = [self._backend.events.create(timing=True) for _ in range(len(self.plan.steps) + 1)]
-        marks[0].record(self._stream)
-        for position, mark in enumerate(marks[1:]):
+        events = [self._backend.events.create(timing=True) for _ in range(len(self.plan.steps) + 1)]
+        events[0].record(self._stream)
+        for position, event in enumerate(events[1:]):
             self._run_steps(symbols, position, position + 1)
-            mark.record(self._stream)
+            event.record(self._stream)
         self.synchronize()
-        return [begin.elapsed_ms(end) / 1e3 for begin, end in pairwise(marks)]
+        return [begin.elapsed_ms(end) / 1e3 for begin, end in pairwise(events)]
 
     def output(self, name: str, symbols: tuple[int, ...]) -> Array:
-        """Return an output of the last run, which must have finished; in host memory a view until the next run."""
+        """Return an output of the last run, which must have finished.
+
+        In host-accessible memory it is a view that the next run overwrites.
+        """
         found = self._host_outputs.get(name)
         if found is None:
             return self._fetch(self.plan.outputs[name], symbols)
         array, dims = found
-        shape = [number if symbol is None else symbols[symbol] + number for symbol, number in dims]
+        shape = [offset if symbol is None else symbols[symbol] + offset for symbol, offset in dims]
         return array[: prod(shape)].reshape(shape)
 
     def output_tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
-        """Return an output in device memory: valid once what is enqueued has run, until the next run."""
+        """Return an output in device memory.
+
+        It is valid after the enqueued work has finished and until the next run.
+        """
         return self._tensor(self.plan.outputs[name], symbols)
 
     def _flat_outputs(self) -> dict[str, _FlatOutput]:
@@ -309,7 +318,7 @@ class PlanExecutor:
         return found
 
     def _run_steps(self, symbols: tuple[int, ...], begin: int, end: int) -> None:
-        with self._activity:
+        with self._busy_tracker:
             self.executable.run_steps(symbols, begin, end, self._stream)
 
     def _copy_device_inputs(self, device_inputs: Sequence[DeviceInput], symbols: tuple[int, ...]) -> None:
@@ -335,7 +344,7 @@ class PlanExecutor:
         return host.numpy()
 
     def _first_use(self, name: str) -> int:
-        """Return the first step that reads an input."""
+        """Return the index of the first step that reads the input; the number of steps if none does."""
         used = (
             position
             for position, step in enumerate(self.plan.steps)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aethermind.errors import ConfigError
-from aethermind.graph.builder import UniqueNames, decompose
+from aethermind.graph.builder import UniqueNames
+from aethermind.graph.decomposition import decompose
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import SymDim

@@ -1,6 +1,6 @@
 """Lowering: replaces every operator without a kernel by its decomposition.
 
-So the largest operators that a backend has kernels for are used. This replaces pattern matching for fusion: a backend
+Models use large (fused) operators; only those without a kernel are decomposed. So no fusion pass is needed: a backend
 with a dozen simple kernels runs every model, and fused kernels make it faster without changes to models.
 """
 
@@ -13,7 +13,8 @@ from itertools import chain
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
 from aethermind.errors import KernelNotFoundError
-from aethermind.graph.builder import UniqueNames, decompose
+from aethermind.graph.builder import UniqueNames
+from aethermind.graph.decomposition import decompose
 from aethermind.graph.ir import Graph, Node, ValueKind
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.weight_format import DENSE, WeightFormat
@@ -30,7 +31,7 @@ class Lowered:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """The operators that NumPy references compute because the device has no kernel, each once."""
+        """The distinct names of operators that run as NumPy references because the device has no kernel."""
         found = (
             resolution.signature.operator for resolution in self.resolutions if resolution and resolution.is_fallback
         )
@@ -49,14 +50,14 @@ def lower(
     row_formats: Mapping[str, WeightFormat] | None = None,
     packed: Mapping[str, str] | None = None,
 ) -> Lowered:
-    """Choose kernels, and decompose operators without one; KernelNotFoundError names all operators that remain.
+    """Choose kernels, and decompose operators without one. Raises KernelNotFoundError for all that remain without.
 
-    `weight_formats` are those of parameters by name; a fused operator whose weights have different formats is
-    decomposed, because no kernel reads several.
+    `weight_formats` maps parameter names to formats; a fused operator whose weights have different formats is
+    decomposed, because no kernel reads several formats.
 
-    An operator that gathers rows of a parameter gets, if possible, a kernel that reads them in the layout into which
-    the parameter is packed for another operator: a tied embedding is in memory once. `row_formats` are the formats, by
-    parameter, in which rows may be read, `packed` the layouts of parameters besides those of this graph.
+    An operator that gathers rows of a parameter gets, if possible, a kernel that reads them from the layout into which
+    the parameter is packed for another operator, so a tied embedding is in memory once. `row_formats` maps parameters
+    to the formats in which rows may be read, `packed` to the layouts into which they are packed outside this graph.
 
     With `fuse=False` every operator that has a decomposition is decomposed if its parts can be computed, so that all
     intermediate values exist.
@@ -73,22 +74,22 @@ def lower(
         row_formats or {},
         packed or {},
     )
-    parts = [None if _gathered(node, operators[node.operator]) else lowering.lower(node) for node in graph.nodes]
-    layouts = _layouts(chain.from_iterable(filter(None, parts)), operators)
-    after = replace(lowering, packed={**lowering.packed, **layouts})
+    parts = [None if _gathered_params(node, operators[node.operator]) else lowering.lower(node) for node in graph.nodes]
+    layouts = _packed_layouts(chain.from_iterable(filter(None, parts)), operators)
+    second_pass = replace(lowering, packed={**lowering.packed, **layouts})
     lowered = [
         pair
         for node, part in zip(graph.nodes, parts, strict=True)
-        for pair in (after.lower(node) if part is None else part)
+        for pair in (second_pass.lower(node) if part is None else part)
     ]
     if missing := [resolution for _, resolution in lowered if resolution is not None and resolution.chosen is None]:
-        raise KernelNotFoundError(_without_kernels(missing))
+        raise KernelNotFoundError(_missing_kernels_message(missing))
     nodes = tuple(node for node, _ in lowered)
     return Lowered(replace(graph, nodes=nodes), tuple(resolution for _, resolution in lowered))
 
 
-def _gathered(node: Node, operator: Operator) -> dict[str, str]:
-    """Return, by input, the parameters of which a node gathers rows."""
+def _gathered_params(node: Node, operator: Operator) -> dict[str, str]:
+    """Map each input from which a node gathers rows to the name of its parameter."""
     return {
         spec.name: value.name
         for spec, value in zip(operator.schema.inputs, node.inputs, strict=True)
@@ -96,8 +97,8 @@ def _gathered(node: Node, operator: Operator) -> dict[str, str]:
     }
 
 
-def _layouts(lowered: Iterable[tuple[Node, Resolution | None]], operators: OperatorRegistry) -> dict[str, str]:
-    """Return, by parameter, the layout into which it is packed."""
+def _packed_layouts(lowered: Iterable[tuple[Node, Resolution | None]], operators: OperatorRegistry) -> dict[str, str]:
+    """Map each packed parameter to the name of its layout."""
     return {
         value.name: resolution.chosen.packs[spec.name].name
         for node, resolution in lowered
@@ -127,13 +128,13 @@ class _Lowering:
         if operator.schema.is_view:
             return [(node, None)]
         signature = self._signature(node, operator)
-        resolution = self._sharing(node, operator, signature) or self._resolve(signature)
+        resolution = self._resolve_packed(node, operator, signature) or self._resolve(signature)
         if operator.decompose is None:
             return [(node, resolution if resolution.chosen else self._fall_back(signature, resolution))]
         if resolution.chosen and self.fuse:
             return [(node, resolution)]
         parts = [pair for part in decompose(node, self.operators, self.names) for pair in self.lower(part)]
-        if resolution.chosen and any(part is not None and part.chosen is None for _, part in parts):
+        if resolution.chosen and any(resolved is not None and resolved.chosen is None for _, resolved in parts):
             return [(node, resolution)]
         return parts
 
@@ -159,14 +160,14 @@ class _Lowering:
         )
 
     def _weight_format(self, node: Node, operator: Operator) -> str:
-        given = zip(operator.schema.inputs, node.inputs, strict=True)
-        formats = [self.weight_formats.get(value.name) for spec, value in given
+        inputs = zip(operator.schema.inputs, node.inputs, strict=True)
+        formats = [self.weight_formats.get(value.name) for spec, value in inputs
                    if value is not None and spec.name in operator.weight_inputs]  # fmt: skip
         return "+".join(sorted({DENSE if format is None else format.name for format in formats})) or DENSE
 
-    def _sharing(self, node: Node, operator: Operator, signature: Signature) -> Resolution | None:
-        """Return a kernel that gathers rows from an existing layout of the parameter, if the device has one."""
-        gathered = _gathered(node, operator)
+    def _resolve_packed(self, node: Node, operator: Operator, signature: Signature) -> Resolution | None:
+        """Return the kernel that gathers rows from the layout of a packed parameter; None if there is none."""
+        gathered = _gathered_params(node, operator)
         formats = {self.row_formats[name].name for name in gathered.values() if name in self.row_formats}
         layouts = {input: self.packed[name] for input, name in gathered.items() if name in self.packed}
         if not formats and not layouts:
@@ -183,7 +184,7 @@ class _Lowering:
         return resolution
 
 
-def _without_kernels(missing: Iterable[Resolution]) -> str:
+def _missing_kernels_message(missing: Iterable[Resolution]) -> str:
     """Return the message of an error about all operators that a device cannot compute, each once."""
     found: dict[tuple[str, str], Resolution] = {}
     for resolution in missing:

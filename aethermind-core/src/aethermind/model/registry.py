@@ -23,11 +23,14 @@ __all__ = ["ArchitectureRegistry", "ModelRegistry", "gguf_families", "input_proc
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
-_WRITE_ONE = "Use a model of one of these, or write its package: `aethermind plugin new model NAME` begins it."
+_WRITE_A_PLUGIN = (
+    "Use a model with one of these architectures, or write a plugin for it: `aethermind plugin new model NAME` "
+    "creates its skeleton."
+)
 
 
 class ArchitectureRegistry(Registry[Architecture]):
-    """Names of `architectures` in config.json, with aliases and the cases with which the conformance kit tests them."""
+    """Architectures by their names in config.json, with aliases and the test cases for the conformance kit."""
 
     def __init__(self) -> None:
         super().__init__("Architecture", "architecture", advice=_advice_for("architecture"))
@@ -44,7 +47,7 @@ class ArchitectureRegistry(Registry[Architecture]):
         cases: str | None = None,
         aliases: Sequence[str] = (),
     ) -> None:
-        """Claim a name for the object `target`, `"package.module:OBJECT"`, of the package `provider`.
+        """Register the object `target`, given as `"package.module:OBJECT"`, of the package `provider` under a name.
 
         PluginError for a name that another package has, unless `replaces=` names that package.
 
@@ -65,14 +68,14 @@ class ArchitectureRegistry(Registry[Architecture]):
         target = self._cases.get(name)
         return None if target is None else import_object(target)
 
-    def name_in(self, raw: Mapping[str, Any], directory: Path) -> str:
-        """The registered name of config.json's architecture, or the name itself; ConfigError if there is none."""
+    def resolve_name(self, raw: Mapping[str, Any], directory: Path) -> str:
+        """The registered name of config.json's architecture, or its name there; ConfigError if it names none."""
         named = architecture_name(raw, directory)
         return named if named in self._entries else self._aliases.get(named, named)
 
 
 def input_processors() -> Registry[InputProcessorFactory]:
-    """An empty registry of input processors, by the names of the architectures whose prompts hold more than text."""
+    """An empty registry of input processors, by the names of the multimodal architectures that use them."""
     return Registry("Input processor of architecture", "input processor")
 
 
@@ -82,18 +85,18 @@ def gguf_families() -> Registry[GgufFamily]:
 
 
 def _advice_for(kind: Kind) -> Callable[[str], str]:
-    return lambda name: how_to_get(kind, name, otherwise=_WRITE_ONE)
+    return lambda name: how_to_get(kind, name, otherwise=_WRITE_A_PLUGIN)
 
 
 class ModelRegistry:
-    """Models that packages contain, by name. Filled at boot, then frozen."""
+    """Models that packages contain, by name. Filled at startup, then frozen."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Callable[[], Path]] = {}
         self._is_frozen = False
 
     def register(self, name: str, locate: Callable[[], Path], *, provider: str) -> None:
-        """Offer a model; a taken name is a PluginError."""
+        """Register a model; PluginError if the name is taken."""
         assert not self._is_frozen, "registries are frozen after boot"
         if name in self._entries:
             raise PluginError(f"Model {name!r} of {provider} exists already; give it another name.")
@@ -115,14 +118,14 @@ class ModelRegistry:
         if _HUB_ID.fullmatch(model) and not path.parent.exists():
             name = path.name
             raise ConfigError(
-                f"There is no {model!r} here. If it is a model of the Hugging Face Hub, download it with "
-                f"`hf download {model} --local-dir {name}`, and name ./{name}."
+                f"The directory {model!r} does not exist. If it is a model of the Hugging Face Hub, download it with "
+                f"`hf download {model} --local-dir {name}`, and pass ./{name} as the model."
             )
         if not path.exists() and "/" not in model:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
                 f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file. "
                 + ("" if provider_of("model", model) is None else how_to_get("model", model, otherwise="") + " ")
-                + "Name one of these, or a path."
+                + "Give one of these names, or a path."
             )
         return path

@@ -71,7 +71,7 @@ class PluginRecord:
         return f"{self.name} ({self.distribution} {self.version})"
 
     @property
-    def repair(self) -> str:
+    def how_to_fix(self) -> str:
         """Advice that helps against most faults of a package."""
         return f"Update it (pip install --upgrade {self.distribution}), or uninstall it."
 

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from aethermind.plugins.discovery import PluginRecord
-from aethermind.plugins.loading import call_each, load
+from aethermind.plugins.loading import call_each, load_plugins
 from aethermind.plugins.sandbox import ChildError, answer_pipe, start_child
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(request: str) -> None:
     answers = answer_pipe()
     asked = json.loads(request)
     record = PluginRecord.of_request(asked)
-    offers = [offered for _, offered in call_each(load([record]), [record], "doctor_checks")]
+    offers = [offered for _, offered in call_each(load_plugins([record]), [record], "doctor_checks")]
     os.write(answers, b"\n")
     for _, check in list(chain.from_iterable(chain.from_iterable(offers)))[asked["first"] :]:
         os.write(answers, json.dumps(_result_of(check)).encode() + b"\n")

@@ -54,7 +54,7 @@ ENTRY_POINT_PREFIX = "aethermind.plugins.v"
 ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{API_VERSION}"
 
 DEPRECATED_HOOKS: Mapping[str, tuple[str, str]] = {}
-"""Deprecated hooks: by name, what to implement instead and the version that removes the hook."""
+"""Maps a deprecated hook to what to implement instead and the version that removes the hook."""
 
 hookspec = pluggy.HookspecMarker("aethermind")
 hookimpl = pluggy.HookimplMarker("aethermind")
@@ -69,7 +69,7 @@ class HookSpecs:
 
     @hookspec
     def register_operators(self, registry: OperatorRegistry) -> None:
-        """Add operator pages: `registry.register(operator, provider=)`."""
+        """Register operators: `registry.register(operator, provider=)`."""
 
     @hookspec
     def register_kernels(self, registry: KernelRegistry) -> None:
@@ -82,8 +82,8 @@ class HookSpecs:
     def register_weight_formats(self, registry: WeightFormatRegistry) -> None:
         """Offer weight formats: `registry.register(parse, names=, provider=)`.
 
-        `parse(name)` returns an `ops.weight_format.WeightFormat`, perhaps of a subclass, or None; messages propose
-        `names`. Kernels that compute with a format name it in their `weight_formats`.
+        `parse(name)` returns an `ops.weight_format.WeightFormat` or None; error messages list `names`. A kernel
+        lists the formats that it supports in its `weight_formats`.
         """
 
     @hookspec
@@ -92,9 +92,9 @@ class HookSpecs:
 
     @hookspec
     def register_input_processors(self, registry: Registry[InputProcessorFactory]) -> None:
-        """Accept images or sound in an architecture's prompts: `registry.register(name, "module:OBJECT", provider=)`.
+        """Accept images or audio in an architecture's prompts: `registry.register(name, "module:OBJECT", provider=)`.
 
-        `name` is the architecture's, OBJECT an `InputProcessorFactory` (see `model.input_processor`).
+        `name` is the name of the architecture, OBJECT is an `InputProcessorFactory` (see `model.input_processor`).
         """
 
     @hookspec
@@ -117,7 +117,7 @@ class HookSpecs:
 
         `FACTORY(params, tokenizer)` makes the processor of one request: a function
         `processor(prompt_token_ids, output_token_ids, logits)` that changes a row of logits, float32 [V], in place,
-        before the other parts of sampling. It runs on the host, so its steps wait for a copy of the logits.
+        before all other sampling. It runs on the host, so steps that use it wait for a copy of the logits.
         """
 
     @hookspec
@@ -143,10 +143,10 @@ class HookSpecs:
 
     @hookspec
     def register_proposers(self, registry: Registry[ProposerFactory]) -> None:
-        """Offer a way to draft tokens for speculative decoding: `registry.register(name, "module:FACTORY", provider=)`.
+        """Offer a proposer for speculative decoding: `registry.register(name, "module:FACTORY", provider=)`.
 
         `FACTORY(compiled)` returns an `engine.speculative.Proposer`; `--speculative-method` chooses it by its name.
-        The model verifies every draft, so a bad proposer costs time and changes no answer.
+        The model verifies every draft, so a bad proposer costs time but does not change answers.
         """
 
     @hookspec

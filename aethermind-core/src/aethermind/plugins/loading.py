@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from aethermind.plugins.discovery import PluginRecord
 
-__all__ = ["call_each", "load", "plugin_output_to_stderr"]
+__all__ = ["call_each", "load_plugins", "plugin_output_to_stderr"]
 
 logger = get_logger(__name__)
 
 SLOW_S = 2.0
-"""Seconds after which a slow import or hook gets a warning, because it delays every start."""
+"""An import or hook that takes more seconds than this is logged as a warning, because it delays every start."""
 
 
-def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
-    """Import each plugin that has not failed yet and check its hooks; records hold the failures."""
+def load_plugins(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
+    """Import each plugin that has not failed yet and check its hooks; failures are stored in the records."""
     import pluggy
 
     manager = pluggy.PluginManager("aethermind")
@@ -46,7 +46,7 @@ def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
 
 
 def plugin_output_to_stderr(record: PluginRecord) -> contextlib.AbstractContextManager[None]:
-    """Context for running plugin code while a command starts: stdout of third-party plugins goes to stderr."""
+    """Return a context manager for plugin code at startup; it redirects stdout of third-party plugins to stderr."""
     return contextlib.nullcontext() if record.is_first_party else stdout_to_stderr()
 
 
@@ -54,8 +54,8 @@ def _warn_if_slow(record: PluginRecord, what: str, seconds: float) -> None:
     """Warn about a third party's slow import or hook, since nothing else shows what delays a start."""
     if seconds > SLOW_S and not record.is_first_party and record.error is None:
         logger.warning(
-            "Plugin %s takes %.1f s for its %s, which every start waits for. Its author should import what is heavy "
-            "where it is first used.",
+            "Plugin %s takes %.1f s for its %s, which delays every start. Its author should import heavy modules "
+            "where they are first used.",
             record.title,
             seconds,
             what,
@@ -74,21 +74,23 @@ def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything at import, SystemExit included
-        return record.fail(f"importing it raised {describe_exception(error)}", record.repair)
+        return record.fail(f"importing it raised {describe_exception(error)}", record.how_to_fix)
     try:
         manager.register(plugin, name=record.name)
         manager.check_pending()
     except Exception as error:
         if manager.has_plugin(record.name):
             manager.unregister(name=record.name)
-        advice = _suggested_hook(str(error)) + record.repair
-        return record.fail(f"its hooks do not fit plugin API {record.api_version}: {describe_exception(error)}", advice)
+        advice = _suggested_hook(str(error)) + record.how_to_fix
+        return record.fail(
+            f"its hooks do not match plugin API {record.api_version}: {describe_exception(error)}", advice
+        )
     _record_deprecated_use(plugin, record)
-    _hint_at_unmarked_hooks(manager, plugin, record)
+    _warn_about_unmarked_hooks(manager, plugin, record)
 
 
-def _hint_at_unmarked_hooks(manager: pluggy.PluginManager, plugin: object, record: PluginRecord) -> None:
-    """Hint at functions named like a hook but without this project's `@hookimpl`."""
+def _warn_about_unmarked_hooks(manager: pluggy.PluginManager, plugin: object, record: PluginRecord) -> None:
+    """Warn about functions that are named like a hook but lack `@hookimpl`, and about plugins without hooks."""
     marked = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     unmarked = [
         name
@@ -136,8 +138,8 @@ def call_each(
             raise
         except AetherMindError as error:
             record.fail(str(error))
-        except BaseException as error:  # as at import
-            record.fail(f"{hook} raised {describe_exception(error)}", record.repair)
+        except BaseException as error:  # a hook may raise anything, SystemExit included
+            record.fail(f"{hook} raised {describe_exception(error)}", record.how_to_fix)
         seconds = time.perf_counter() - started
         record.register_ms += seconds * 1e3
         _warn_if_slow(record, f"hook {hook}", seconds)

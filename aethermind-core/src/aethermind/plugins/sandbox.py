@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind import env
-from aethermind.cache_folder import atomic_write
+from aethermind.atomic_file import atomic_write
 from aethermind.log import get_logger
 
 __all__ = ["ChildError", "ChildProcess", "ProbeCache", "answer_pipe", "import_path", "stamp_of", "start_child"]

@@ -1,9 +1,9 @@
-"""The first load of a third-party plugin in a child process: a plugin that crashes or hangs there is left out here.
+"""Loads a third-party plugin in a child process first; one that crashes or hangs there is not loaded in this process.
 
 An exception needs no sandbox: loading a plugin in this process records it. A signal, `os._exit` or an endless wait
-would end this process. So each version of a package that is not released with the core is loaded in a child first, all
-its hooks included. The verdict is cached until the plugin's code, or what is installed beside it, changes; a cached
-verdict makes later starts as fast as without a sandbox.
+would end this process. So each version of a package that is not released with the core is loaded in a child first,
+where all its hooks are called, too. The verdict is cached until the plugin's code, or what is installed beside it,
+changes; a cached verdict makes later starts as fast as without a sandbox.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aethermind import env
 from aethermind.log import get_logger
 from aethermind.plugins.compatibility import negotiate
 from aethermind.plugins.discovery import PluginRecord, discover, plugin_names
-from aethermind.plugins.loading import load
+from aethermind.plugins.loading import load_plugins
 from aethermind.plugins.sandbox import ChildError, ProbeCache, stamp_of, start_child
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from aethermind.plugins.sandbox import ChildProcess
 
 __all__ = [
+    "IN_CHILD_PROCESS",
     "LOAD_VERDICTS",
-    "RETRIED",
-    "WHEN_SANDBOXED",
-    "code_stamp",
+    "RETRY_HINT",
+    "code_fingerprint",
     "forget_failures",
     "load_installed",
     "sandbox_load",
@@ -48,9 +48,9 @@ START_LIMIT_S = 20.0
 
 LOAD_VERDICTS = ProbeCache("trials.json")
 
-WHEN_SANDBOXED = "when it was tried in a process of its own"
-RETRIED = "`aethermind doctor` tries it again, as does every start once it has changed."
-"""The ends of messages about a verdict."""
+IN_CHILD_PROCESS = "when it was tried in a child process"
+RETRY_HINT = "`aethermind doctor` tries it again, and so does the next start after it has changed."
+"""The endings of messages about a failure in a child process."""
 
 
 def load_installed() -> tuple[list[PluginRecord], pluggy.PluginManager]:
@@ -58,7 +58,7 @@ def load_installed() -> tuple[list[PluginRecord], pluggy.PluginManager]:
     records = discover()
     _warn_of_unknown_names(records)
     sandbox_load(records)
-    return records, load(records)
+    return records, load_plugins(records)
 
 
 def _warn_of_unknown_names(records: Sequence[PluginRecord]) -> None:
@@ -77,7 +77,7 @@ def sandbox_load(records: Sequence[PluginRecord]) -> None:
         is_loaded = _module(record) in sys.modules
         if record.is_first_party or is_loaded or negotiate(record.api_versions, record.distribution).error:
             continue
-        verdict = LOAD_VERDICTS.get(_key(record), code_stamp(record))
+        verdict = LOAD_VERDICTS.get(_key(record), code_fingerprint(record))
         if verdict is None:
             untried.append(record)
         elif verdict.get("error"):
@@ -91,8 +91,8 @@ def forget_failures() -> None:
     LOAD_VERDICTS.discard_if(lambda verdict: bool(verdict.get("error")))
 
 
-def code_stamp(record: PluginRecord) -> str | None:
-    """A stamp that changes with the plugin's code, and with what is installed or removed beside it (its libraries)."""
+def code_fingerprint(record: PluginRecord) -> str | None:
+    """A fingerprint that changes with the plugin's code, and with what is installed beside it (its libraries)."""
     installed = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
     return stamp_of(record.version, [*_code_files(_module(record)), *installed])
 
@@ -102,40 +102,40 @@ def _load_in_children(records: Sequence[PluginRecord]) -> None:
     with ExitStack() as stack:
         children = []
         for record in records:
-            try:  # processes that a plugin starts at its import find no plugins
+            try:  # AETHERMIND_PLUGINS is empty: no plugins in processes that the import starts
                 starting = start_child("aethermind.runtime.sandbox_child", record.request, {"AETHERMIND_PLUGINS": ""})
                 children.append((record, stack.enter_context(starting)))
             except OSError as error:
-                logger.info("no process to try plugin %s in: %s", record.title, error)
+                logger.info("cannot start a process to try plugin %s: %s", record.title, error)
         for record, child in children:
             try:
                 child.read_line(START_LIMIT_S)
             except ChildError as failure:  # which is not the plugin's fault
-                logger.info("plugin %s is loaded untried: the process for it %s", record.title, failure)
+                logger.info("plugin %s is loaded without a sandbox: its child process %s", record.title, failure)
                 continue
             reason = _watch(child)
-            LOAD_VERDICTS.put(_key(record), code_stamp(record), {"error": reason})
+            LOAD_VERDICTS.put(_key(record), code_fingerprint(record), {"error": reason})
             if reason:
                 _fail(record, reason)
 
 
 def _watch(child: ChildProcess) -> str | None:
-    """Return what stopped the child, or None. It writes the name of each hook that it begins, `!` and the exception
-    that one raised, and an empty line at its end.
+    """Return what stopped the child, or None. The child writes a line before each hook (its name), a line
+    `!` and the exception if one is raised, and an empty line at the end.
     """
-    what = "its import"
+    stage = "its import"
     try:
         while line := child.read_line(LOAD_LIMIT_S):
             if line.startswith("!"):
-                return f"{what} {line[1:]}"
-            what = f"its hook {line}"
+                return f"{stage} {line[1:]}"
+            stage = f"its hook {line}"
     except ChildError as failure:
-        return f"{what} {failure}"
+        return f"{stage} {failure}"
     return None
 
 
 def _fail(record: PluginRecord, error: str) -> None:
-    record.fail(f"{error}, {WHEN_SANDBOXED}.", f"{record.repair} {RETRIED}")
+    record.fail(f"{error}, {IN_CHILD_PROCESS}.", f"{record.how_to_fix} {RETRY_HINT}")
 
 
 def _key(record: PluginRecord) -> str:
@@ -151,7 +151,7 @@ def _code_files(module: str) -> Iterator[str]:
     top, *inner = module.split(".")
     try:
         spec = find_spec(top)
-    except Exception as error:  # of an installed import hook; importing the plugin raises it again
+    except Exception as error:  # raised by an import hook of another package; importing the plugin raises it again
         logger.info("the files of %s are not known: %s", module, error)
         return
     if spec is None:

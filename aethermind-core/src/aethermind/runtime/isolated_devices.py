@@ -25,9 +25,9 @@ from aethermind.hal.device import Probe
 from aethermind.hal.registry import DeviceEntry, DeviceRegistry
 from aethermind.log import get_logger
 from aethermind.plugins.discovery import PluginRecord
-from aethermind.plugins.loading import call_each, load, plugin_output_to_stderr
+from aethermind.plugins.loading import call_each, load_plugins, plugin_output_to_stderr
 from aethermind.plugins.sandbox import ChildError, ProbeCache, answer_pipe, stamp_of, start_child
-from aethermind.plugins.sandbox_load import RETRIED, WHEN_SANDBOXED, code_stamp
+from aethermind.plugins.sandbox_load import IN_CHILD_PROCESS, RETRY_HINT, code_fingerprint
 
 if TYPE_CHECKING:
     from aethermind.hal.backend import Backend
@@ -83,7 +83,7 @@ class IsolatedDevice:
 
     def open(self) -> Backend:
         """Open the device; DeviceError if opening it ended a child, now or earlier."""
-        stamp = code_stamp(self._record)
+        stamp = code_fingerprint(self._record)
         verdict = OPEN_VERDICTS.get(self._key, stamp)
         reason = self._open_in_child(stamp)[0] if verdict is None else verdict.get("error")
         if reason:
@@ -95,7 +95,7 @@ class IsolatedDevice:
         """Open the device in a child, whatever the cached verdict, and return its `facts_of`; DeviceError if it cannot
         be opened.
         """
-        reason, answer = self._open_in_child(code_stamp(self._record))
+        reason, answer = self._open_in_child(code_fingerprint(self._record))
         if reason:
             raise self._failure(reason)
         if "error" in answer:
@@ -141,7 +141,8 @@ class IsolatedDevice:
 
     def _failure(self, reason: str) -> DeviceError:
         return DeviceError(
-            f"Device {self._name!r} cannot be opened: {reason}, {WHEN_SANDBOXED}. {self._record.repair} {RETRIED}"
+            f"Device {self._name!r} cannot be opened: {reason}, {IN_CHILD_PROCESS}. {self._record.how_to_fix} "
+            f"{RETRY_HINT}"
         )
 
 
@@ -167,7 +168,7 @@ def main(request: str) -> None:
 
     asked = json.loads(request)
     record = PluginRecord.of_request(asked)
-    manager, registry = load([record]), DeviceRegistry()
+    manager, registry = load_plugins([record]), DeviceRegistry()
     list(call_each(manager, [record], "register_devices", registry=registry))
     entry = next((entry for entry in registry if entry.name == asked["device"]), None)
     if asked["action"] == "probe":

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from aethermind.plugins.discovery import PluginRecord
-from aethermind.plugins.loading import call_each, load
+from aethermind.plugins.loading import call_each, load_plugins
 from aethermind.plugins.sandbox import answer_pipe
 from aethermind.runtime.runtime import Runtime
 
@@ -35,7 +35,7 @@ def main(request: str) -> None:
     record = PluginRecord.of_request(json.loads(request))
     say("")
     try:
-        manager = load([record])
+        manager = load_plugins([record])
         manager.add_hookcall_monitoring(before_hook, lambda *_: None)
         runtime = Runtime.of([record], manager)
         if hasattr(manager.get_plugin(record.name), "register_operators"):

@@ -42,7 +42,7 @@ __all__ = [
 class Quota:
     """Limits of one tenant; None means no limit. Rates are measured over the last 60 seconds.
 
-    InvalidArgumentError for a limit that is not a positive integer.
+    Raises InvalidArgumentError if a limit is not a positive integer.
     """
 
     max_concurrency: int | None = None
@@ -67,10 +67,10 @@ class Tenant:
     id: str = ""
     quota: Quota = Quota()
     priority: int | None = None
-    """Default and upper bound of the priority of its requests; None leaves it to them."""
+    """Default priority of its requests, and the most urgent that they may ask for; None means neither."""
 
     def prefix_cache_salt(self, cache_salt: str | None) -> bytes:
-        """The salt of its prefix cache keys: 16 bytes, or empty if the request shares its prefix with every other.
+        """The salt of its prefix cache keys: 16 bytes, or empty if all requests may share a cached prefix.
 
         `cache_salt` is the request's own salt, which separates requests of one tenant.
         """
@@ -98,7 +98,7 @@ def key_hash(key: str) -> str:
 
 
 class Tenants:
-    """Finds the tenant of an API key by the key's hash. If there are none, every request is `ANONYMOUS`."""
+    """Finds the tenant of an API key by the key's hash. Without keys, every request is `ANONYMOUS`."""
 
     def __init__(self, by_hash: Iterable[tuple[str, Tenant]] = ()) -> None:
         self._by_hash = [(bytes.fromhex(hashed), tenant) for hashed, tenant in by_hash]
@@ -112,7 +112,7 @@ class Tenants:
     @classmethod
     def of_keys(cls, keys: Sequence[str]) -> Tenants:
         """Create one tenant without quota per key."""
-        return cls(_named(keys))
+        return cls(_tenants_of_keys(keys))
 
     def find(self, key: str) -> Tenant | None:
         """The owner of a key; None for an unknown key. The time it takes does not depend on the key."""
@@ -126,21 +126,21 @@ class Tenants:
 
 
 def read_tenants(keys: Sequence[str], file: Path | None, quota: Quota) -> Tenants:
-    """The tenants of `--api-key` and of a key file. `quota` has the default of each limit.
+    """The tenants whose keys `--api-key` and a key file give. `quota` holds the default limits.
 
     The file is YAML, TOML or JSON: `keys` is a list of mappings with `key` or `key_sha256`, and optionally `name`,
     `priority` and the fields of `Quota`. The message of a SettingsError names the wrong entry but never contains a key.
     """
-    tenants = [(hashed, Tenant(tenant.name, tenant.id, quota)) for hashed, tenant in _named(keys)]
+    tenants = [(hashed, Tenant(tenant.name, tenant.id, quota)) for hashed, tenant in _tenants_of_keys(keys)]
     if file is not None:
-        tenants += _in_file(file, quota)
+        tenants += _read_key_file(file, quota)
     return Tenants(tenants)
 
 
-def _named(keys: Sequence[str]) -> Iterator[tuple[str, Tenant]]:
+def _tenants_of_keys(keys: Sequence[str]) -> Iterator[tuple[str, Tenant]]:
     for number, key in enumerate(keys, 1):
         if not key or not key.isascii() or not key.isprintable():
-            raise InvalidArgumentError("An API key should be of printable ASCII characters, and not empty.")
+            raise InvalidArgumentError("An API key should be a non-empty string of printable ASCII characters.")
         hashed = key_hash(key)
         yield hashed, Tenant(f"key {number}", _id_of(hashed))
 
@@ -150,43 +150,45 @@ def _id_of(hashed: str) -> str:
     return hashlib.blake2b(bytes.fromhex(hashed), digest_size=16, person=b"aethermind").hexdigest()
 
 
-_QUOTAS = tuple(item.name for item in fields(Quota))
-_FIELDS = ("name", "key", "key_sha256", "priority", *_QUOTAS)
+_LIMITS = tuple(item.name for item in fields(Quota))
+_FIELDS = ("name", "key", "key_sha256", "priority", *_LIMITS)
 
 
-def _in_file(file: Path, quota: Quota) -> Iterator[tuple[str, Tenant]]:
-    content = _content(file)
+def _read_key_file(file: Path, quota: Quota) -> Iterator[tuple[str, Tenant]]:
+    content = _parse_key_file(file)
     entries = content.get("keys") if isinstance(content, dict) else None
     if not isinstance(entries, list) or len(content) > 1:
-        raise SettingsError(f"{file} should have one key, `keys`, with a list of API keys.")
+        raise SettingsError(f"{file} should have one field, `keys`, with a list of API keys.")
     for number, entry in enumerate(entries, 1):
         where = f"{file}: entry {number} of keys"
         if not isinstance(entry, dict):
             raise SettingsError(f"{where} should be a mapping with {', '.join(_FIELDS)}.")
         if unknown := sorted(map(str, set(entry) - set(_FIELDS))):
-            raise SettingsError(f"{where} has an unknown field {unknown[0]!r}; there are {', '.join(_FIELDS)}.")
+            raise SettingsError(f"{where} has an unknown field {unknown[0]!r}; the fields are {', '.join(_FIELDS)}.")
         yield _read_entry(entry, number, where, quota)
 
 
-def _content(file: Path) -> Any:
+def _parse_key_file(file: Path) -> Any:
     if not file.is_file():
-        raise SettingsError(f"{file} is no file. Name one with --api-keys-file.")
+        raise SettingsError(f"{file} is not a file. Give the path of one with --api-keys-file.")
     try:
         return json.loads(file.read_text("utf-8")) if file.suffix == ".json" else read_file(file)
     except (SettingsError, OSError, ValueError):
         # The parsers' own messages quote the wrong line, which may contain a key.
-        raise SettingsError(f"{file} cannot be read as YAML, TOML or JSON, by its ending. Correct it.") from None
+        raise SettingsError(
+            f"{file} cannot be read as YAML, TOML or JSON, as its extension says. Correct it."
+        ) from None
 
 
 def _read_entry(entry: dict[str, Any], number: int, where: str, quota: Quota) -> tuple[str, Tenant]:
     hashed = _read_hash(entry, where)
     name, priority = entry.get("name", f"entry {number}"), entry.get("priority")
     if not isinstance(name, str) or not name:
-        raise SettingsError(f"{where}: name should be a text.")
+        raise SettingsError(f"{where}: name should be a non-empty string.")
     if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
         raise SettingsError(f"{where}: priority should be an integer; smaller is more urgent.")
     try:
-        entry_quota = Quota(**{limit: entry.get(limit, getattr(quota, limit)) for limit in _QUOTAS})
+        entry_quota = Quota(**{limit: entry.get(limit, getattr(quota, limit)) for limit in _LIMITS})
     except InvalidArgumentError as error:
         raise SettingsError(f"{where}: {error}") from None
     return hashed, Tenant(name, _id_of(hashed), entry_quota, priority)
@@ -198,7 +200,7 @@ def _read_hash(entry: dict[str, Any], where: str) -> str:
         raise SettingsError(f"{where} should have either key or key_sha256.")
     if hashed is None:
         if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
-            raise SettingsError(f"{where}: key should be a text of printable ASCII characters.")
+            raise SettingsError(f"{where}: key should be a non-empty string of printable ASCII.")
         return key_hash(key)
     if (
         not isinstance(hashed, str)
@@ -231,8 +233,8 @@ class AccessMiddleware:
     With `only_local` the Host header has to name this machine, and the Origin header, if there is one, the server's own
     page or one of `origins`. The first check defeats DNS rebinding, the second cross-site requests.
 
-    A POST to one of the paths `admitted`, which the engine would answer, gets a 429 or 503 before its body is read if
-    `admission` has no capacity for one more answer, so that an overloaded server rejects at the least cost.
+    A POST to a path in `admitted` (those that generate) gets a 429 or 503 before its body is read if `admission` has no
+    capacity for one more answer, so that an overloaded server rejects at the least cost.
     """
 
     def __init__(
@@ -266,7 +268,7 @@ class AccessMiddleware:
         """The error that rejects a request; None if the request may pass."""
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:  # ambiguous behind proxies (RFC 9112, 3.2)
             return ApiError(400, "The request has more than one Host header.", code="host")
-        if self._only_local and not (_may_omit_host(scope) or is_loopback(_bare(name := _host_name(scope)))):
+        if self._only_local and not (_may_omit_host(scope) or is_loopback(_normalized_host(name := _host_name(scope)))):
             return ApiError(403, _WRONG_HOST.format(name=name[:100]), code="host")
         if self._only_local and not ("*" in self._origins or _is_allowed_origin(scope, self._origins)):
             return ApiError(403, _WRONG_ORIGIN.format(origin=(header_of(scope, b"origin") or "")[:100]), code="origin")
@@ -321,13 +323,13 @@ def _may_omit_host(scope: Scope) -> bool:
     return scope["http_version"] == "1.0" and header_of(scope, b"host") is None
 
 
-def _bare(name: str) -> str:
+def _normalized_host(name: str) -> str:
     """A host name in lower case, and an IPv6 address without its brackets."""
     return name.removeprefix("[").removesuffix("]").lower()
 
 
 def _is_allowed_origin(scope: Scope, others: Set[str]) -> bool:
-    """Whether a request comes from no web page, from the server's own page or from one of `others`."""
+    """Whether a request has no Origin header, or its origin is the server itself or one of `others`."""
     origin = header_of(scope, b"origin")
     return origin is None or origin.partition("://")[2] == header_of(scope, b"host") or origin in others
 

@@ -1,6 +1,6 @@
 """Runs the prompts of an HTTP request concurrently, and streams the events of their answers or returns them whole.
 
-Each endpoint implements `Answer`, which builds its response body or its events.
+Each endpoint implements `ResponseBuilder`, which builds its response body or its events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     _Delta = tuple[int, OutputDelta]
     """The index of a prompt, and new output of its answers."""
 
-__all__ = ["Answer", "Generation", "PromptState", "answer_id", "stream_events", "usage_of"]
+__all__ = ["Generation", "PromptState", "ResponseBuilder", "answer_id", "stream_events", "usage_of"]
 
 
 @dataclass(slots=True)
@@ -65,26 +65,26 @@ class PromptState:
             self.logprobs = delta.prompt_logprobs
 
 
-class Answer(ABC):
+class ResponseBuilder(ABC):
     """Builds an endpoint's response to one request: its body, or its events if it is streamed."""
 
     framing: Framing = UNNAMED
     """How events are encoded."""
 
     @abstractmethod
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The body of a response that is not streamed. `outputs` are in the order of the prompts."""
 
     @abstractmethod
-    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+    def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
         """The events for a delta of the choice `index`, an answer to `prompt`."""
 
-    def begin(self) -> Iterable[Event]:
+    def initial_events(self) -> Iterable[Event]:
         """The events before the first delta."""
         return ()
 
     @abstractmethod
-    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
+    def final_events(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
         """The events after the last delta."""
 
 
@@ -221,7 +221,7 @@ class Generation:
 async def stream_events(
     first: Awaitable[_Delta],
     others: AsyncIterator[_Delta],
-    answer: Answer,
+    builder: ResponseBuilder,
     *,
     prompts: Sequence[EnginePrompt],
     num_answers: int,
@@ -229,7 +229,7 @@ async def stream_events(
     """Yield the events of a streamed response: a beginning, those of each delta of the `num_answers` answers to each
     prompt, and an end, in one batch with the last delta.
     """
-    yield EventBatch(list(answer.begin()))
+    yield EventBatch(list(builder.initial_events()))
     states = [PromptState.initial(prompt) for prompt in prompts]
     num_open = len(prompts)
     item: _Delta | None = await first
@@ -241,9 +241,9 @@ async def stream_events(
         for completion in delta.completions:
             # Without any of these, its text is held back: an incomplete character, or a possible stop string.
             if completion.text or completion.finish_reason is not None or completion.logprobs:
-                events += answer.part(prompt_index * num_answers + completion.index, completion, state)
+                events += builder.delta_events(prompt_index * num_answers + completion.index, completion, state)
         num_open -= delta.finished
         if not num_open:
-            events += answer.end(states)
+            events += builder.final_events(states)
         yield EventBatch(events, is_last=not num_open)
         item = await anext(others, None)

@@ -189,7 +189,7 @@ async def fail_unfinished(app: FastAPI) -> None:
     if not state.admission.num_open:
         return
     _log.warning("%d answers are not finished and end with an error", state.admission.num_open)
-    await asyncio.gather(*(model.engine.close() for model in state.models.loaded))
+    await asyncio.gather(*(model.engine.close() for model in state.models.base_models))
     with suppress(TimeoutError):
         async with asyncio.timeout(_ERROR_DELIVERY_S):
             await state.admission.wait_until_empty()

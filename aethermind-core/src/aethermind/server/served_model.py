@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.server.openai.errors import ApiError
-from aethermind.text.chat_template import names_read
+from aethermind.text.chat_template import variables_read
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.model_info import ModelInfo
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedModel", "ServedModels"]
 
-_MAX_CONTEXTS = 2
-"""Prompts longer than this multiple of the context are rejected early, before all of the text is tokenised.
+_MAX_CONTEXT_MULTIPLE = 2
+"""Prompts longer than this multiple of max_model_len are rejected early, before all of the text is tokenised.
 
 Shorter ones are tokenised completely, so that the error can name the exact number of tokens.
 """
 
 _CHARS_PER_TOKEN = 16
-"""Upper bound of the characters that a token of ordinary text has on average, which is 3 or 4."""
+"""Upper bound of the mean characters per token; ordinary text has 3 or 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class ServedModel:
     def with_chat_template(self, chosen: ChosenTemplate) -> ServedModel:
         """The model with another chat template; AetherMindError if the template is unknown or has a syntax error."""
         source = chosen.of(self.tokenizer.chat_templates)
-        names_read(source)  # compiles the template, so that a syntax error is found at start
+        variables_read(source)  # compiles the template, so that a syntax error is found at start
         return replace(self, tokenizer=self.tokenizer.with_chat_template(source))
 
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
         """A loaded model that `engine` runs in this process."""
-        llm.tokenizer.read_whole()
+        llm.tokenizer.read_whole()  # loads the full tokenizer now, not at a later request
         compiled = llm.engine.compiled
         vocab_size = compiled.model.config.vocab_size
         format = llm.engine.parts.answer_format.for_tokens(llm.tokenizer)
@@ -93,8 +93,8 @@ class ServedModel:
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """Tokenise a prompt.
 
-        ContextLengthError for a text whose beginning alone exceeds `_MAX_CONTEXTS` contexts: to tokenise megabytes of
-        text takes seconds.
+        ContextLengthError if the beginning of a text alone has too many tokens (see `check_length`): to tokenise
+        megabytes of text takes seconds.
         """
         limit = self.info.max_model_len
         if isinstance(prompt, str) and len(prompt) > limit * _CHARS_PER_TOKEN:
@@ -103,9 +103,9 @@ class ServedModel:
         return await self.engine.read(prompt)
 
     async def read_all(self, prompts: Sequence[Prompt], field: str) -> list[EnginePrompt]:
-        """Tokenise the prompts of a request, and check the ids of those given as ids.
+        """Tokenise the prompts of a request, and check prompts that are given as token ids.
 
-        ApiError 400 that names `field` for ids outside the vocabulary. The event loop runs other tasks between two
+        ApiError 400, which names `field`, for invalid token ids. The event loop runs other tasks between two
         prompts, because thousands of short ones take as long as a long one.
         """
         read = []
@@ -118,15 +118,15 @@ class ServedModel:
         return read
 
     def check_length(self, num_tokens: int) -> None:
-        """ContextLengthError for more tokens than `_MAX_CONTEXTS` contexts hold."""
+        """Raise ContextLengthError for more than `_MAX_CONTEXT_MULTIPLE` times max_model_len tokens."""
         limit = self.info.max_model_len
-        if num_tokens > _MAX_CONTEXTS * limit:
+        if num_tokens > _MAX_CONTEXT_MULTIPLE * limit:
             raise ContextLengthError(
-                f"The context holds {limit} tokens, and there are {num_tokens} or more. Shorten it."
+                f"The context length is {limit} tokens, and the prompt has {num_tokens} or more. Shorten it."
             )
 
     def check_token_ids(self, token_ids: Collection[int], field: str) -> None:
-        """ApiError 400 that names `field` if one of its token ids is outside the vocabulary."""
+        """Raise ApiError 400, which names `field`, if one of its token ids is outside the vocabulary."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
             raise ApiError(
@@ -142,8 +142,8 @@ class ServedModels:
     """The models of a server and their adapters, by name."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        """InvalidArgumentError if two models or adapters have the same name."""
-        self.loaded = tuple(models)
+        """Raise InvalidArgumentError if two models or adapters have the same name."""
+        self.base_models = tuple(models)
         """The base models, each with an engine of its own."""
         self._models: dict[str, ServedModel] = {}
         for model in chain.from_iterable(base.with_adapters() for base in models):
@@ -171,5 +171,6 @@ class ServedModels:
     def failure(self) -> str | None:
         """The first engine that is down, and why; None while all engines run."""
         return next(
-            (f"{model.name}: {failure}" for model in self.loaded if (failure := model.engine.failure) is not None), None
+            (f"{model.name}: {failure}" for model in self.base_models if (failure := model.engine.failure) is not None),
+            None,
         )

@@ -57,13 +57,13 @@ class TextEvents:
     """Encodes events that differ only in one text: the JSON around it is encoded once per choice."""
 
     def __init__(self, framing: Framing, make: Callable[[int, str], dict[str, Any]]) -> None:
-        """`make` returns the event that adds a text to the choice of an index."""
+        """`make(index, text)` returns the event that appends `text` to choice `index`."""
         self._framing = framing
         self._make = make
         self._surroundings: dict[int, tuple[bytes, bytes]] = {}
 
     def encode(self, index: int, text: str) -> bytes:
-        """The event that adds `text` to the choice `index`, encoded."""
+        """The encoded event that appends `text` to choice `index`."""
         surroundings = self._surroundings.get(index)
         if surroundings is None:
             prefix, suffix = self._framing.encode(self._make(index, _ANY_TEXT)).split(b'"%s"' % _ANY_TEXT.encode())
@@ -143,7 +143,7 @@ class EventStream(Response):
 class _Writer:
     """Writes a response, with a timer for keep-alive comments and the send timeout. Mutable.
 
-    The start of the response passes the middlewares, which may change headers; its parts are sent by the connection's
+    The response start passes the middlewares, which may change headers; body chunks go directly to the connection's
     own `send_chunk`. `send_timed_out` is done when the client has not read for `timeout_s` seconds.
     """
 
@@ -156,7 +156,7 @@ class _Writer:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._last_s = self._now()
+        self._last_sent_s = self._now()
         self._blocked_since_s: float | None = None
         """The time since which a write is blocked by the client; None while none is."""
         self._timer: asyncio.TimerHandle | None = None
@@ -177,13 +177,13 @@ class _Writer:
         await self._with_send_timeout(self._send({"type": "http.response.start", "status": status, "headers": headers}))
 
     async def write(self, data: bytes) -> None:
-        """Send a part; the timer limits how long that may take."""
+        """Send a chunk of the body; the timer limits how long that may take."""
         self._blocked_since_s = self._now()
         await self._send_chunk(data)
-        self._last_s, self._blocked_since_s = self._blocked_since_s, None
+        self._last_sent_s, self._blocked_since_s = self._blocked_since_s, None
 
     async def end(self, data: bytes, terminator: bytes) -> None:
-        """Send the last part and the terminator, once the client has read nearly everything before them.
+        """Send the last chunk and the terminator, once the client has read nearly everything before them.
 
         A client that reads slowly would otherwise miss the terminator when the server shuts down.
         """
@@ -196,12 +196,12 @@ class _Writer:
     async def _with_send_timeout(self, work: Awaitable[None]) -> None:
         self._blocked_since_s = self._now()
         await work
-        self._last_s, self._blocked_since_s = self._blocked_since_s, None
+        self._last_sent_s, self._blocked_since_s = self._blocked_since_s, None
 
     def _check(self) -> None:
         """Send a comment after KEEP_ALIVE_S without an event, and check whether the client reads.
 
-        It runs as rarely as possible, because a timer around each part would cost more than the part.
+        One timer for all chunks, run as rarely as possible: a timer per chunk would cost more than sending the chunk.
         """
         now, since_s = self._now(), self._blocked_since_s
         if since_s is not None:
@@ -210,7 +210,7 @@ class _Writer:
                 self.send_timed_out.set_result(None)
                 return
         else:
-            wait_s = min(self._last_s + KEEP_ALIVE_S - now, self._timeout_s)
+            wait_s = min(self._last_sent_s + KEEP_ALIVE_S - now, self._timeout_s)  # a write may block in the meantime
             if wait_s <= 0:
                 self._keep_alive_task = self._loop.create_task(self._keep_alive())
                 return
@@ -223,5 +223,5 @@ class _Writer:
         except TimeoutError:
             self.send_timed_out.set_result(None)
             return
-        self._last_s = self._now()
+        self._last_sent_s = self._now()
         self._check()

@@ -23,35 +23,35 @@ _SEED = 11
 def kernel_cases(
     operators: OperatorRegistry, kernels: Sequence[Kernel], formats: WeightFormatRegistry
 ) -> Iterator[KernelCase]:
-    """Yield the cases of kernels: dense weights on all samples, in every dtype of the kernel, and weight formats.
+    """Yield each kernel's cases: all samples with dense weights in each of its dtypes, and some per weight format.
 
-    A sample that a kernel does not support is not a case of it if another kernel of the operator does, or if it uses
-    what the operator gained after its first release, which no kernel has to compute. Each weight
-    format of a kernel (every listed format, where it supports any) has up to three samples in one dtype: the one with
-    the widest weight, the one with the most rows, and another; and one of them in every other dtype. The other sample
-    rotates over the kernels of an operator, which share packing and loops, so that together they cover all.
+    A sample that a kernel does not support is skipped if another kernel of its operator supports it, or if it uses what
+    the operator gained after its first release, which no kernel has to compute. Each weight format of a kernel (each
+    registered one, if it supports any) has up to three samples in one dtype: the one with the widest weight, the one
+    with the most rows, and a third; and one of them in every other dtype. The third sample varies between kernels of an
+    operator, which share packing and loops, so together they cover all samples.
     """
     turns = count()
-    drawn: dict[str, list[Sample]] = {}
+    samples_of: dict[str, list[Sample]] = {}
     for kernel in kernels:
         if kernel.operator not in operators:  # a collective operator, which one device cannot run
             continue
         operator = operators[kernel.operator]
         dtypes = sorted(kernel.dtypes & operator.tolerances.keys(), key=str)
-        if operator.name not in drawn:
-            drawn[operator.name] = list(operator.samples(np.random.default_rng(_SEED)))
-        samples = drawn[operator.name]
+        if operator.name not in samples_of:
+            samples_of[operator.name] = list(operator.samples(np.random.default_rng(_SEED)))
+        samples = samples_of[operator.name]
         if kernel.weight_formats is None or DENSE in kernel.weight_formats:
-            rivals = [rival for rival in kernels if rival.operator == operator.name]
+            alternatives = [other for other in kernels if other.operator == operator.name]
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
                 if is_supported(case) or not (
-                    _uses_additions(case) or any(is_supported(replace(case, kernel=rival)) for rival in rivals)
+                    _uses_additions(case) or any(is_supported(replace(case, kernel=other)) for other in alternatives)
                 ):
                     yield case
         if _formatted_inputs(operator, kernel):
             names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
             for name in names:
-                yield from _of_format(operator, kernel, dtypes, samples, formats, name, next(turns))
+                yield from _cases_of_format(operator, kernel, dtypes, samples, formats, name, next(turns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class KernelGroup:
 
 
 def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False) -> Iterator[KernelGroup]:
-    """Yield, for every kernel and dtype, the cases with the most rows, largest inputs, longest sums, and others.
+    """Yield per kernel and dtype the cases with the most rows, largest inputs, longest reduction, and two others.
 
-    They have dense weights, or the first format of kernels that do not support dense ones and share a name; with
-    `of_every_format`, each format has a group.
+    Each has one group with dense weights and one with its first other weight format, if it supports them; with
+    `of_every_format`, one group per format.
     """
     groups: dict[tuple[str, str, DType, str], list[KernelCase]] = {}
     for case in cases:
@@ -84,12 +84,12 @@ def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False)
         seen.add(kind)
         rows = max(group, key=lambda case: _num_rows(case.operator, case.operator.weight_inputs, case.sample))
         size = max(group, key=lambda case: sum(0 if array is None else array.size for array in case.sample.inputs))
-        deep = max(group, key=lambda case: _last_dim(case.sample))
-        chosen = {id(case): case for case in (rows, size, deep, group[0], group[len(group) // 2])}
+        longest = max(group, key=lambda case: _last_dim(case.sample))
+        chosen = {id(case): case for case in (rows, size, longest, group[0], group[len(group) // 2])}
         yield KernelGroup(tuple(chosen.values()))
 
 
-def _of_format(
+def _cases_of_format(
     operator: Operator,
     kernel: Kernel,
     dtypes: list[DType],
@@ -112,9 +112,9 @@ def _samples_of_format(
     ]
     inputs = _formatted_inputs(operator, kernel)
     widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
-    tallest = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
-    others = [sample for sample in tried if sample is not widest and sample is not tallest]
-    chosen = (widest, None if tallest is widest else tallest, others[turn % len(others)] if others else None)
+    most_rows = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
+    others = [sample for sample in tried if sample is not widest and sample is not most_rows]
+    chosen = (widest, None if most_rows is widest else most_rows, others[turn % len(others)] if others else None)
     return [sample for sample in chosen if sample is not None]
 
 
@@ -130,19 +130,19 @@ def _uses_additions(case: KernelCase) -> bool:
 
 
 def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:
-    """Return the weights that may be quantised: those read whole, and those whose rows are gathered from a pack."""
+    """Return the weights that may be quantised: those read whole, and those gathered from a packed layout by row."""
     return (*operator.weight_inputs, *(name for name in kernel.packs if name in operator.gathered))
 
 
 def _num_columns(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
-    """Return the number of columns of the widest quantised weight: only a wide one has several blocks in a row."""
+    """Return the number of columns of the widest quantised weight: only wide ones have several blocks a row."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     widths = [array.shape[1] for spec, array in named if spec.name in inputs and array is not None]
     return int(max(widths))
 
 
 def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
-    """Return the number of rows of the first input that is not such a weight: kernels differ by it."""
+    """Return the number of rows of the first input that is not in `inputs`: kernels depend on the number."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     return next((int(array.shape[0]) for spec, array in named if spec.name not in inputs and array is not None), 0)
 

@@ -24,7 +24,7 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.case import architectures_of
 from aethermind.testing.kernel_cases import KernelGroup, kernel_cases, kernel_groups
-from aethermind.testing.kernel_properties import has_separable_rows
+from aethermind.testing.kernel_invariants import has_separable_rows
 from aethermind.testing.operator_calls import KernelCase
 from aethermind.testing.report import CaseResult, Expectations, Outcome, read_expectations
 

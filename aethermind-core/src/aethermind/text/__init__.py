@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aethermind.text.chat_prompt import chat_prompt
     from aethermind.text.chat_template import render_chat
     from aethermind.text.detokenizer import Detokenizer
-    from aethermind.text.stop import StopChecker, StopResult
+    from aethermind.text.stop_strings import StopChecker, StopResult
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerFormat", "Detokenizer", "StopChecker", "StopResult", "Tokenizer", "chat_prompt", "render_chat"]
@@ -27,8 +27,8 @@ __all__ = ["AnswerFormat", "Detokenizer", "StopChecker", "StopResult", "Tokenize
 _HOMES = {
     "AnswerFormat": "answer_parser",
     "Detokenizer": "detokenizer",
-    "StopChecker": "stop",
-    "StopResult": "stop",
+    "StopChecker": "stop_strings",
+    "StopResult": "stop_strings",
     "Tokenizer": "tokenizer",
     "chat_prompt": "chat_prompt",
     "render_chat": "chat_template",

@@ -2,7 +2,7 @@
 
 Models mark reasoning and calls with tags (`<think>…</think>`, `<tool_call>{"name": …, "arguments": …}</tool_call>`), or
 write a bare call. An `AnswerFormat` declares which; the parser is the same for all. Text that may be the beginning of a
-tag is held back until more text decides, so the pieces do not depend on how the text is split into deltas.
+tag is held back until more text decides, so the parts do not depend on how the text is split into deltas.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-Piece = Content | Reasoning | ToolCall
+AnswerPart = Content | Reasoning | ToolCall
 
 
 class _Inside(Enum):
@@ -109,8 +109,8 @@ class AnswerParser:
         self._is_behind_tag = self._was_opened
         """Whether the next white space follows a tag."""
 
-    def push(self, text: str) -> Iterator[Piece]:
-        """Add text; yield the pieces that it completes."""
+    def push(self, text: str) -> Iterator[AnswerPart]:
+        """Add text; yield the parts that it completes."""
         self._held += text
         before = None
         while self._held and self._inside is not before:  # the rest may belong to another part
@@ -127,7 +127,7 @@ class AnswerParser:
                 self._kept.append(self._held)
                 self._held = ""
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> Iterator[AnswerPart]:
         """End the text; yield what was held back. Tags that were not closed end here."""
         if self._call is not None:
             yield from self._unclosed(self._call)
@@ -140,7 +140,7 @@ class AnswerParser:
                 yield from self._called(calls)
                 return
             self._inside = _Inside.TEXT
-        yield from self._pieces(rest)
+        yield from self._text_part(rest)
 
     def _begin(self) -> None:
         """Decide what an answer begins with, or what follows its reasoning."""
@@ -169,22 +169,22 @@ class AnswerParser:
         if is_behind_tag:
             self._is_behind_tag = True
 
-    def _think(self) -> Iterator[Piece]:
+    def _think(self) -> Iterator[AnswerPart]:
         assert self._reasoning is not None
         thoughts, found = self._up_to(self._reasoning[1])
-        yield from self._pieces(thoughts.rstrip() if found else thoughts)
+        yield from self._text_part(thoughts.rstrip() if found else thoughts)
         if found:
             self._go_into(_Inside.BEGINNING, is_behind_tag=True)
 
-    def _say(self) -> Iterator[Piece]:
+    def _say(self) -> Iterator[AnswerPart]:
         if self._tool_call is None:
             held, self._held = self._taken(self._held), ""
-            yield from self._pieces(held)
+            yield from self._text_part(held)
             return
         text, found = self._up_to(self._tool_call[0])
         words = text.rstrip() if found else text
         is_right_behind = self._is_behind_tag and not words
-        yield from self._pieces(words)
+        yield from self._text_part(words)
         if found:
             self._space_before_call = "" if is_right_behind else text[len(words) :]
             self._call = TaggedCall(self._tool_call[1])
@@ -207,15 +207,15 @@ class AnswerParser:
             self._kept.append(space)
         return text, False
 
-    def _go_on_calling(self) -> Iterator[Piece]:
+    def _go_on_calling(self) -> Iterator[AnswerPart]:
         assert self._call is not None
         behind = self._call.push(self._held)
         self._held = behind or ""
         if behind is not None:
             yield from self._closed(self._call.body)
 
-    def _closed(self, body: str) -> Iterator[Piece]:
-        """Yield the pieces of a closed pair of tool-call tags: calls, or text."""
+    def _closed(self, body: str) -> Iterator[AnswerPart]:
+        """Yield the parts of a closed pair of tool-call tags: calls, or text."""
         assert self._tool_call is not None
         self._call = None
         self._go_into(_Inside.TEXT)
@@ -225,8 +225,8 @@ class AnswerParser:
             self._is_behind_tag = False
             yield Content(self._space_before_call + self._tool_call[0] + body + self._tool_call[1])
 
-    def _unclosed(self, call: TaggedCall) -> Iterator[Piece]:
-        """Yield the pieces of a call in which the text ended.
+    def _unclosed(self, call: TaggedCall) -> Iterator[AnswerPart]:
+        """Yield the parts of a call in which the text ended.
 
         If it is not a call, a closing tag inside of what seemed to be a string did close it.
         """
@@ -244,7 +244,7 @@ class AnswerParser:
         yield from self.push(behind)
         yield from self.finish()
 
-    def _called(self, calls: list[tuple[str, str]]) -> Iterator[Piece]:
+    def _called(self, calls: list[tuple[str, str]]) -> Iterator[AnswerPart]:
         for name, arguments in calls:
             yield ToolCall(self._num_calls, name, arguments)
             self._num_calls += 1
@@ -256,7 +256,7 @@ class AnswerParser:
         self._kept.clear()
         return whole
 
-    def _pieces(self, text: str) -> Iterator[Piece]:
+    def _text_part(self, text: str) -> Iterator[AnswerPart]:
         if self._is_behind_tag:
             text = text.lstrip()
         if text:

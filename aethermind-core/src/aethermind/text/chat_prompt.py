@@ -15,8 +15,8 @@ __all__ = [
     "ConversationTokenCache",
     "Message",
     "RESERVED_NAMES",
+    "RenderedChat",
     "TemplateOptions",
-    "WrittenChat",
     "chat_prompt",
 ]
 
@@ -31,7 +31,7 @@ RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 """Variables of the template that `chat_template_kwargs` cannot set."""
 
 
-class WrittenChat(str):
+class RenderedChat(str):
     """A conversation rendered by a template, with special tokens: none are added when it is encoded.
 
     The templates of Llama and Mistral write the BOS token, which would otherwise be there twice.
@@ -53,7 +53,7 @@ class TemplateOptions(TypedDict, total=False):
     """Further variables for the template."""
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> WrittenChat:
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> RenderedChat:
     """Return the prompt of `messages`.
 
     Raises InvalidArgumentError for malformed messages, TokenizerError where there is no template or it fails.
@@ -80,7 +80,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
     }
     plain = [_with_plain_content(message) for message in messages]
     add_generation_prompt = options.get("add_generation_prompt", True)
-    return WrittenChat(render_chat(template, plain, add_generation_prompt=add_generation_prompt, **names))
+    return RenderedChat(render_chat(template, plain, add_generation_prompt=add_generation_prompt, **names))
 
 
 def _with_plain_content(message: Message) -> Message:

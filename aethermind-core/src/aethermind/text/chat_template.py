@@ -27,7 +27,7 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat", "tests_null_content"]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "render_chat", "tests_null_content", "variables_read"]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """The longest prompt that a template may write: 32 Mi characters, about eight million tokens."""
@@ -103,7 +103,7 @@ def render_chat(
 
 
 @lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
-def names_read(template: str) -> frozenset[str]:
+def variables_read(template: str) -> frozenset[str]:
     """Return the variables that a template reads; others have no effect. TokenizerError as of `render_chat`."""
     _compile(template)
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import aethermind
 from aethermind import env, text
-from aethermind.cache_folder import CacheFolder, digest_of, file_stamp
+from aethermind.cache_folder import CacheFolder, digest_of, file_fingerprint
 from aethermind.errors import TokenizerError
 from aethermind.log import get_logger
 from aethermind.text.bpe_tables import BpeTables, has_tables, write_tables
@@ -38,7 +38,7 @@ def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: st
     """
     key = _key(path, made_with)
     folder = _folder()
-    place = folder.place(key)
+    place = folder.path_of(key)
     try:
         tables = BpeTables(place, key)
     except OSError:
@@ -85,7 +85,7 @@ def _key(path: Path, made_with: Sequence[str]) -> str:
 
     code = sorted(Path(text.__path__[0]).glob("*.py"))
     versions = [aethermind.__version__, tokenizers.__version__, *made_with]
-    return digest_of([versions, [file_stamp(file) for file in (path, *code)]])
+    return digest_of([versions, [file_fingerprint(file) for file in (path, *code)]])
 
 
 def _write_at_exit(fast: FastTokenizer, key: str, place: Path) -> None:

@@ -1,11 +1,11 @@
 """Launches of paged attention, over unquantised and quantised caches: which kernel computes which part of a batch.
 
-The tensor core kernels differ in the queries per sequence. With no more tokens than sequences, the decode kernel
-computes each token separately; otherwise it computes the sequences whose queries fit into the tiles of one query, and
-the prefill kernel the others. The host knows shapes only: kernels find their sequences by `cu_seqlens_q`. A kernel that
-cannot have sequences by the shapes is not launched.
+Decode is for few queries per sequence, prefill for many. With no more tokens than sequences, the decode kernel
+computes each token separately; otherwise it computes the sequences of at most `_decode_rows(call)` rows, and
+the prefill kernel the others. The host knows only shapes: each kernel finds its sequences in `cu_seqlens_q`. A kernel
+that has no sequence for any batch of these shapes is not launched.
 
-Both kernels split the keys of long sequences among blocks, and the combine kernel merges the partials.
+Both kernels split the keys of long sequences among blocks, and the combine kernel merges the partial results.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _PREFILL_ROWS = 128
 _MIN_PREFILL_SPLIT_KEYS = 256
 _MIN_DECODE_SPLIT_KEYS = 128
 _MAX_UNSPLIT_KEYS = 256
-"""Decode: fewer keys take a block less time than merging splits would."""
+"""Up to this many keys, decode is faster in one block than with splits that have to be merged."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 """Resident blocks per multiprocessor, limited by registers; half as many for decode tiles of 16 rows."""
 _RESERVED_SHARED_BYTES = 1024
 """Shared memory that the driver reserves per block; a multiprocessor has that much more than a block can use."""
 
 _COMBINE_ROWS = 4
-"""Prefill rows that a block of the combine kernel merges at a time; of decode rows it merges one."""
+"""Prefill rows that a block of the combine kernel merges at a time; it merges decode rows one by one."""
 
 _COMBINE_BLOCKS_PER_MULTIPROCESSOR = 8
-"""Combine blocks for prefill rows, which stride until none is left."""
+"""Limit of combine blocks for prefill rows; they process all rows in a grid-stride loop."""
 
 _PADDING = 8
 """Row padding in shared memory, in elements (csrc/common/attention_tile.cuh)."""
@@ -86,37 +86,37 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
 
 
 def _supports_tensor_cores(signature: Signature) -> str | None:
-    head_dim, piece = last_dim(signature, 0), 16 if _is_quantized(len(signature.inputs)) else 8
-    if head_dim is None or head_dim > 128 or head_dim % piece:
-        return f"takes heads of up to 128 elements, a multiple of {piece}, not {head_dim}"
+    head_dim, multiple = last_dim(signature, 0), 16 if _is_quantized(len(signature.inputs)) else 8
+    if head_dim is None or head_dim > 128 or head_dim % multiple:
+        return f"takes heads of up to 128 elements, a multiple of {multiple}, not {head_dim}"
     return None
 
 
 class _Tiles(NamedTuple):
-    """Upper bounds of the tiles of one kv head per kernel."""
+    """Upper bounds of the number of tiles per kv head, for each kernel."""
 
     decode: int
     prefill: int
 
 
 def estimate_prefill_tiles(call: Call) -> int:
-    """An estimate of the prefill tiles of one kv head: as if decode computed one token of each sequence."""
+    """Estimate the prefill tiles of one kv head, assuming that decode computes one token of each sequence."""
     num_tokens, num_sequences = _num_tokens_and_sequences(call)
-    return max(0, num_tokens - num_sequences) * _group(call) // _PREFILL_ROWS
+    return max(0, num_tokens - num_sequences) * _group_size(call) // _PREFILL_ROWS
 
 
 def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | None = None) -> Iterator[Launch]:
     """The launches of decode, prefill and combine that the shapes require.
 
-    `prefill`, called with the most rows of a decode sequence, replaces the prefill kernel; it does not split keys.
+    `prefill`, called with the maximum rows of a decode sequence, replaces the prefill kernel; it does not split keys.
     """
     arguments = _arguments(call)
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
         return
-    width, is_quantized = _width(call), _is_quantized(len(call.inputs))
+    width, is_quantized = _padded_head_dim(call), _is_quantized(len(call.inputs))
     suffix = f"{call.outputs[0].dtype}_{width}"
-    form = "_quantized" if is_quantized else ""
+    variant = "_quantized" if is_quantized else ""
     tiles = _tiles(call)
     arguments.items_are_tokens = arguments.num_tokens <= num_sequences
     arguments.decode_tile_rows = _decode_tile_rows(call)
@@ -129,14 +129,14 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     if arguments.max_prefill_splits:
         combine_blocks += _prefill_combine_blocks(call, tiles.prefill, arguments.max_prefill_splits)
     if tiles.decode:
-        source = f"paged_attention_decode{form}"
+        source = f"paged_attention_decode{variant}"
         rows, grid = arguments.decode_tile_rows, (tiles.decode, num_kv_heads, arguments.max_decode_splits)
         block, shared = (32 * _DECODE_WARPS, 1, 1), _decode_shared(width, is_quantized, rows)
         yield Launch(source, f"{source}_{suffix}_{rows}", grid, block, (arguments,), shared)
     if tiles.prefill and prefill:
         yield prefill(call, arguments.decode_rows)
     elif tiles.prefill:
-        source = f"paged_attention_prefill{form}"
+        source = f"paged_attention_prefill{variant}"
         grid = (tiles.prefill + arguments.max_prefill_splits, num_kv_heads, 1)
         shared = _prefill_shared(width, is_quantized)
         yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
@@ -149,8 +149,8 @@ def _row_launches(call: Call) -> Iterator[Launch]:
     arguments = _arguments(call)
     if arguments.num_sequences == 0:
         return
-    form = "_quantized" if _is_quantized(len(call.inputs)) else ""
-    name = f"paged_attention_rows{form}_{call.outputs[0].dtype}"
+    variant = "_quantized" if _is_quantized(len(call.inputs)) else ""
+    name = f"paged_attention_rows{variant}_{call.outputs[0].dtype}"
     grid = (arguments.num_tokens, arguments.num_heads, 1)
     yield Launch("paged_attention_rows", name, grid, (THREADS, 1, 1), (arguments,))
 
@@ -173,7 +173,7 @@ def _arguments(call: Call) -> Any:
         call.workspace,
         call.workspace + _decode_partials_bytes(call),
         float(call.attributes["scale"]),
-        *(num_tokens, num_sequences, num_heads, num_kv_heads, _group(call)),
+        *(num_tokens, num_sequences, num_heads, num_kv_heads, _group_size(call)),
         *(head_dim, num_blocks, block_size, blocks_per_sequence),
         int(call.attributes["window"]),
         code_type(k_cache) if scales else 0,
@@ -185,14 +185,14 @@ def _address(array: DeviceArray | None) -> int | None:
     return None if array is None else array.address
 
 
-def _width(call: Call) -> int:
+def _padded_head_dim(call: Call) -> int:
     """The head_dim that the kernel is compiled for; extra elements are zero."""
     head_dim = call.outputs[0].shape[-1]
     widths = (64, 128) if _is_quantized(len(call.inputs)) else (64, 96, 128)
     return next(width for width in widths if head_dim <= width)
 
 
-def _group(call: Call) -> int:
+def _group_size(call: Call) -> int:
     q, k_cache = call.inputs[0], call.inputs[1]
     assert q is not None
     assert k_cache is not None
@@ -200,13 +200,13 @@ def _group(call: Call) -> int:
 
 
 def _decode_rows(call: Call) -> int:
-    """Most rows of a decode sequence: those of the tiles of one query's heads."""
-    return align_up(_group(call), _DECODE_ROWS)
+    """Maximum rows of a sequence that decode computes: the heads of one query, rounded up to whole tiles."""
+    return align_up(_group_size(call), _DECODE_ROWS)
 
 
 def _decode_tile_rows(call: Call) -> int:
     num_tokens, num_sequences = _num_tokens_and_sequences(call)
-    is_small = num_tokens <= num_sequences and _group(call) <= _SMALL_DECODE_ROWS
+    is_small = num_tokens <= num_sequences and _group_size(call) <= _SMALL_DECODE_ROWS
     return _SMALL_DECODE_ROWS if is_small else _DECODE_ROWS
 
 
@@ -218,38 +218,38 @@ def _num_tokens_and_sequences(call: Call) -> tuple[int, int]:
 
 
 def _tiles(call: Call) -> _Tiles:
-    (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group(call)
+    (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group_size(call)
     decode = min(num_tokens, num_sequences) * div_up(group, _DECODE_ROWS)
     if num_tokens <= num_sequences or num_tokens * group <= _decode_rows(call):
         return _Tiles(decode, 0)
-    # A single sequence is the prefill kernel's, even if padding hides that it has few queries.
+    # The prefill kernel computes a single sequence, even if it has few queries and the other tokens are padding.
     return _Tiles(0 if num_sequences == 1 else decode, _max_prefill_tiles(call))
 
 
 def _max_prefill_tiles(call: Call) -> int:
-    """A bound that is monotone in every size."""
-    (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group(call)
+    """An upper bound that is monotone in every size, so that the workspace for the largest sizes suffices."""
+    (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group_size(call)
     min_queries = _decode_rows(call) // group + 1
     return num_tokens * group // _PREFILL_ROWS + min(num_sequences, num_tokens // min_queries)
 
 
 def _max_keys(call: Call) -> int:
-    """Most keys: the slots of a block table row."""
+    """Maximum keys of a sequence: the slots of a row of the block table."""
     block_tables, k_cache = call.inputs[5], call.inputs[1]
     assert block_tables is not None
     assert k_cache is not None
     return block_tables.shape[1] * k_cache.shape[2]
 
 
-def _decode_splits(call: Call, num_blocks: int) -> int:
+def _decode_splits(call: Call, num_unsplit_blocks: int) -> int:
     if _max_keys(call) <= _MAX_UNSPLIT_KEYS:
         return 1
-    max_splits = _max_decode_blocks(call, _decode_tile_rows(call)) // max(1, num_blocks)
+    max_splits = _max_decode_blocks(call, _decode_tile_rows(call)) // max(1, num_unsplit_blocks)
     return max(1, min(max_splits, div_up(_max_keys(call), _MIN_DECODE_SPLIT_KEYS)))
 
 
 def _prefill_splits(call: Call, num_tiles: int) -> int:
-    """Splits of all tiles of one kv head; 0 where no tile will be split by the shapes."""
+    """Splits of all tiles of one kv head; 0 if no batch of these shapes has a tile to split."""
     splits = _max_prefill_split_count(call, num_tiles)
     has_enough_tiles = _num_tokens_and_sequences(call)[1] == 1 and 2 * num_tiles > splits
     return 0 if _max_keys(call) < 2 * _MIN_PREFILL_SPLIT_KEYS or splits < 2 or has_enough_tiles else splits
@@ -258,14 +258,14 @@ def _prefill_splits(call: Call, num_tiles: int) -> int:
 def _max_prefill_split_count(call: Call, num_tiles: int) -> int:
     k_cache = call.inputs[1]
     assert k_cache is not None
-    shared = _prefill_shared(_width(call), _is_quantized(len(call.inputs)))
+    shared = _prefill_shared(_padded_head_dim(call), _is_quantized(len(call.inputs)))
     return min(
         _resident_blocks(call, shared) // k_cache.shape[1], num_tiles * div_up(_max_keys(call), _MIN_PREFILL_SPLIT_KEYS)
     )
 
 
 def _prefill_combine_blocks(call: Call, num_tiles: int, num_splits: int) -> int:
-    """Combine blocks of one kv head: enough for all tiles that may be split, at most those that are resident."""
+    """Combine blocks of one kv head: enough for all tiles that may be split, but no more than can be resident."""
     k_cache = call.inputs[1]
     assert k_cache is not None
     max_blocks = _COMBINE_BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
@@ -274,26 +274,26 @@ def _prefill_combine_blocks(call: Call, num_tiles: int, num_splits: int) -> int:
 
 
 def _resident_blocks(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
-    """Resident blocks of the GPU: keys are not split further, since more blocks would only queue."""
+    """Thread blocks that can be resident on the GPU: the limit of splits, since more blocks would only queue."""
     by_shared_memory = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
     return max(1, min(by_registers, by_shared_memory)) * call.device.num_multiprocessors
 
 
 def _max_decode_blocks(call: Call, rows: int) -> int:
-    shared = _decode_shared(_width(call), _is_quantized(len(call.inputs)), rows)
+    shared = _decode_shared(_padded_head_dim(call), _is_quantized(len(call.inputs)), rows)
     return _resident_blocks(call, shared, _BLOCKS_PER_MULTIPROCESSOR * _SMALL_DECODE_ROWS // rows)
 
 
 def _decode_partials_bytes(call: Call) -> int:
-    """Workspace for any number of splits: no more blocks than this have partial results."""
-    return _max_decode_blocks(call, _SMALL_DECODE_ROWS) * _DECODE_ROWS * (_width(call) + 2) * 4
+    """Workspace for any number of splits: at most `_max_decode_blocks` blocks write partial results."""
+    return _max_decode_blocks(call, _SMALL_DECODE_ROWS) * _DECODE_ROWS * (_padded_head_dim(call) + 2) * 4
 
 
 def _partials_bytes(call: Call) -> int:
     k_cache = call.inputs[1]
     assert k_cache is not None
     prefill_partials = _max_prefill_split_count(call, _max_prefill_tiles(call)) * k_cache.shape[1]
-    return _decode_partials_bytes(call) + prefill_partials * _PREFILL_ROWS * (_width(call) + 2) * 4
+    return _decode_partials_bytes(call) + prefill_partials * _PREFILL_ROWS * (_padded_head_dim(call) + 2) * 4
 
 
 def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
@@ -306,8 +306,8 @@ def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
 
 
 def _prefill_shared(width: int, is_quantized: bool) -> int:
-    """Dynamic shared memory, `PrefillShared::kBytes`: queries, two stages of 32 keys and values, and for codes the
-    dequantised ones and scales. Up to head_dim 96, what follows the first stage reuses the memory of queries.
+    """Dynamic shared memory, `PrefillShared::kBytes`: queries, two stages of 32 keys and values, and for quantised
+    caches dequantised keys and values, and scales. Up to width 96 all but the first stage reuse the queries' memory.
     """
     row, keys = 2 * (width + _PADDING), 32
     stage = 2 * keys * width if is_quantized else 2 * keys * row

@@ -1,4 +1,4 @@
-"""The QKV projections of few tokens in one launch (`common/qkv_projection.cuh`)."""
+"""The q, k and v projections of a few tokens, fused into one launch (`common/qkv_projection.cuh`)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _addresses(arrays: Sequence[DeviceArray | None]) -> ctypes.Array[ctypes.c_vo
 
 
 def max_fused_tokens(linear: Kernel) -> int:
-    """Most tokens of the single launch; beyond, three launches of `linear` are faster."""
+    """Maximum tokens of the fused launch; for more, three launches of `linear` are faster."""
     return _DENSE.max_skinny_tokens if DENSE in (linear.weight_formats or ()) else _QUANTIZED.max_skinny_tokens
 
 
 def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
     """The launch for three calls of a `linear` kernel: q, k and v of the same inputs.
 
-    The summation order of a token does not depend on the number of tokens.
+    It is batch-invariant: the summation order of a token does not depend on the number of tokens.
     """
     assert linear.weight_formats is not None
     (name,) = linear.weight_formats
@@ -58,14 +58,14 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
         widths = [out.shape[1] for out in outputs]
         weights, biases = ([operands[i] for operands in inputs] for i in (1, 2))
         addresses = (_addresses(outputs), _addresses(weights), _addresses(biases))
-        call = _QkvProjection(*addresses, x.address, num_tokens, *widths[:2], num_inputs)
-        # Each matrix has its own tiles; the last one may be partial.
+        parameters = _QkvProjection(*addresses, x.address, num_tokens, *widths[:2], num_inputs)
+        # (tokens, outputs, inputs). Each matrix has its own tiles, of which the last may be partial.
         sizes = num_tokens, sum(div_up(width, _TILE_OUTPUTS) for width in widths) * _TILE_OUTPUTS, num_inputs
         if format is None:
             dense = [weight for weight in weights if weight is not None]
-            return _DENSE.launch(str(x.dtype), sizes, (call,), x.dtype, is_invariant=True, dense=dense)
-        layout = QuantizedLayout(format, (widths[0], num_inputs))
-        arguments = (call, layout.num_blocks, layout.log2_chunks, layout.affine_term)
+            return _DENSE.launch(str(x.dtype), sizes, (parameters,), x.dtype, is_invariant=True, dense=dense)
+        layout = QuantizedLayout(format, (widths[0], num_inputs))  # k and v differ only in rows, not used below
+        arguments = (parameters, layout.num_blocks, layout.log2_chunks, layout.affine_term)
         gemv = quantized_gemv(_QUANTIZED.source, format, sizes, arguments, x)
         if gemv is not None:
             return gemv

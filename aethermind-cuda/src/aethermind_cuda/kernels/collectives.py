@@ -12,7 +12,7 @@ from aethermind.dispatch import Signature
 from aethermind.hal.memory import align_up
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels.rows import permute_heads, transpose
-from aethermind_cuda.launch import Call, Context, DeviceArray, Enqueue, Work
+from aethermind_cuda.launch import Call, DeviceArray, Enqueue, LaunchBinder, Work
 from aethermind_cuda.nccl import find_nccl
 
 __all__ = ["KERNELS"]
@@ -26,9 +26,9 @@ class AllReduce(NamedTuple):
     out: DeviceArray
     x: DeviceArray
 
-    def bind(self, context: Context) -> Enqueue:
+    def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `launch.Work`."""
-        return context.collectives.bind_all_reduce(self.out, self.x)
+        return binder.collectives.bind_all_reduce(self.out, self.x)
 
 
 class AllGather(NamedTuple):
@@ -37,9 +37,9 @@ class AllGather(NamedTuple):
     out: DeviceArray
     part: DeviceArray
 
-    def bind(self, context: Context) -> Enqueue:
+    def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `launch.Work`."""
-        return context.collectives.bind_all_gather(self.out, self.part)
+        return binder.collectives.bind_all_gather(self.out, self.part)
 
 
 def _all_reduce(call: Call) -> Iterator[Work]:

@@ -1,4 +1,4 @@
-"""The decoder: Qwen2's, built from the core's blocks. Image embeddings are ordinary prompt embeddings to it."""
+"""The decoder: the Qwen2 architecture, built from core blocks. It gets image embeddings as prompt embeddings."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class PixelsModel:
-    """A model: its configuration."""
+    """A model of this architecture, defined by its configuration."""
 
     config: DecoderConfig
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Build the logits, float32 [R, vocab_size]."""
+        """Build the graph and return the logits, float32 [R, vocab_size], of the R rows that need logits."""
         return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=True, has_qk_norm=False)
 
 
 class PixelsArchitecture:
-    """`PixelsForCausalLM`."""
+    """The architecture that config.json names `PixelsForCausalLM`."""
 
     ignored_names = ("lm_head.weight", "pixels.*")
 

@@ -34,22 +34,22 @@ class PixelsProcessor:
         given = data["image"]
         images = list(given) if isinstance(given, list | tuple) else [given]
         token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        num_places = list(token_ids).count(self._image_token_id)
-        if num_places != len(images):
+        num_placeholders = list(token_ids).count(self._image_token_id)
+        if num_placeholders != len(images):
             raise InvalidArgumentError(
-                f"The prompt has {num_places} places for images and {len(images)} were given; "
-                f"write token {self._image_token_id} once for each."
+                f"The prompt has {num_placeholders} places for images and {len(images)} were given; "
+                f"write token {self._image_token_id} once per image."
             )
-        embedded: list[int] = []
+        expanded: list[int] = []
         spans: list[EmbeddingSpan] = []
         for token_id in token_ids:
             if token_id != self._image_token_id:
-                embedded.append(token_id)
+                expanded.append(token_id)
                 continue
             values = self._patches(images[len(spans)]) @ self._weight.T + self._bias
-            spans.append(EmbeddingSpan(len(embedded), values))
-            embedded += [token_id] * len(values)
-        return ProcessedPrompt(embedded, tuple(spans))
+            spans.append(EmbeddingSpan(len(expanded), values))
+            expanded += [token_id] * len(values)
+        return ProcessedPrompt(expanded, tuple(spans))
 
     def _patches(self, image: Any) -> npt.NDArray[np.float32]:
         """Split an image: [num_patches, patch_size · patch_size · 3], in row-major order."""
@@ -57,7 +57,7 @@ class PixelsProcessor:
         try:
             pixels = np.asarray(image, dtype=np.float32)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"An image is an array of numbers: {error}.") from None
+            raise InvalidArgumentError(f"An image should be an array of numbers: {error}.") from None
         if (
             pixels.ndim != 3
             or pixels.shape[2] != _CHANNELS
@@ -66,7 +66,7 @@ class PixelsProcessor:
             or pixels.shape[1] % size
         ):
             raise InvalidArgumentError(
-                f"An image is an array [height, width, {_CHANNELS}] whose sides are multiples of {size}, "
+                f"An image should be an array [height, width, {_CHANNELS}] whose sides are multiples of {size}, "
                 f"got the shape {list(pixels.shape)}."
             )
         rows, columns = pixels.shape[0] // size, pixels.shape[1] // size

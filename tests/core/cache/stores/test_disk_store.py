@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from aethermind.atomic_file import write_partial
 from aethermind.cache.stores import StoreAddress, disk_store
 from aethermind.cache.stores.disk_store import DiskStore, open_disk_store
-from aethermind.cache_folder import write_partial
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 PAGE = 4096

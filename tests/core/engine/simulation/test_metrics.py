@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aethermind.engine.simulation import (
     RequestRecord,
-    Simulation,
     SimulationReport,
+    SimulationResult,
     StepCosts,
     TraceRequest,
     jain_index,
@@ -44,7 +44,7 @@ def test_a_report() -> None:
         record(1.0, 4.0, 11.0, tenant="b", deadline_ms=9000.0, priority=0),
         record(2.0, None, None, tenant="b", deadline_ms=9000.0),
     ]
-    run = Simulation(records, 1, 7, busy_s=5.0, makespan_s=10.0, running_s=15.0, waiting_s=4.0, kv_usage_s=2.5)
+    run = SimulationResult(records, 1, 7, busy_s=5.0, makespan_s=10.0, running_s=15.0, waiting_s=4.0, kv_usage_s=2.5)
     report = SimulationReport.of(run, COSTS, chunk=100)
     assert (report.ttft.p50, report.urgent_ttft.p99, report.e2e.p50) == (2.0, 1.0, 7.5)
     assert report.tpot.p50 == pytest.approx((1.0 + 1.75) / 2)
@@ -55,5 +55,5 @@ def test_a_report() -> None:
 
 
 def test_a_report_without_finished_requests() -> None:
-    report = SimulationReport.of(Simulation([record(0.0, None, None)], 1), COSTS, chunk=100)
+    report = SimulationReport.of(SimulationResult([record(0.0, None, None)], 1), COSTS, chunk=100)
     assert all(math.isnan(value) for value in (report.ttft.p50, report.in_time, report.fairness))

@@ -9,19 +9,21 @@ import pytest
 
 from aethermind.engine.policies import FirstComeFirstServed, PriorityWithAging, ShortestFirst
 from aethermind.engine.scheduling.decision import StepBudget
-from aethermind.engine.simulation import Simulation, StepCosts, TraceRequest, read_trace, simulate
+from aethermind.engine.simulation import SimulationResult, StepCosts, TraceRequest, read_trace, simulate
 
 FOLDER = Path(__file__).parent
 COSTS = StepCosts(1.0, 0.01, 0.1, 0.0)
 NO_REST = {"num_kv_blocks": 1000, "block_size": 16}
 
 
-def run(trace: list[TraceRequest], policy: Any = None, budget: StepBudget | None = None, **sizes: int) -> Simulation:
+def run(
+    trace: list[TraceRequest], policy: Any = None, budget: StepBudget | None = None, **sizes: int
+) -> SimulationResult:
     policy, budget = policy or FirstComeFirstServed(), budget or StepBudget(8, 100)
     return simulate(trace, policy, budget, COSTS, **{**NO_REST, **sizes})
 
 
-def times(result: Simulation) -> list[tuple[float | None, float | None]]:
+def times(result: SimulationResult) -> list[tuple[float | None, float | None]]:
     return [(record.first_token_s, record.finished_s) for record in result.records]
 
 
@@ -55,8 +57,8 @@ def test_queue_and_shortage_are_counted() -> None:
     trace = [TraceRequest(0.0, 30, 30) for _ in range(6)]
     result = run(trace, num_kv_blocks=8)
     assert result.max_waiting == 6
-    assert result.queue[0] == (0.0, 6)
-    assert result.queue[-1][1] == 0
+    assert result.queue_lengths[0] == (0.0, 6)
+    assert result.queue_lengths[-1][1] == 0
     assert sum(record.num_preemptions for record in result.records) > 0
     assert all(record.finished_s for record in result.records)
     assert 0.5 < result.kv_usage_s / result.busy_s <= 1.0

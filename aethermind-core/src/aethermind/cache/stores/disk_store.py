@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aethermind import env
+from aethermind.atomic_file import delete_stale, write_partial
 from aethermind.cache.stores.kv_store import StoreAddress
-from aethermind.cache_folder import delete_stale, write_partial
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 __all__ = ["DiskIndex", "DiskStore", "open_disk_store"]

@@ -12,7 +12,7 @@ from aethermind.cli import console, options
 from aethermind.cli.bench import limits
 from aethermind.cli.flags import with_settings
 from aethermind.cli.settings import DeviceOptions, ExecutionOptions
-from aethermind.cli.weight_formats import as_record, describe
+from aethermind.cli.weight_format_report import as_record, describe
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.roofline import StepShape

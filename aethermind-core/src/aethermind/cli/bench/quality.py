@@ -12,7 +12,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
-from aethermind.cli.weight_formats import as_record
+from aethermind.cli.weight_format_report import as_record
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.scheduling.decision import StepBudget
-    from aethermind.engine.simulation import Simulation, StepCosts, TraceRequest
+    from aethermind.engine.simulation import SimulationResult, StepCosts, TraceRequest
     from aethermind.runtime import Runtime
 
 __all__ = ["EXAMPLES", "simulate"]
@@ -155,7 +155,7 @@ def _run(
     costs: StepCosts,
     num_blocks: int,
     block_size: int,
-) -> Simulation:
+) -> SimulationResult:
     from aethermind.cli.progress import LoadProgress
     from aethermind.engine.simulation import simulate as run
 
@@ -165,7 +165,7 @@ def _run(
         return run(requests, policy, budget, costs, **sizes, on_progress=progress)
 
 
-def _record(run: Simulation, costs: StepCosts, budget: StepBudget) -> dict[str, Any]:
+def _record(run: SimulationResult, costs: StepCosts, budget: StepBudget) -> dict[str, Any]:
     """A run's metrics, for JSON; unknown values are null."""
     from aethermind.engine.simulation import SimulationReport
 

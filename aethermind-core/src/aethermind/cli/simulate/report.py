@@ -12,7 +12,7 @@ from aethermind.cli import console
 from aethermind.cli.output_files import COLORS, picture
 
 if TYPE_CHECKING:
-    from aethermind.engine.simulation import Simulation
+    from aethermind.engine.simulation import SimulationResult
 
 __all__ = ["draw", "print_table"]
 
@@ -83,7 +83,7 @@ _NUM_CLASSES = 4
 _NUM_SPANS = 100
 
 
-def draw(runs: Mapping[str, Simulation], path: Path) -> None:
+def draw(runs: Mapping[str, SimulationResult], path: Path) -> None:
     """Plot TTFT, the queue over time, and TTFT by size of request; one colour per policy."""
     with picture(path, num_axes=3) as (figure, (left, middle, right)):
         for index, (name, run) in enumerate(runs.items()):
@@ -98,7 +98,7 @@ def draw(runs: Mapping[str, Simulation], path: Path) -> None:
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
 
 
-def _draw_first_tokens(axes: Any, run: Simulation, name: str, color: str) -> None:
+def _draw_first_tokens(axes: Any, run: SimulationResult, name: str, color: str) -> None:
     waits = sorted(
         record.first_token_s - record.trace.arrival_s for record in run.records if record.first_token_s is not None
     )
@@ -107,12 +107,12 @@ def _draw_first_tokens(axes: Any, run: Simulation, name: str, color: str) -> Non
     axes.plot(waits[::step] or [0.0], shares[::step] or [0.0], color=color, linewidth=2, label=name)
 
 
-def _mean_queue(run: Simulation) -> tuple[list[float], list[float]]:
+def _mean_queue(run: SimulationResult) -> tuple[list[float], list[float]]:
     """Times in minutes and the mean number of waiting requests, in _NUM_SPANS equal intervals."""
     span = max(run.makespan_s, 1e-9) / _NUM_SPANS
     waited = [0.0] * (_NUM_SPANS + 1)
-    ends = [*(time for time, _ in run.queue[1:]), run.makespan_s]
-    for (start, length), end in zip(run.queue, ends, strict=True):
+    ends = [*(time for time, _ in run.queue_lengths[1:]), run.makespan_s]
+    for (start, length), end in zip(run.queue_lengths, ends, strict=True):
         while start < end:
             index = min(int(start / span), _NUM_SPANS - 1)
             upto = end if index == _NUM_SPANS - 1 else min(end, (index + 1) * span)
@@ -124,7 +124,7 @@ def _mean_queue(run: Simulation) -> tuple[list[float], list[float]]:
     return minutes, [total / span for total in waited[:_NUM_SPANS]]
 
 
-def _draw_classes(axes: Any, run: Simulation, index: int, count: int, color: str) -> None:
+def _draw_classes(axes: Any, run: SimulationResult, index: int, count: int, color: str) -> None:
     from aethermind.engine.simulation import percentile
 
     done = sorted(

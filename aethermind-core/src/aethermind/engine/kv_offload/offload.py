@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchCosts", "KVOffload"]
 
-_WEIGHT = 0.3
+_EMA_WEIGHT = 0.3
 _HALF_LIFE_S = 30.0
 _MARGIN = 2.0
 """How many times faster computing must be before it is preferred: fetching leaves the device to other requests."""
@@ -57,34 +57,34 @@ class FetchCosts:
     def observe(self, num_bytes: int, seconds: float) -> None:
         """Record a fetch; `seconds` include waiting."""
         measured = seconds / num_bytes
-        weight = _WEIGHT if self._seconds_per_byte else 1.0
+        weight = _EMA_WEIGHT if self._seconds_per_byte else 1.0
         self._seconds_per_byte += weight * (measured - self._seconds_per_byte)
         self._measured_at = self._clock()
 
 
 _FETCH_TIMEOUT_S = 2.0
-"""The least time that a request waits for a store."""
+"""The least timeout of a fetch; longer where computing the blocks is expected to take longer."""
 _SLOW_READ_S = 1.0
 _SLOW_WRITE_S = 10.0
-"""Calls that take longer count as failed."""
-_FLUSH_S = 4.0
-_POLL_S = 0.02
+"""Reads and writes that take longer count as failed."""
+_FLUSH_TIMEOUT_S = 4.0
+_POLL_TIMEOUT_S = 0.02
 _LOAD_BYTES = 16 * 2**20
 """About how much is copied to the device between two steps, so that running requests are hardly delayed."""
-_SEQUENCE = "blocks from a store"
+_LOADING_SEQUENCE_ID = "blocks from a store"
 
 
 class _PendingPrompt:
-    """A prompt whose blocks from `num_blocks` on are being fetched, with the requests that wait for it."""
+    """A prompt whose blocks from index `first_block` on are being fetched, with the requests that wait for it."""
 
-    __slots__ = ("deadline", "extra_key", "fetch", "num_blocks", "num_loaded", "requests", "started_at", "token_ids")
+    __slots__ = ("deadline", "extra_key", "fetch", "first_block", "num_loaded", "requests", "started_at", "token_ids")
 
-    def __init__(self, request: Request, fetch: Fetch, num_blocks: int, started_at: float, deadline: float) -> None:
+    def __init__(self, request: Request, fetch: Fetch, first_block: int, started_at: float, deadline: float) -> None:
         self.requests = [request]
         self.token_ids = request.prompt_token_ids
         self.extra_key = request.extra_key
         self.fetch = fetch
-        self.num_blocks = num_blocks
+        self.first_block = first_block
         self.num_loaded = 0
         self.started_at = started_at
         self.deadline = deadline
@@ -93,7 +93,7 @@ class _PendingPrompt:
 class KVOffload:
     """Connects the prefix cache of an engine to a KV store. All calls come from the engine's thread.
 
-    Answers do not depend on the store: blocks that cannot be fetched, or whose check fails, are computed. A failing
+    Answers do not depend on the store: blocks that cannot be fetched, or fail their check, are computed. A failing
     store costs time (a request waits `_FETCH_TIMEOUT_S`, or as long as computing is expected to take, if that is
     longer) and one warning.
     """
@@ -139,7 +139,7 @@ class KVOffload:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for the store."""
+        """The number of requests that wait for the store."""
         return len(self._prompt_of)
 
     @property
@@ -147,10 +147,10 @@ class KVOffload:
         """Counters of blocks so far."""
         return replace(self._stats, num_errors=self._warnings.num_errors)
 
-    def fetch(self, request: Request, lacking: Collection[bytes] = ()) -> bool:
+    def fetch(self, request: Request, absent: Collection[bytes] = ()) -> bool:
         """Start to fetch the blocks of a prompt that are not in the prefix cache.
 
-        Returns whether `request` has to wait until `arrived` returns it. The store is known not to have `lacking` keys.
+        Returns whether `request` has to wait until `arrived` returns it. The store does not have the keys `absent`.
         """
         token_ids, extra_key, block_size = request.prompt_token_ids, request.extra_key, self._block_size
         num_known = self._cache.query(token_ids, extra_key) // block_size
@@ -163,11 +163,11 @@ class KVOffload:
             self._stats.num_misses += num_wanted
             return False
         keys = self._prefix_cache.keys(token_ids[:-1], extra_key)[num_known:]
-        if keys[0] in lacking:
+        if keys[0] in absent:
             self._stats.num_misses += num_wanted
             return False
         prompt = self._prompts.get(keys[0])
-        if prompt is not None:  # shares its first missing block with a prompt in flight, and is checked again after it
+        if prompt is not None:  # the same first block is being fetched for another prompt; see `_end`
             prompt.requests.append(request)
         else:
             now = self._clock()
@@ -184,7 +184,7 @@ class KVOffload:
         With `may_wait` it waits briefly if no block has arrived.
         """
         if may_wait:
-            self._reader.wait(_POLL_S)
+            self._reader.wait(_POLL_TIMEOUT_S)
         ready: list[Request] = []
         for prompt in list(self._prompts.values()):
             contents, is_done = self._reader.take(prompt.fetch, self._load_blocks)
@@ -207,13 +207,13 @@ class KVOffload:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all blocks so far are in the store; False on timeout or if the store is failing."""
+        """Wait until all blocks queued so far are in the store; False on timeout or if the store is failing."""
         return self._writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Write pending blocks, as far as the store accepts them in time, and release all resources."""
+        """Write pending blocks for at most `_FLUSH_TIMEOUT_S` seconds, and release all resources."""
         self._reader.close()
-        self._writer.flush(_FLUSH_S)
+        self._writer.flush(_FLUSH_TIMEOUT_S)
         self._writer.close()
         self._prefix_cache.listener = None
         try:
@@ -222,27 +222,27 @@ class KVOffload:
             self._warnings.failed(error)
 
     def _load(self, prompt: _PendingPrompt, contents: Sequence[StoredBlocks]) -> bool:
-        """Copy blocks to the device and publish them to the prefix cache; False if they are no longer useful."""
+        """Copy blocks to the device and add them to the prefix cache; False if earlier blocks or memory are missing."""
         if not contents:
             return True
         cache, block_size, token_ids = self._cache, self._block_size, prompt.token_ids
-        begin = prompt.num_blocks + prompt.num_loaded
+        begin = prompt.first_block + prompt.num_loaded
         end = begin + len(contents)
-        opened = cache.open(_SEQUENCE, token_ids[: end * block_size + 1], prompt.extra_key)
-        num_there = opened.num_cached_tokens // block_size
-        missing = contents[max(num_there - begin, 0) :]
+        opened = cache.open(_LOADING_SEQUENCE_ID, token_ids[: end * block_size + 1], prompt.extra_key)
+        num_cached = opened.num_cached_tokens // block_size
+        missing = contents[max(num_cached - begin, 0) :]
         num_tokens = len(missing) * block_size
-        is_useful = num_there >= begin and cache.reserve(_SEQUENCE, num_tokens).outcome is CacheOutcome.OK
+        is_useful = num_cached >= begin and cache.reserve(_LOADING_SEQUENCE_ID, num_tokens).outcome is CacheOutcome.OK
         if is_useful:
-            self._incoming.put(missing, cache.block_table(_SEQUENCE)[end - len(missing) : end].tolist())
-            cache.commit(_SEQUENCE, num_tokens)
+            self._incoming.put(missing, cache.block_table(_LOADING_SEQUENCE_ID)[end - len(missing) : end].tolist())
+            cache.commit(_LOADING_SEQUENCE_ID, num_tokens)
             self._writer.mark_stored(prompt.fetch.keys[prompt.num_loaded : prompt.num_loaded + len(contents)])
             prompt.num_loaded += len(contents)
-        cache.release(_SEQUENCE, token_ids[: end * block_size])
+        cache.release(_LOADING_SEQUENCE_ID, token_ids[: end * block_size])
         return is_useful
 
     def _end(self, prompt: _PendingPrompt) -> list[Request]:
-        """End the fetch of a prompt; returns its requests that need no further fetch."""
+        """End a fetch. Requests with other prompts are fetched for again; returns those that need no further fetch."""
         seconds = self._clock() - prompt.started_at
         self._forget(prompt)
         self._stats.num_hits += prompt.num_loaded
@@ -251,11 +251,11 @@ class KVOffload:
             self._costs.observe(prompt.num_loaded * self._bytes_per_block, seconds)
         for request in prompt.requests:
             del self._prompt_of[request]
-        lacking = frozenset(prompt.fetch.keys[prompt.num_loaded :])
+        absent = frozenset(prompt.fetch.keys[prompt.num_loaded :])
         return [
             request
             for request in prompt.requests
-            if request.prompt_token_ids is prompt.token_ids or not self.fetch(request, lacking)
+            if request.prompt_token_ids is prompt.token_ids or not self.fetch(request, absent)
         ]
 
     def _forget(self, prompt: _PendingPrompt) -> None:

@@ -52,7 +52,7 @@ def compile_model(
     config = config or EngineConfig.of(**options)
     source = runtime.open_source(model, config.tokenizer)
     raw = source.config()
-    name = runtime.architectures.name_in(raw, source.path)
+    name = runtime.architectures.resolve_name(raw, source.path)
     architecture = runtime.architectures.get(name)
     network = architecture.create(raw)
     if rank == 0:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aethermind.dispatch.dispatcher import Dispatcher
     from aethermind.engine.loading.compiled_model import CompiledModel
 
-__all__ = ["FormatUse", "WeightFormats", "format_uses", "held_formats"]
+__all__ = ["FormatUsage", "WeightFormats", "format_uses", "held_formats"]
 
 _HEAD_OPERATOR = "lm_head"
 _HEAD_FORMAT = "int8"
@@ -105,7 +105,7 @@ def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class FormatUse:
+class FormatUsage:
     """The share of a model in one format; `nbytes` is its size there.
 
     `num_dequantized` of the parameters are held as float32, because their kernels have no layout for the format.
@@ -123,7 +123,7 @@ class FormatUse:
         return 8 * self.nbytes / self.num_values
 
 
-def format_uses(compiled: CompiledModel) -> list[FormatUse]:
+def format_uses(compiled: CompiledModel) -> list[FormatUsage]:
     """The formats other than dense, in the order of their first parameters."""
     types = compiled.parameter_types
     shapes: dict[WeightFormat, dict[str, tuple[int, ...]]] = {}
@@ -134,7 +134,7 @@ def format_uses(compiled: CompiledModel) -> list[FormatUse]:
         constant.parameter for constant in constants if constant.weight_format is not None and constant.pack is None
     }
     return [
-        FormatUse(
+        FormatUsage(
             format.name,
             len(given),
             len(dequantized & given.keys()),

@@ -244,7 +244,7 @@ class TokenizerFrontend:
         """
         source = runtime.open_source(model, tokenizer)
         raw = source.config()
-        architecture = runtime.architectures.name_in(raw, source.path)
+        architecture = runtime.architectures.resolve_name(raw, source.path)
         found = source.tokenizer()
         found.read_whole()
         factory = runtime.input_processors.find(architecture)

@@ -16,7 +16,7 @@ from aethermind.engine.requests.output import CompletionOutput, Logprob, Request
 from aethermind.engine.requests.request import FinishReason
 from aethermind.errors import AetherMindError
 from aethermind.text.detokenizer import Detokenizer, last_text_token
-from aethermind.text.stop import StopChecker
+from aethermind.text.stop_strings import StopChecker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
-from aethermind.text.chat_prompt import WrittenChat
+from aethermind.text.chat_prompt import RenderedChat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +156,7 @@ class PromptReader:
                     f"The beginning of the prompt alone has {num_tokens} tokens, of {len(text)} characters in all, and "
                     f"the context holds {max_len}. Shorten the prompt."
                 )
-        is_chat = isinstance(text, WrittenChat)
+        is_chat = isinstance(text, RenderedChat)
         return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat), is_chat=is_chat)
 
     def _truncate(self, text: str, limit: int) -> list[int]:

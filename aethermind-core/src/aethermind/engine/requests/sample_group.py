@@ -24,17 +24,17 @@ class SampleGroup:
     """The requests for `n` answers to one prompt. The first is queued like any request; the others are pending until
     they can fork its sequence or that of a sibling.
 
-    An `OutputSource` for the answers together.
+    The `OutputSource` of all its answers together.
     """
 
     def __init__(self, request_id: str, builders: list[OutputBuilder]) -> None:
         self.request_id = request_id
         self.requests = [builder.request for builder in builders]
         self.pending = self.requests[1:]
-        """Requests that have not been started."""
+        """Requests that are not queued and have not been started."""
         self.prompt = builders[0].prompt
         self.prompt_token_ids = builders[0].prompt_token_ids
-        self.has_ended = False
+        self.has_ended = False  # set by the engine when it ends the group
         self._builders = builders
         self._included: set[int] = set()
         self._reader: OutputReader | None = None
@@ -64,7 +64,7 @@ class SampleGroup:
                 break
             child = self.pending.pop(0)
             cache.fork(source.request_id, child.request_id)
-            # The last token of the prompt is computed again: the first token is sampled from its logits.
+            # The last token of the prompt is computed again: the first output token is sampled from its logits.
             child.num_computed_tokens = child.num_prompt_tokens - 1
             cache.truncate(child.request_id, child.num_computed_tokens)
             child.state = RequestState.RUNNING
@@ -82,7 +82,7 @@ class SampleGroup:
             self.request_id,
             [delta for builder in included if (delta := builder.completion_delta(cursor)) is not None],
             self.has_ended,
-            self._metrics([builder.metrics for builder in included]),
+            self._aggregate_metrics([builder.metrics for builder in included]),
             first.request.num_prompt_tokens,
             first.request.num_cached_tokens,
             first.new_prompt_logprobs(cursor),
@@ -95,7 +95,7 @@ class SampleGroup:
         self._reader = self._reader or OutputReader()
         return self._reader.read(self)
 
-    def _metrics(self, of_answers: list[RequestMetrics]) -> RequestMetrics:
+    def _aggregate_metrics(self, of_answers: list[RequestMetrics]) -> RequestMetrics:
         first_token_times = [metrics.first_token_s for metrics in of_answers if metrics.first_token_s is not None]
         end_times = [metrics.finished_s for metrics in of_answers if metrics.finished_s is not None]
         return RequestMetrics(
@@ -169,7 +169,7 @@ class SampleGroups:
     def partition(
         self, builders: list[OutputBuilder]
     ) -> tuple[list[OutputBuilder], list[tuple[SampleGroup, list[OutputBuilder]]]]:
-        """The builders of requests without a group, and those of each group."""
+        """Split builders into those of requests without a group and those of each group."""
         alone = [builder for builder in builders if builder.request_id not in self._group_of]
         members: dict[str, list[OutputBuilder]] = {}
         for builder in builders:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aethermind.engine.simulation.cost_model import StepCosts, read_costs
 from aethermind.engine.simulation.metrics import SimulationReport, jain_index, percentile
-from aethermind.engine.simulation.simulator import RequestRecord, Simulation, simulate
+from aethermind.engine.simulation.simulator import RequestRecord, SimulationResult, simulate
 from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS, TraceRequest, complete, read_trace
 
 __all__ = [
     "HASH_BLOCK_TOKENS",
     "RequestRecord",
-    "Simulation",
     "SimulationReport",
+    "SimulationResult",
     "StepCosts",
     "TraceRequest",
     "complete",

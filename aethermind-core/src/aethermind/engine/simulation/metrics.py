@@ -9,7 +9,7 @@ from math import nan
 from statistics import mean
 
 from aethermind.engine.simulation.cost_model import StepCosts
-from aethermind.engine.simulation.simulator import RequestRecord, Simulation
+from aethermind.engine.simulation.simulator import RequestRecord, SimulationResult
 
 __all__ = ["Latency", "SimulationReport", "jain_index", "percentile"]
 
@@ -80,7 +80,7 @@ class SimulationReport:
     makespan_s: float
 
     @classmethod
-    def of(cls, run: Simulation, costs: StepCosts, chunk: int) -> SimulationReport:
+    def of(cls, run: SimulationResult, costs: StepCosts, chunk: int) -> SimulationReport:
         """Summarise a run; `chunk` is the most prompt tokens of a step."""
         done = [record for record in run.records if record.finished_s is not None]
         ttft = [_since(record, record.first_token_s) for record in done]

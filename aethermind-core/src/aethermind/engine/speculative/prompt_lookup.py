@@ -1,5 +1,5 @@
-"""Prompt lookup decoding (Saxena, 2023): drafts are the tokens that followed the last few tokens where they occurred
-before.
+"""Prompt lookup decoding (Saxena, 2023): a draft is what followed an earlier occurrence of the
+last n-gram.
 
 It needs no second model, and is accurate where answers quote the prompt: summaries, edited code, questions on a text.
 """
@@ -17,7 +17,7 @@ __all__ = ["NgramIndex", "PromptLookup"]
 
 
 class NgramIndex:
-    """An index of the n-grams of a growing text, of `shortest` to `longest` tokens. Each token is indexed once."""
+    """An incremental index of the n-grams of `shortest` to `longest` tokens of a growing token sequence."""
 
     __slots__ = ("_ends", "_lengths", "_num_indexed")
 
@@ -40,7 +40,7 @@ class NgramIndex:
         return []
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Enter the n-grams that end before the last token, which have a continuation."""
+        """Index the n-grams that end before the last token; only these have a continuation."""
         ends = self._ends
         for end in range(self._num_indexed + 1, len(tokens)):
             for length in self._lengths:
@@ -58,14 +58,14 @@ class PromptLookup:
         self._indices: dict[str, NgramIndex] = {}
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """Draft by the longest matching n-gram, of equal ones by the latest."""
-        guesses = []
+        """Return the continuation of the latest occurrence of the longest matching n-gram of each request."""
+        drafts = []
         for request, max_tokens in zip(requests, limits, strict=True):
             index = self._indices.get(request.request_id)
             if index is None:
                 index = self._indices[request.request_id] = NgramIndex(*self._lengths)
-            guesses.append(index.continuation(request.all_token_ids, max_tokens))
-        return guesses
+            drafts.append(index.continuation(request.all_token_ids, max_tokens))
+        return drafts
 
     def forget(self, request_id: str) -> None:
         """Drop the request's index."""

@@ -42,9 +42,9 @@ class InFlightStep:
 
 
 class TokenReadback:
-    """Copies sampled tokens and their log probabilities to page-locked memory, directly behind the step in its stream.
+    """Copies sampled tokens and their log probabilities to page-locked memory, on the step's stream, after the step.
 
-    Two buffers alternate: a step has to be read before the second step after it is enqueued.
+    Double-buffered: step i has to be read before step i + 2 is enqueued.
     """
 
     def __init__(self, opened: OpenDevice, num_rows: int) -> None:
@@ -54,45 +54,45 @@ class TokenReadback:
         self._stream = backend.streams.default(opened.device.index)
         buffer, other = (self._allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
         event, other_event = (backend.events.create() for _ in range(2))
-        self._turns = ((buffer, event), (other, other_event))
+        self._buffers = ((buffer, event), (other, other_event))
 
     def enqueue(self, outputs: Sequence[Tensor]) -> Callable[[], list[Array]]:
         """Enqueue copies of a step's outputs; returns a function that waits for them and returns views."""
-        starts = list(accumulate((align_up(output.nbytes, ALIGNMENT) for output in outputs), initial=0))
-        (buffer, copied), other = self._turns
-        if starts[-1] > align_up(buffer.nbytes, ALIGNMENT):  # the buffer's last step has been read
-            buffer = self._allocator.alloc(starts[-1], MemoryKind.PINNED)
-        self._turns = other, (buffer, copied)
-        arrived = [
+        offsets = list(accumulate((align_up(output.nbytes, ALIGNMENT) for output in outputs), initial=0))
+        (buffer, copied), other = self._buffers
+        if offsets[-1] > align_up(buffer.nbytes, ALIGNMENT):  # the buffer's last step has been read
+            buffer = self._allocator.alloc(offsets[-1], MemoryKind.PINNED)
+        self._buffers = other, (buffer, copied)
+        host_tensors = [
             Tensor.of(buffer, output.dtype, output.shape, start)
-            for output, start in zip(outputs, starts[:-1], strict=True)
+            for output, start in zip(outputs, offsets[:-1], strict=True)
         ]
-        for host, output in zip(arrived, outputs, strict=True):
+        for host, output in zip(host_tensors, outputs, strict=True):
             self._transfer.copy_async(host, output, self._stream)
         copied.record(self._stream)
 
         def read() -> list[Array]:
             copied.synchronize()
-            return [host.numpy() for host in arrived]
+            return [host.numpy() for host in host_tensors]
 
         return read
 
 
-def device_tokens(decision: ScheduleDecision, before: InFlightStep) -> list[DeviceInput]:
-    """Return the input tokens of a step's decodes that the step `before` samples, for a copy on the device."""
-    assert before.token_ids is not None, "the tokens of the step before are on the device"
-    row_of = {row: index for index, row in enumerate(before.sampled)}
+def device_tokens(decision: ScheduleDecision, previous: InFlightStep) -> list[DeviceInput]:
+    """Return, for a copy on the device, the input tokens of a step's decodes that the step `previous` samples."""
+    assert previous.token_ids is not None, "the tokens of the previous step are on the device"
+    row_of = {row: index for index, row in enumerate(previous.sampled)}
     decodes = enumerate(entry.request for entry in decision.scheduled[: decision.num_decodes])
     pairs = [(row_of[request], position) for position, request in decodes if request in row_of]
     rows, positions = [row for row, _ in pairs], [position for _, position in pairs]
     return [
-        DeviceInput("token_ids", position, rows_of(before.token_ids, row, count))
+        DeviceInput("token_ids", position, rows_of(previous.token_ids, row, count))
         for row, position, count in contiguous_runs(rows, positions)
     ]
 
 
 def rows_of(output: Tensor, first: int, count: int) -> Tensor:
     """Return a view of `count` rows of an output [R, …]."""
-    _, *width = output.shape
-    offset_bytes = output.offset_bytes + first * prod(width) * output.dtype.itemsize
-    return Tensor.of(output.buffer, output.dtype, (count, *width), offset_bytes)
+    _, *row_shape = output.shape
+    offset_bytes = output.offset_bytes + first * prod(row_shape) * output.dtype.itemsize
+    return Tensor.of(output.buffer, output.dtype, (count, *row_shape), offset_bytes)

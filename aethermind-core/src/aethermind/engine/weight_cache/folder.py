@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.cache_folder import PARTIAL, CacheFolder
+from aethermind.atomic_file import PARTIAL
+from aethermind.cache_folder import CacheFolder
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import maps_huge_pages
@@ -61,7 +62,7 @@ class WeightFolder:
 
         CheckpointError for a damaged file, which is deleted.
         """
-        place = self._files.place(key)
+        place = self._files.path_of(key)
         try:
             is_large = place.stat().st_size > 2 * _PIECE_BYTES
             if self.needs_huge_pages and is_large and not maps_huge_pages(place):

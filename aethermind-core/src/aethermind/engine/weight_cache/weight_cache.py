@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import aethermind
 from aethermind import checkpoint, env, ops
-from aethermind.cache_folder import digest_of, file_stamp
+from aethermind.cache_folder import digest_of, file_fingerprint
 from aethermind.engine.weight_cache.folder import WeightFolder
 from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import prefetch_mapped_pages
@@ -166,7 +166,7 @@ def describe_files(compiled: CompiledModel) -> list[Any]:
     """
     source = compiled.source
     code = [*_files_of(type(compiled.model)), *_files_in(checkpoint), *_files_in(ops)]
-    return [file_stamp(path) for path in (*source.weights().paths, *sorted(source.path.glob("*.json")), *code)]
+    return [file_fingerprint(path) for path in (*source.weights().paths, *sorted(source.path.glob("*.json")), *code)]
 
 
 def cache_key(compiled: CompiledModel, files: list[Any], wanted: Mapping[str, PackedConstant]) -> str:

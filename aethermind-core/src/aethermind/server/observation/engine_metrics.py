@@ -94,7 +94,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One metric family for each reading, with a sample for each model."""
-        stats = {model.name: model.engine.stats for model in self._models.loaded}
+        stats = {model.name: model.engine.stats for model in self._models.base_models}
         for reading in _READINGS:
             family = reading.kind(f"aethermind_{reading.name}", reading.help, labels=["model_name"])
             for name, of_model in stats.items():
@@ -107,7 +107,7 @@ class EngineCollector(Collector):
         loaded = InfoMetricFamily(
             "aethermind_model", "The model's architecture, device and data types.", labels=["model_name"]
         )
-        for model in self._models.loaded:
+        for model in self._models.base_models:
             info = model.info
             for use, of_info in _MEMORY.items():
                 memory.add_metric([model.name, use], of_info(info))
@@ -170,7 +170,7 @@ class EngineProcessCollector(Collector):
         memory = GaugeMetricFamily(
             "aethermind_engine_resident_memory_bytes", "Memory that an engine's process holds.", labels=labels
         )
-        for model in self._models.loaded:
+        for model in self._models.base_models:
             if model.engine.pid is None:
                 continue
             usages = [usage for pid in _process_tree(model.engine.pid) if (usage := _usage(pid)) is not None]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.generation import Answer, PromptState, answer_id, usage_of
-from aethermind.server.openai.sampling import SamplingFields, sampling_params
+from aethermind.server.generation import PromptState, ResponseBuilder, answer_id, usage_of
+from aethermind.server.openai.request_fields import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, prompts_of
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_COMPLETIONS, UnsupportedField
 from aethermind.server.sse import TextEvents
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     _ScoredToken = tuple[int, dict[int, Logprob] | None, int]
     """A token id, the log probabilities at its position, and its offset in the text."""
 
-__all__ = ["CompletionAnswer", "CompletionRequest"]
+__all__ = ["CompletionRequest", "CompletionResponseBuilder"]
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
@@ -65,27 +65,27 @@ class CompletionRequest(SamplingFields):
         )
 
 
-class CompletionAnswer(Answer):
-    """The completion object of one request, whole or as chunks."""
+class CompletionResponseBuilder(ResponseBuilder):
+    """The response to one request: one `text_completion` object, or a stream of them."""
 
     def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str) -> None:
         self._is_echoing = bool(request.echo)
         self._is_only_echo = request.is_only_echo
         self._has_usage = request.has_stream_usage
-        self._head: dict[str, Any] = {
+        self._common_fields: dict[str, Any] = {
             "id": answer_id(request_id, "cmpl-"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
         }
         if self._has_usage:  # all chunks have the field, which is null in all but the last
-            self._head["usage"] = None
+            self._common_fields["usage"] = None
         self._tokenizer = model.tokenizer
         self._begun: set[int] = set()
         self._offsets: dict[int, TokenOffsets] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(_choice(index, text)))
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
         prompts = [PromptState.final(output) for output in outputs]
         for output, prompt in zip(outputs, prompts, strict=True):
@@ -101,17 +101,17 @@ class CompletionAnswer(Answer):
                     completion.stop_reason,
                 )
                 choices.append(self._choice_of(index, delta, prompt))
-        return {**self._head, "choices": choices, "usage": self._usage(prompts)}
+        return {**self._common_fields, "choices": choices, "usage": self._usage(prompts)}
 
-    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+    def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
         if delta.logprobs is None and delta.finish_reason is None and not self._is_only_echo:
             return (self._texts.encode(index, self._first_echo(index, prompt) + delta.text),)
         return (self._chunk(self._choice_of(index, delta, prompt)),)
 
-    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
+    def final_events(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
         if not self._has_usage:
             return ()
-        return ({**self._head, "choices": [], "usage": self._usage(prompts)},)
+        return ({**self._common_fields, "choices": [], "usage": self._usage(prompts)},)
 
     def _choice_of(self, index: int, delta: CompletionDelta, prompt: PromptState) -> dict[str, Any]:
         """The choice for new output of an answer; its first one begins with the echoed prompt."""
@@ -134,7 +134,7 @@ class CompletionAnswer(Answer):
         return usage_of([replace(prompt, num_output_tokens=0) for prompt in prompts] if self._is_only_echo else prompts)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "choices": [choice]}
+        return {**self._common_fields, "choices": [choice]}
 
     def _logprobs(self, index: int, delta: CompletionDelta, echoed: PromptState | None) -> dict[str, Any] | None:
         """The log probabilities of new tokens, after those of the prompt in the first part of an answer."""

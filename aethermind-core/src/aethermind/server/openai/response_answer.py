@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.generation import Answer, PromptState, answer_id, usage_of
-from aethermind.server.openai.chat import AnswerReader, token_logprobs
+from aethermind.server.generation import PromptState, ResponseBuilder, answer_id, usage_of
+from aethermind.server.openai.chat_response import ChatOutputParser, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NAMED
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.sampling.params import SamplingParams
-    from aethermind.server.openai.chat import Piece
     from aethermind.server.openai.errors import ApiError
     from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
     from aethermind.server.served_model import ServedModel
+    from aethermind.text.answer_parser import AnswerPart
 
-__all__ = ["ResponseAnswer"]
+__all__ = ["ResponseObjectBuilder"]
 
 Event = dict[str, Any]
 
 
-class ResponseAnswer(Answer):
+class ResponseObjectBuilder(ResponseBuilder):
     """The response object of one request, and its events. Mutable; used once."""
 
     def __init__(
@@ -42,10 +42,10 @@ class ResponseAnswer(Answer):
         prompt: str,
     ) -> None:
         self.framing = replace(NAMED, failure=self._failure)
-        self._reader = AnswerReader(params.chat, model.answer_format, prompt)
-        self._num_top = request.top_logprobs or 0
+        self._parser = ChatOutputParser(params.chat, model.answer_format, prompt)
+        self._num_top_logprobs = request.top_logprobs or 0
         self._tokenizer = model.tokenizer
-        self._key = answer_id(request_id, "")
+        self._id_suffix = answer_id(request_id, "")
         self._response = {
             "id": answer_id(request_id, "resp_"),
             "object": "response",
@@ -61,9 +61,9 @@ class ResponseAnswer(Answer):
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        self._reason: str | None = None
+        self._finish_reason: str | None = None
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         completion = outputs[0].outputs[0]
         delta = CompletionDelta(
             0,
@@ -75,48 +75,48 @@ class ResponseAnswer(Answer):
             completion.stop_reason,
         )
         prompts = [PromptState.final(output) for output in outputs]
-        for _ in self.part(0, delta, prompts[0]):
+        for _ in self.delta_events(0, delta, prompts[0]):
             pass  # creating the events builds the items
-        return self._finished(prompts)
+        return self._final_response(prompts)
 
-    def begin(self) -> Iterable[Event]:
+    def initial_events(self) -> Iterable[Event]:
         yield self._event("response.created", response=self._response)
         yield self._event("response.in_progress", response=self._response)
 
-    def part(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
-        logprobs = token_logprobs(self._tokenizer, delta.token_ids, delta.logprobs, self._num_top) or []
+    def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
+        logprobs = token_logprobs(self._tokenizer, delta.token_ids, delta.logprobs, self._num_top_logprobs) or []
         is_last = delta.finish_reason is not None
-        for piece in self._reader.read(delta.text, is_last=is_last) or ([Content("")] if logprobs else []):
+        for piece in self._parser.read(delta.text, is_last=is_last) or ([Content("")] if logprobs else []):
             yield from self._add(piece, logprobs)
             if isinstance(piece, Content):
-                logprobs = []
+                logprobs = []  # sent once, with the first piece of text
         if is_last:
-            self._reason = delta.finish_reason
+            self._finish_reason = delta.finish_reason
             if not self._items:  # every answer has at least an empty message
-                yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
+                yield from self._begin_item({"type": "message", "role": "assistant", "content": []}, "msg")
             yield from self._close()
 
-    def end(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
-        response = self._finished(prompts)
+    def final_events(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
+        response = self._final_response(prompts)
         kind = "completed" if response["status"] == "completed" else "incomplete"
         yield self._event(f"response.{kind}", response=response)
 
     # -- items -----------------------------------------------------------------------------------------------
 
-    def _add(self, piece: Piece, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+    def _add(self, piece: AnswerPart, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         if isinstance(piece, ToolCall):
             yield from self._close()
-            yield from self._call(piece)
+            yield from self._add_call(piece)
         elif isinstance(piece, Reasoning):
             if self._kind != "reasoning":
                 yield from self._close()
-                yield from self._opened({"type": "reasoning", "summary": [], "content": []}, "rs")
+                yield from self._begin_item({"type": "reasoning", "summary": [], "content": []}, "rs")
             self._append(piece.text)
             yield self._event("response.reasoning_text.delta", **self._position, content_index=0, delta=piece.text)
         else:
             if self._kind != "message":
                 yield from self._close()
-                yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
+                yield from self._begin_item({"type": "message", "role": "assistant", "content": []}, "msg")
             self._append(piece.text, logprobs)
             position = {**self._position, "content_index": 0}
             yield self._event("response.output_text.delta", **position, delta=piece.text, logprobs=logprobs)
@@ -132,9 +132,9 @@ class ResponseAnswer(Answer):
         assert self._open is not None, "there is an open item"
         return {"item_id": self._open["id"], "output_index": len(self._items) - 1}
 
-    def _opened(self, item: dict[str, Any], prefix: str) -> Iterator[Event]:
+    def _begin_item(self, item: dict[str, Any], prefix: str) -> Iterator[Event]:
         """Open a message or reasoning item, each of which has one content part."""
-        item |= {"id": f"{prefix}_{self._key}_{len(self._items)}", "status": "in_progress"}
+        item |= {"id": f"{prefix}_{self._id_suffix}_{len(self._items)}", "status": "in_progress"}
         self._items.append(item)
         self._open = item
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=_copy(item))
@@ -162,14 +162,14 @@ class ResponseAnswer(Answer):
         else:
             yield self._event("response.reasoning_text.done", **position, text=part["text"])
         yield self._event("response.content_part.done", **position, part=dict(part))
-        yield self._done(item)
+        yield self._item_done(item)
         self._open = None
 
-    def _call(self, call: ToolCall) -> Iterator[Event]:
+    def _add_call(self, call: ToolCall) -> Iterator[Event]:
         number = len(self._items)
         item = {
             "type": "function_call",
-            "id": f"fc_{self._key}_{number}",
+            "id": f"fc_{self._id_suffix}_{number}",
             "call_id": call_id(),
             "name": call.name,
             "arguments": "",
@@ -181,15 +181,15 @@ class ResponseAnswer(Answer):
         position = {"item_id": item["id"], "output_index": number}
         yield self._event("response.function_call_arguments.delta", **position, delta=call.arguments)
         yield self._event("response.function_call_arguments.done", **position, name=call.name, arguments=call.arguments)
-        yield self._done(item)
+        yield self._item_done(item)
 
-    def _done(self, item: dict[str, Any]) -> Event:
-        item["status"] = "incomplete" if self._reason in ("length", "abort") else "completed"
+    def _item_done(self, item: dict[str, Any]) -> Event:
+        item["status"] = "incomplete" if self._finish_reason in ("length", "abort") else "completed"
         return self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copy(item))
 
     # -- the response ----------------------------------------------------------------------------------------
 
-    def _finished(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
+    def _final_response(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
         tokens = usage_of(prompts)
         reasoning = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
         usage = {
@@ -200,9 +200,9 @@ class ResponseAnswer(Answer):
             "total_tokens": tokens["total_tokens"],
         }
         status: dict[str, Any] = {"status": "completed"}
-        if self._reason == "length":
+        if self._finish_reason == "length":
             status = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        elif self._reason == "abort":
+        elif self._finish_reason == "abort":
             status = {"status": "cancelled"}
         return {**self._response, **status, "output": self._items, "usage": usage}
 

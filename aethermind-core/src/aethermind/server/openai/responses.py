@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
-from aethermind.server.openai.sampling import CommonFields, rename_field
+from aethermind.server.openai.request_fields import CommonFields, rename_field
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UnsupportedField
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aethermind.server.access import Tenant
     from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
-    from aethermind.text.chat_prompt import WrittenChat
+    from aethermind.text.chat_prompt import RenderedChat
 
 __all__ = ["InputItem", "LOGPROBS", "ResponseGenerationParams", "ResponseRequest", "chat_messages"]
 
@@ -234,7 +234,7 @@ class ResponseGenerationParams:
         self.is_stream = bool(request.stream)
         self.user = request.user
 
-    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> WrittenChat:
+    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> RenderedChat:
         """Render the conversation by the model's chat template; see `ChatRequest.prompt`."""
         with _renamed_fields():
             return self.chat.prompt(model, ignored)

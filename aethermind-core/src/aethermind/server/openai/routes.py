@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
-from aethermind.server.openai.chat import ChatAnswer, ChatRequest
-from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
+from aethermind.server.openai.chat import ChatRequest
+from aethermind.server.openai.chat_response import ChatResponseBuilder
+from aethermind.server.openai.completions import CompletionRequest, CompletionResponseBuilder
 from aethermind.server.openai.embeddings import EmbeddingRequest, embed
 from aethermind.server.openai.json_body import body_of, openapi_body
-from aethermind.server.openai.response_answer import ResponseAnswer
+from aethermind.server.openai.response_answer import ResponseObjectBuilder
 from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
 from aethermind.server.openai.serving import answer_request
 
@@ -67,7 +68,7 @@ class DirectDispatch:
 
 
 router = APIRouter(route_class=DirectRoute)
-"""The routes that engines answer."""
+"""The routes that engines builder."""
 
 model_router = APIRouter()
 """The routes that list models."""
@@ -79,8 +80,8 @@ async def complete(
 ) -> Response:
     """Continue one or several texts."""
     model = request.app.state.models.get(body.model)
-    answer = CompletionAnswer(body, model, request.state.request_id)
-    return await answer_request(request, body, model, body.prompts(), answer)
+    builder = CompletionResponseBuilder(body, model, request.state.request_id)
+    return await answer_request(request, body, model, body.prompts(), builder)
 
 
 @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), response_model=None)
@@ -88,8 +89,8 @@ async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(Ch
     """Answer a conversation."""
     model = request.app.state.models.get(body.model)
     prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
-    answer = ChatAnswer(body, model, request.state.request_id, prompt)
-    return await answer_request(request, body, model, [prompt], answer)
+    builder = ChatResponseBuilder(body, model, request.state.request_id, prompt)
+    return await answer_request(request, body, model, [prompt], builder)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponseRequest), response_model=None)
@@ -98,8 +99,8 @@ async def respond(request: Request, body: Annotated[ResponseRequest, Depends(bod
     model = request.app.state.models.get(body.model)
     params = ResponseGenerationParams(body)
     prompt = await asyncio.to_thread(params.prompt, model, request.app.state.ignored_fields)
-    answer = ResponseAnswer(body, params, params.sampling(model), model, request.state.request_id, prompt)
-    return await answer_request(request, params, model, [prompt], answer)
+    builder = ResponseObjectBuilder(body, params, params.sampling(model), model, request.state.request_id, prompt)
+    return await answer_request(request, params, model, [prompt], builder)
 
 
 @router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest), response_model=None)

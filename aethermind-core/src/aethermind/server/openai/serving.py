@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.access import Tenant
-    from aethermind.server.generation import Answer
+    from aethermind.server.generation import ResponseBuilder
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["CLIENT_CLOSED_REQUEST", "GenerationParams", "TextsOrTokens", "answer_request", "prompts_of"]
@@ -86,9 +86,9 @@ async def answer_request(
     body: GenerationParams,
     model: ServedModel,
     prompts: Sequence[Prompt],
-    answer: Answer,
+    builder: ResponseBuilder,
 ) -> Response:
-    """Generate answers to the prompts with the parameters of `body`, and respond in the format of `answer`.
+    """Generate answers to the prompts with the parameters of `body`, and respond in the format of `builder`.
 
     All prompts are checked before the engine gets the first. Errors are an ApiError, or an error of the engine.
     """
@@ -98,9 +98,11 @@ async def answer_request(
     async with AsyncExitStack() as resources:
         field = "prompt" if body.num_answers == 1 else "n"
         ticket = resources.enter_context(state.admission.admit(len(prompts) * body.num_answers, tenant, field))
-        read = await model.read_all(prompts, "prompt")
-        _check_lengths(model, read, body)
-        ticket.enqueue(sum(len(prompt.token_ids) for prompt in read), _output_budget(model, read, params, body))
+        tokenized = await model.read_all(prompts, "prompt")
+        _check_lengths(model, tokenized, body)
+        ticket.enqueue(
+            sum(len(prompt.token_ids) for prompt in tokenized), _output_budget(model, tokenized, params, body)
+        )
         generation = Generation(
             model, record, params, options, ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
         )
@@ -110,19 +112,19 @@ async def answer_request(
             )
         )
         if not body.is_stream:
-            outputs = await unless_disconnected(request, generation.whole(read))
+            outputs = await unless_disconnected(request, generation.whole(tokenized))
             if outputs is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-            return JSONResponse(answer.whole(outputs))
-        deltas = await resources.enter_async_context(aclosing(generation.deltas(read)))
+            return JSONResponse(builder.full_response(outputs))
+        deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
         first = asyncio.ensure_future(anext(deltas))
         if not await _is_connected_at_first_output(request, first):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        events = stream_events(first, deltas, answer, prompts=read, num_answers=body.num_answers)
+        events = stream_events(first, deltas, builder, prompts=tokenized, num_answers=body.num_answers)
         return EventStream(
             events,
             resources.pop_all(),
-            framing=answer.framing,
+            framing=builder.framing,
             send_timeout_s=state.limits.send_timeout_s,
         )
 

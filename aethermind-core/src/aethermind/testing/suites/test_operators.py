@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
+from aethermind.dispatch import Kernel
 from aethermind.errors import DeviceError, OutOfMemoryError
+from aethermind.hal import DType, Stream
+from aethermind.ops.operator import OperatorRegistry, Sample
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.kernel_cases import KernelGroup
-from aethermind.testing.kernel_properties import (
+from aethermind.testing.kernel_invariants import (
     check_batch_invariance,
     check_concurrent_streams,
     check_stateless,
     check_thread_counts,
-    failing_call,
 )
-from aethermind.testing.operator_calls import KernelCase, check_kernel
+from aethermind.testing.operator_calls import KernelCall, KernelCase, check_kernel
 
 __all__: list[str] = []
 
@@ -50,7 +54,7 @@ def test_a_kernel_that_fails_is_reported(runtime: Runtime, opened: OpenDevice) -
     """Either the run raises, or synchronising its stream raises DeviceError."""
     stream = opened.backend.streams.create(opened.device.index)
     try:
-        failing = failing_call(runtime.operators, opened, stream)
+        failing = _failing_call(runtime.operators, opened, stream)
     except Exception as error:  # a device that runs no Python functions refuses the plan
         assert not isinstance(error, OutOfMemoryError)
         return
@@ -79,3 +83,16 @@ def test_operator_without_a_kernel(uncomputed: str, runtime: Runtime, opened: Op
     if opened.backend.capabilities.is_host_accessible:
         pytest.skip("no kernel; the NumPy reference computes it in place where the fallback policy allows that")
     pytest.skip("no kernel, and the host cannot reach the device's memory: models that need it do not run")
+
+
+def _failing_call(operators: OperatorRegistry, opened: OpenDevice, stream: Stream) -> Callable[[], None]:
+    """Return a function that enqueues on `stream` a kernel that raises when it runs."""
+    kernel = Kernel("add", opened.backend.name, "failing", frozenset({DType.FLOAT32}), function=_fail)
+    array = np.ones((2, 3), np.float32)
+    case = KernelCase(operators["add"], kernel, DType.FLOAT32, Sample("failing", (array, array)))
+    call = KernelCall(case, operators, opened, (array, array), stream=stream)
+    return lambda: call.start((array, array))
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("This kernel always fails; the conformance kit checks that the failure is reported.")

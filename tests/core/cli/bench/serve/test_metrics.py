@@ -49,14 +49,16 @@ def test_counts_and_percentiles(
     assert sum(metrics.failures.values()) == metrics.num_failed
     assert list(metrics.failures.values()) == sorted(metrics.failures.values(), reverse=True)
     assert metrics.output_tokens_per_s * duration_s == pytest.approx(sum(one.num_output_tokens for one in done))
-    ttft = [one.texts_s[0] - one.due_s for one in done]
+    ttft = [one.chunk_times_s[0] - one.due_s for one in done]
     tpot = [
-        (one.texts_s[-1] - one.texts_s[0]) / (one.num_output_tokens - 1) for one in done if one.num_output_tokens > 1
+        (one.chunk_times_s[-1] - one.chunk_times_s[0]) / (one.num_output_tokens - 1)
+        for one in done
+        if one.num_output_tokens > 1
     ]
     expected = {
         "ttft": ttft,
         "tpot": tpot,
-        "itl": [gap for one in done for gap in np.diff(one.texts_s)],
+        "itl": [gap for one in done for gap in np.diff(one.chunk_times_s)],
         "e2e": [one.finished_s - one.due_s for one in done],
     }
     for name, values in expected.items():
@@ -98,7 +100,7 @@ def test_metrics_as_text() -> None:
     outcomes = [RequestOutcome(0.0, 8, 3, [0.1, 0.2, 0.3], 0.3), RequestOutcome(0.0, 8, failure="timeout")]
     metrics = BenchmarkMetrics.of(outcomes, num_requests=3, duration_s=2.0, objectives=LatencyObjectives(ttft_ms=99.0))
     text = as_text(metrics)
-    for words in ("1 of 3 in 2.00 s", "1, interrupted", "1 × timeout", "0.00 requests a second in time, 0 in all"):
+    for words in ("1 of 3 in 2.00 s", "1, interrupted", "1 × timeout", "0.00 requests a second within SLO, 0 in all"):
         assert words in text
     assert "first token       100.0" in text
 

@@ -241,11 +241,11 @@ async def _record(response: httpx.Response, outcome: RequestOutcome) -> None:
         for choice in event.get("choices") or ():
             is_end = choice.get("finish_reason") is not None
             is_whole = is_whole or is_end
-            if text_of(choice) or (is_end and not outcome.texts_s):
-                outcome.texts_s.append(now)
-    outcome.num_output_tokens = usage.get("completion_tokens") or len(outcome.texts_s)
+            if text_of(choice) or (is_end and not outcome.chunk_times_s):
+                outcome.chunk_times_s.append(now)
+    outcome.num_output_tokens = usage.get("completion_tokens") or len(outcome.chunk_times_s)
     outcome.num_prompt_tokens = usage.get("prompt_tokens") or outcome.num_prompt_tokens
-    if not is_whole or not outcome.texts_s:
+    if not is_whole or not outcome.chunk_times_s:
         outcome.failure = "cut off"
 
 

@@ -17,27 +17,27 @@ class RequestOutcome:
     """The measured times of one request, in seconds of one clock. Mutable while it is recorded.
 
     `due_s` is when it should have been sent: a late client counts as waiting time, which avoids coordinated omission.
-    `texts_s` has the arrival of each piece of text. `num_output_tokens` is the server's count, else the number of
-    pieces. `failure` is the kind of failure, such as "HTTP 429"; None for an answer.
+    `chunk_times_s` has the arrival time of each streamed chunk of text. `num_output_tokens` is the server's count, else
+    the number of pieces. `failure` is the kind of failure, such as "HTTP 429"; None for an answer.
     """
 
     due_s: float
     num_prompt_tokens: int
     num_output_tokens: int = 0
-    texts_s: list[float] = field(default_factory=list)
+    chunk_times_s: list[float] = field(default_factory=list)
     finished_s: float = 0.0
     failure: str | None = None
 
     @property
     def ttft_s(self) -> float:
         """Time to first token (TTFT)."""
-        return self.texts_s[0] - self.due_s
+        return self.chunk_times_s[0] - self.due_s
 
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first (TPOT); None for a single token."""
         steps = self.num_output_tokens - 1
-        return (self.texts_s[-1] - self.texts_s[0]) / steps if steps > 0 else None
+        return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / steps if steps > 0 else None
 
     @property
     def e2e_s(self) -> float:
@@ -131,6 +131,6 @@ class BenchmarkMetrics:
             goodput_per_s=None if num_good is None else num_good / seconds,
             ttft=Latency.of([outcome.ttft_s for outcome in done]),
             tpot=Latency.of([tpot for outcome in done if (tpot := outcome.tpot_s) is not None]),
-            itl=Latency.of([later - earlier for outcome in done for earlier, later in pairwise(outcome.texts_s)]),
+            itl=Latency.of([later - earlier for outcome in done for earlier, later in pairwise(outcome.chunk_times_s)]),
             e2e=Latency.of([outcome.e2e_s for outcome in done]),
         )

@@ -1,4 +1,4 @@
-"""The CUDA driver by NVIDIA's Python bindings, with every status checked."""
+"""The CUDA driver API, called through NVIDIA's Python bindings (`cuda-bindings`); every status is checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aethermind_cuda.driver import CudaError
 
 __all__ = ["CudaDriver", "load_driver"]
 
-_NOT_READY = 600
-_PEER_ACCESS_ALREADY_ENABLED = 704
+_CUDA_ERROR_NOT_READY = 600
+_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704
 _STREAM_NON_BLOCKING = 1
 _EVENT_DEFAULT, _EVENT_DISABLE_TIMING = 0, 2
 _HOST_ALLOC_PORTABLE = 1
@@ -28,7 +28,7 @@ def load_driver() -> CudaDriver:
 
 
 class CudaDriver:
-    """`Driver` over `cuda.bindings.driver`."""
+    """Implements the protocol `Driver` with `cuda.bindings.driver`."""
 
     def __init__(self, bindings: Any) -> None:
         self._cuda = bindings
@@ -42,10 +42,11 @@ class CudaDriver:
         if accept and code in (0, *accept):
             return code
         if code:
-            raise CudaError(name, code, self._text("cuGetErrorName", status), self._text("cuGetErrorString", status))
+            error, message = (self._status_text(query, status) for query in ("cuGetErrorName", "cuGetErrorString"))
+            raise CudaError(name, code, error, message)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _text(self, name: str, status: Any) -> str:
+    def _status_text(self, name: str, status: Any) -> str:
         code, text = getattr(self._cuda, name)(status)
         return text.decode() if int(code) == 0 and text else "unknown error"
 
@@ -87,7 +88,7 @@ class CudaDriver:
         return bool(self._call("cuDeviceCanAccessPeer", self._device(index), self._device(other)))
 
     def enable_peer_access(self, other_context: int) -> None:
-        self._call("cuCtxEnablePeerAccess", other_context, 0, accept=(_PEER_ACCESS_ALREADY_ENABLED,))
+        self._call("cuCtxEnablePeerAccess", other_context, 0, accept=(_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,))
 
     # Memory
 
@@ -126,7 +127,7 @@ class CudaDriver:
         self._call("cuStreamDestroy", stream)
 
     def stream_query(self, stream: int) -> bool:
-        return bool(self._call("cuStreamQuery", stream, accept=(_NOT_READY,)) == 0)
+        return bool(self._call("cuStreamQuery", stream, accept=(_CUDA_ERROR_NOT_READY,)) == 0)
 
     def stream_synchronize(self, stream: int) -> None:
         self._call("cuStreamSynchronize", stream)
@@ -144,7 +145,7 @@ class CudaDriver:
         self._call("cuEventRecord", event, stream)
 
     def event_query(self, event: int) -> bool:
-        return bool(self._call("cuEventQuery", event, accept=(_NOT_READY,)) == 0)
+        return bool(self._call("cuEventQuery", event, accept=(_CUDA_ERROR_NOT_READY,)) == 0)
 
     def event_synchronize(self, event: int) -> None:
         self._call("cuEventSynchronize", event)
@@ -177,17 +178,18 @@ class CudaDriver:
         parameters: int,
         overlaps: bool = False,
     ) -> None:
-        # Outside of graphs such a launch costs the host more than the device gains.
+        # Only in graph capture: elsewhere a programmatic dependent launch costs the host more time than it saves the
+        # device.
         if overlaps and stream in self._capturing:
-            config = self._overlapping_config(grid, block, shared_bytes, stream)
+            config = self._pdl_config(grid, block, shared_bytes, stream)
             self._call("cuLaunchKernelEx", config, function, parameters, 0)
         else:
             self._call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, parameters, 0)
 
-    def _overlapping_config(
+    def _pdl_config(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, stream: int
     ) -> Any:
-        """The configuration of a programmatic dependent launch: it may begin while its predecessor runs."""
+        """The configuration of a programmatic dependent launch: the kernel may begin while the preceding one runs."""
         attribute = self._cuda.CUlaunchAttribute()
         attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
@@ -216,8 +218,8 @@ class CudaDriver:
         finally:
             self._call("cuGraphDestroy", graph)
 
-    def graph_launch(self, executable: int, stream: int) -> None:
-        self._call("cuGraphLaunch", executable, stream)
+    def graph_launch(self, graph_exec: int, stream: int) -> None:
+        self._call("cuGraphLaunch", graph_exec, stream)
 
-    def graph_destroy(self, executable: int) -> None:
-        self._call("cuGraphExecDestroy", executable)
+    def graph_exec_destroy(self, graph_exec: int) -> None:
+        self._call("cuGraphExecDestroy", graph_exec)

@@ -1,4 +1,4 @@
-"""A model's weight formats as text and for JSON."""
+"""Reports which weight formats a model uses, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cli import console
 
 if TYPE_CHECKING:
-    from aethermind.engine.loading.weight_formats import FormatUse
+    from aethermind.engine.loading.weight_formats import FormatUsage
 
 __all__ = ["as_record", "describe"]
 
 
-def as_record(use: FormatUse) -> dict[str, Any]:
-    """One format's share of a model, for `--json`."""
+def as_record(use: FormatUsage) -> dict[str, Any]:
+    """Return one format's entry of `--json`: how many parameters use it, and their size."""
     return {
         "name": use.name,
         "num_parameters": use.num_parameters,
@@ -26,7 +26,7 @@ def as_record(use: FormatUse) -> dict[str, Any]:
 
 
 def describe(records: Sequence[dict[str, Any]]) -> str:
-    """`168 matrices in int4: 201 MB, 4.50 bits a weight; …`, empty if all weights are dense."""
+    """Return e.g. `168 matrices in int4: 201 MB, 4.50 bits per weight; …`; empty if all weights are dense."""
     return "; ".join(map(_describe_one, records))
 
 
@@ -34,8 +34,12 @@ def _describe_one(record: dict[str, Any]) -> str:
     count, num_dequantized = record["num_parameters"], record["num_dequantized"]
     text = (
         f"{count} {'matrix' if count == 1 else 'matrices'} in {record['name']}: "
-        f"{console.quantity(record['nbytes'], 'B')}, {record['bits_per_weight']:.2f} bits a weight"
+        f"{console.quantity(record['nbytes'], 'B')}, {record['bits_per_weight']:.2f} bits per weight"
     )
     if num_dequantized:
-        text += ", held as float32" if num_dequantized == count else f", {num_dequantized} of them held as float32"
+        text += (
+            ", dequantized to float32"
+            if num_dequantized == count
+            else f", {num_dequantized} of them dequantized to float32"
+        )
     return text

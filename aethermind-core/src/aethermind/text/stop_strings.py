@@ -1,7 +1,7 @@
-"""Stop strings in streamed text: text is emitted once it cannot be part of one, and ends at the first complete one.
+"""Stop strings in streamed text: text is emitted once it cannot be part of one, and is cut at the first match.
 
-The first is the one that is complete first, reading character by character; of those that complete together, the
-longest. So the output does not depend on how the text is split into deltas, and a stop string takes effect at once.
+The first match is the one that ends first; if several end at the same character, the longest counts. So the output
+does not depend on how text is split into deltas, and a match is never delayed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class StopResult:
     """The result of one delta.
 
     Attributes:
-        text: text to emit now; it lags behind by less than the longest stop string.
-        is_stopped: a stop string is complete: generation ends here.
-        matched: that stop string, else None.
+        text: text to emit now; the text still held back is shorter than the longest stop string.
+        is_stopped: whether a stop string was found, which ends generation.
+        matched: the stop string that was found, or None.
     """
 
     text: str
@@ -33,7 +33,7 @@ class StopChecker:
     """Finds stop strings in the text of one sequence. Mutable: one per sequence."""
 
     def __init__(self, stop: Sequence[str], include_stop_str: bool = False) -> None:
-        """Find any of `stop`, which may be empty; with `include_stop_str`, the one found is emitted.
+        """Search for the strings in `stop`, which may be empty. `include_stop_str` makes the match part of the output.
 
         Raises:
             InvalidArgumentError: a stop string is empty.
@@ -46,9 +46,10 @@ class StopChecker:
         self._matched: str | None = None
 
     def push(self, delta: str, *, may_stop: bool = True) -> StopResult:
-        """Add text; return what is certain. After a stop, all text is dropped.
+        """Add text; return the text that can be emitted now. After a match, further text is dropped.
 
-        Without `may_stop`, stop strings that complete in it are text; those that begin in it still count.
+        If `may_stop` is False (e.g. before `min_tokens`), a match that ends in this delta is emitted as text; one that
+        ends later still counts.
         """
         if not self._stop:
             return StopResult(delta, False, None)
@@ -60,19 +61,19 @@ class StopChecker:
             self._held = ""
             self._matched = text[begin:end]
             return StopResult(text[: end if self._include_stop_str else begin], True, self._matched)
-        num_certain = self._first_unfinished(text)
-        self._held = text[num_certain:]
-        return StopResult(text[:num_certain], False, None)
+        num_emitted = self._partial_match_start(text)
+        self._held = text[num_emitted:]
+        return StopResult(text[:num_emitted], False, None)
 
     def flush(self) -> str:
-        """End the text; return what was held back, which is not a stop string."""
+        """End the text; return the text held back, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
-        """Return the bounds of the stop string that is complete first, the longest of those that end there.
+        """Return begin and end of the match that ends first, the longest if several end there.
 
-        Those that were complete in the text held back do not count.
+        Matches entirely in the held-back text do not count: they ended while `may_stop` was False.
         """
         num_held = len(self._held)
         found = ((text.find(stop, max(num_held - len(stop) + 1, 0)), len(stop)) for stop in self._stop)
@@ -82,8 +83,8 @@ class StopChecker:
         end, begin = min(matches)
         return begin, end
 
-    def _first_unfinished(self, text: str) -> int:
-        """Return the begin of the longest suffix that is a prefix of a stop string; `len(text)` if there is none."""
+    def _partial_match_start(self, text: str) -> int:
+        """Return the start of the longest suffix that is a prefix of a stop string; `len(text)` if there is none."""
         first = len(text)
         for stop in self._stop:
             begin = max(0, len(text) - len(stop) + 1)

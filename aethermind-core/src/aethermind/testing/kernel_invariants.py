@@ -1,17 +1,15 @@
-"""Properties of kernels other than their results: statelessness, concurrency of streams, batch invariance."""
+"""Checks of kernels besides correct results: statelessness, thread counts, concurrent streams, batch invariance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.errors import OperatorError
-from aethermind.hal import DType, Stream
-from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample
+from aethermind.ops.operator import Array, Operator, OperatorRegistry
 from aethermind.runtime import OpenDevice
 from aethermind.testing.operator_calls import KernelCall, KernelCase, assert_same_bits, other_values
 
@@ -20,11 +18,10 @@ __all__ = [
     "check_concurrent_streams",
     "check_stateless",
     "check_thread_counts",
-    "failing_call",
     "has_separable_rows",
 ]
 
-_NUM_RUNS_BESIDE = 4
+_NUM_CONCURRENT_RUNS = 4
 
 RowSubset = tuple[slice, list[Array | None]]
 """Rows of the first output, and the inputs of a call that computes only them."""
@@ -38,7 +35,7 @@ def check_stateless(cases: Sequence[KernelCase], operators: OperatorRegistry, op
         calls.append((KernelCall(case, operators, opened, inputs), inputs))
     first = [call.run(inputs) for call, inputs in calls]
     for (call, inputs), outputs in zip(calls, first, strict=True):
-        assert_same_bits(call.run(inputs), outputs, "the same call has other results after calls with other shapes")
+        assert_same_bits(call.run(inputs), outputs, "the same call has different results after calls with other shapes")
 
 
 def check_thread_counts(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
@@ -49,8 +46,8 @@ def check_thread_counts(case: KernelCase, operators: OperatorRegistry, opened: O
         for wanted in (1, 3):
             number = opened.backend.set_num_threads(wanted)
             outputs = KernelCall(case, operators, opened, inputs).run(inputs)
-            assert_same_bits(outputs, expected, f"with {number} worker threads it has other results")
-            if number != wanted:  # it has no worker threads
+            assert_same_bits(outputs, expected, f"results differ with {number} worker threads")
+            if number != wanted:  # the backend has no worker threads
                 break
     finally:
         opened.backend.set_num_threads(None)
@@ -59,28 +56,29 @@ def check_thread_counts(case: KernelCase, operators: OperatorRegistry, opened: O
 def check_concurrent_streams(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
     """Assert that results do not change while another thread runs the kernel on another stream, with other values."""
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
-    given = (inputs, other_values(case.operator, inputs, case.sample.attributes))
-    streams = [opened.backend.streams.create(opened.device.index) for _ in given]
+    inputs_by_stream = (inputs, other_values(case.operator, inputs, case.sample.attributes))
+    streams = [opened.backend.streams.create(opened.device.index) for _ in inputs_by_stream]
     calls = [KernelCall(case, operators, opened, inputs, stream=stream) for stream in streams]
-    alone = [call.run(values) for call, values in zip(calls, given, strict=True)]
+    alone = [call.run(values) for call, values in zip(calls, inputs_by_stream, strict=True)]
 
     def runs(which: int) -> list[list[Array]]:
         opened.backend.devices.set_current(opened.device.index)
-        return [calls[which].run(given[which]) for _ in range(_NUM_RUNS_BESIDE)]
+        return [calls[which].run(inputs_by_stream[which]) for _ in range(_NUM_CONCURRENT_RUNS)]
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        beside = list(pool.map(runs, range(len(calls))))
+        concurrent = list(pool.map(runs, range(len(calls))))
     for stream in streams:
         stream.destroy()
-    for outputs, expected in zip(beside, alone, strict=True):
+    for outputs, expected in zip(concurrent, alone, strict=True):
         for output in outputs:
-            assert_same_bits(output, expected, "concurrently with a run on another stream it has other results")
+            assert_same_bits(output, expected, "results differ while the kernel also runs on another stream")
 
 
 def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> int:
-    """Assert that some rows have the same bits when computed alone (batch invariance); return the number of subsets.
+    """Assert batch invariance: rows computed alone are bitwise equal to the same rows of a batch.
 
-    Of outputs that are changed in place, it compares the elements that the rows change.
+    Returns the number of subsets of rows that were checked. For outputs that alias an input, only the elements that the
+    rows change are compared.
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
     parts = list(row_subsets(case.operator, operators, inputs, case))
@@ -93,26 +91,13 @@ def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened
         for spec, output, whole in zip(case.operator.schema.outputs, alone, together, strict=True):
             what = f"rows {rows.start} to {rows.stop - 1} computed alone differ from those in a batch"
             if spec.alias is None:
-                assert_same_bits([output], [_rows(whole, spec.pattern, _axis(case.operator), rows)], what)
+                assert_same_bits([output], [_take_rows(whole, spec.pattern, _row_dim(case.operator), rows)], what)
             else:
                 given = before[spec.alias]
                 assert given is not None
                 is_changed = output.view(f"u{output.itemsize}") != given.view(f"u{given.itemsize}")
                 assert_same_bits([output[is_changed]], [whole[is_changed]], what)
     return len(parts)
-
-
-def failing_call(operators: OperatorRegistry, opened: OpenDevice, stream: Stream) -> Callable[[], None]:
-    """Return a function that enqueues a kernel on a stream which raises when it runs."""
-    kernel = Kernel("add", opened.backend.name, "failing", frozenset({DType.FLOAT32}), function=_fail)
-    array = np.ones((2, 3), np.float32)
-    case = KernelCase(operators["add"], kernel, DType.FLOAT32, Sample("failing", (array, array)))
-    call = KernelCall(case, operators, opened, (array, array), stream=stream)
-    return lambda: call.start((array, array))
-
-
-def _fail(*_: object) -> None:
-    raise RuntimeError("This kernel always fails; the conformance kit checks that the failure is reported.")
 
 
 def has_separable_rows(case: KernelCase, operators: OperatorRegistry) -> bool:
@@ -124,7 +109,7 @@ def has_separable_rows(case: KernelCase, operators: OperatorRegistry) -> bool:
 def row_subsets(
     operator: Operator, operators: OperatorRegistry, inputs: Sequence[Array | None], case: KernelCase
 ) -> Iterator[RowSubset]:
-    """Yield the first row, the last and one between, or sequences of a ragged batch and their last queries.
+    """Yield the first, the middle and the last row; for a ragged batch, three sequences and the last query of each.
 
     Yields nothing where rows are not independent.
     """
@@ -132,27 +117,27 @@ def row_subsets(
     if "cu_seqlens_q" in names:
         yield from _sequences(names, inputs)
         return
-    axis = _axis(operator)
+    axis = _row_dim(operator)
     count = 0 if axis is None else _num_rows(operator, inputs, axis)
     if axis is None or count < 2:
         return
     attributes = operator.schema.complete(case.sample.attributes)
-    position, pattern = _rows_of(operator)
+    position, pattern = _first_new_output(operator)
     with np.errstate(all="ignore"):
         whole = evaluate(operators, operator, inputs, attributes)[position]
     for row in sorted({0, count // 2, count - 1}):
         rows = slice(row, row + 1)
         subset = [
-            array if array is None else _rows(array, spec.pattern, axis, rows)
+            array if array is None else _take_rows(array, spec.pattern, axis, rows)
             for spec, array in zip(operator.schema.inputs, inputs, strict=True)
         ]
         try:
             with np.errstate(all="ignore"):
-                meant = evaluate(operators, operator, subset, attributes)[position]
+                alone = evaluate(operators, operator, subset, attributes)[position]
         except (OperatorError, IndexError):
             return  # indices refer to other rows
-        if not np.allclose(meant, _rows(whole, pattern, axis, rows), equal_nan=True):
-            return  # a row alone has another meaning, as a query of causal attention
+        if not np.allclose(alone, _take_rows(whole, pattern, axis, rows), equal_nan=True):
+            return  # rows depend on each other, as the queries of causal attention do
         yield rows, subset
 
 
@@ -179,15 +164,15 @@ def _sequences(names: Sequence[str], inputs: Sequence[Array | None]) -> Iterator
             yield rows, [subset.get(name, given[name]) for name in names]
 
 
-def _rows_of(operator: Operator) -> tuple[int, tuple[str, ...]]:
-    """Return the position and dims of the first output that is not an input's memory; no dims where there is none."""
+def _first_new_output(operator: Operator) -> tuple[int, tuple[str, ...]]:
+    """Return the index and dims of the first output that does not alias an input; `(0, ())` if all do."""
     outputs = ((position, spec.pattern) for position, spec in enumerate(operator.schema.outputs) if spec.alias is None)
     return next(outputs, (0, ()))
 
 
-def _axis(operator: Operator) -> str | None:
-    """Return the dim of rows: the first named one, or `...` where only columns are named; None without dims."""
-    _, pattern = _rows_of(operator)
+def _row_dim(operator: Operator) -> str | None:
+    """Return the row dim: the first named dim, or `...` if only the column dim is named; None if there are no dims."""
+    _, pattern = _first_new_output(operator)
     if pattern[:1] != ("...",):
         return pattern[0] if pattern else None
     return pattern[1] if len(pattern) > 2 else "..."
@@ -201,8 +186,8 @@ def _num_rows(operator: Operator, inputs: Sequence[Array | None], axis: str) -> 
     return 0
 
 
-def _rows(array: Array, pattern: Sequence[str], axis: str | None, rows: slice) -> Array:
-    """Return these rows of an array that has the dim of rows; any other array unchanged."""
+def _take_rows(array: Array, pattern: Sequence[str], axis: str | None, rows: slice) -> Array:
+    """Return these rows of an array that has the row dim; other arrays unchanged."""
     if axis is None or axis not in pattern:
         return array
     where = 0 if axis == "..." else array.ndim - len(pattern) + list(pattern).index(axis)

@@ -1,4 +1,4 @@
-"""The fields of sampling and structured output that endpoints share, and their conversion to `SamplingParams`."""
+"""The request fields that the generation endpoints share, and their conversion to `SamplingParams` and options."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ if TYPE_CHECKING:
     from aethermind.server.access import Tenant
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["CommonFields", "SamplingFields", "StreamOptions", "naming_fields", "rename_field", "sampling_params"]
+__all__ = [
+    "CommonFields",
+    "SamplingFields",
+    "StreamOptions",
+    "invalid_arguments_as_400",
+    "rename_field",
+    "sampling_params",
+]
 
 MAX_ANSWERS = 16
-"""Maximum of `n`, the answers to one prompt."""
+"""Maximum of `n`, the number of completions per prompt."""
 
-_SAME_NAMES = (
+_UNCHANGED_FIELDS = (
     "n",
     "presence_penalty",
     "frequency_penalty",
@@ -42,6 +49,7 @@ _SAME_NAMES = (
     "stop_token_ids",
     "ignore_eos",
 )
+"""Fields that are passed to `SamplingParams` under the same name, without conversion."""
 
 
 class StreamOptions(StrictModel):
@@ -76,7 +84,11 @@ class ResponseFormat(StrictModel):
         nested = None if self.json_schema is None else self.json_schema.schema_
         given = [schema for schema in (nested, self.schema_) if schema is not None]
         if len(given) > 1 or (given and self.type == "text"):
-            raise ApiError(400, "response_format.schema is given twice, or for text.", param="response_format.schema")
+            raise ApiError(
+                400,
+                "response_format has two schemas, or a schema with type text. Give one schema, or none for text.",
+                param="response_format.schema",
+            )
         if given:
             return StructuredOutputs(json=given[0])
         if self.type == "json_schema":
@@ -85,7 +97,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputsFields(StrictModel):
-    """An extension of the API: one of five constraints on the answer, named as in `SamplingParams`."""
+    """An extension of OpenAI's API: exactly one of five constraints, named as in `SamplingParams`."""
 
     location = "structured_outputs"
     ignores_unknown = False
@@ -99,9 +111,9 @@ class StructuredOutputsFields(StrictModel):
 class CommonFields(StrictModel):
     """The fields of every generation request. None stands for the model's default.
 
-    `store` and `service_tier` accept only the values of the server's behaviour. `prompt_cache_key` and `metadata` are
-    accepted without effect: the prefix cache needs no key, and nothing is stored that metadata could describe. A seed
-    of -1 is a random seed, as in vLLM and llama.cpp.
+    `store` and `service_tier` accept only the values that match the server's behaviour. `prompt_cache_key` and
+    `metadata` are accepted without effect: the prefix cache needs no key, and no completions are stored to which
+    metadata could be attached. A seed of -1 is a random seed, as in vLLM and llama.cpp.
     """
 
     unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_GENERATION
@@ -183,7 +195,7 @@ class SamplingFields(CommonFields):
                     f"started with --scheduling-policy {name.removesuffix('_ms')}.",
                     param=name,
                 )
-        with naming_fields(self):
+        with invalid_arguments_as_400(self):
             return RequestOptions(
                 priority=tenant.bounded_priority(self.priority),
                 deadline_ms=self.deadline_ms,
@@ -200,19 +212,19 @@ class SamplingFields(CommonFields):
 
     @property
     def field_names(self) -> Mapping[str, str]:
-        """The fields of parameters of `SamplingParams` that have another name in the request."""
+        """Maps a parameter of `SamplingParams` to the request field that sets it, if the names differ."""
         return {}
 
     @property
     def max_tokens_field(self) -> str:
-        """The field that sets the limit."""
+        """The name of the field that sets the limit of output tokens."""
         return "max_tokens"
 
     @property
     def is_stream(self) -> bool:
         """Whether the answer is streamed. ApiError 400 for `include_usage` without a stream."""
         if self.has_stream_usage and not self.stream:
-            raise ApiError(400, "stream_options.include_usage is for streams.", param="stream_options")
+            raise ApiError(400, "stream_options.include_usage requires stream to be true.", param="stream_options")
         return bool(self.stream)
 
     @property
@@ -233,13 +245,13 @@ def sampling_params(
 ) -> SamplingParams:
     """The sampling parameters of a request, completed by the model's defaults. ApiError 400 for values out of range.
 
-    `max_tokens` is the limit of the request, which takes precedence over the model's default, and that over the
-    endpoint's `default_max_tokens`. `constraint` is what the endpoint itself requires of the answer.
+    `max_tokens` is the limit of the request, which takes precedence over the model's default, which takes precedence
+    over the endpoint's `default_max_tokens`. `constraint` is what the endpoint itself requires of the answer.
     """
     defaults = {"max_tokens": default_max_tokens, **model.sampling_defaults}
-    requested = {name: getattr(fields, name) for name in _SAME_NAMES}
-    with naming_fields(fields):
-        optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # -1 is allowed in Python only
+    requested = {name: getattr(fields, name) for name in _UNCHANGED_FIELDS}
+    with invalid_arguments_as_400(fields):
+        optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # the Python API also accepts -1
         requested |= {
             "max_tokens": max_tokens,
             "logprobs": logprobs,
@@ -255,8 +267,8 @@ def sampling_params(
 
 
 @contextmanager
-def naming_fields(fields: SamplingFields) -> Iterator[None]:
-    """Convert errors about parameters to 400s that name the field by which the client set the parameter."""
+def invalid_arguments_as_400(fields: SamplingFields) -> Iterator[None]:
+    """Convert InvalidArgumentError to an ApiError 400 that names the request field."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -278,7 +290,9 @@ def _bias(given: dict[str, int | float] | None) -> dict[int, float] | None:
     if given is None:
         return None
     if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in given):
-        raise ApiError(400, "logit_bias has token ids as keys, such as 11.", param="logit_bias", code="invalid_value")
+        raise ApiError(
+            400, "The keys of logit_bias must be token ids, such as 11.", param="logit_bias", code="invalid_value"
+        )
     return {int(key): value for key, value in given.items()}
 
 
