@@ -15,7 +15,7 @@ __all__ = ["CacheLayout", "KVCacheSpec", "spec_for_layout"]
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a KV cache holds, for all layers together.
+    """The layers, dtype and block size of a KV cache.
 
     `dtype_name` is a dtype's full name (`float32`, `bfloat16`, `float8_e4m3fn`, `int8`, `int4`): the first
     number in it is its width in bits. Raises `InvalidArgumentError` for a cache without layers, a block size below 1,
@@ -27,7 +27,7 @@ class KVCacheSpec:
     block_size: int
     """Tokens in a block."""
     scale_bits: int = 0
-    """Bits of the scale that a quantised cache stores with each row: a head's key, or a head's value."""
+    """Bits of the scale that a quantised cache stores with the key, and with the value, of each token and kv head."""
     groups: tuple[LayerGroup, ...] = ()
     """Groups of the layers that keep something: group 0 keeps all tokens, each other one those of its window. With
     several groups all these layers have rows of one shape. Empty: all layers are one group."""
@@ -71,18 +71,18 @@ class KVCacheSpec:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model, those that keep nothing among them."""
+        """The number of layers of the model, including those without a cache."""
         return len(self.layers)
 
     def num_heads(self, tensor: str) -> int:
-        """Return the heads of a cache tensor, such as `k_cache.3` or `v_scale.3`."""
+        """Return the number of kv heads of a cache tensor, such as `k_cache.3` or `v_scale.3`."""
         name, _, layer = tensor.partition(".")
         heads, _ = self.layers[int(layer)].rows[name.replace("_scale", "_cache")]
         return heads
 
     @property
     def bits_per_value(self) -> int:
-        """Width of one stored element in bits."""
+        """Bits of one stored element."""
         return int(re.findall(r"\d+", self.dtype_name)[0])
 
     @property
