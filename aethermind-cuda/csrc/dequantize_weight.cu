@@ -73,9 +73,9 @@ __device__ __forceinline__ void dequantize(
     for (int chunk = 0; chunk < WeightTile::kChunks; ++chunk) {
       const Scaling scaling = weight_tile.scaling(codes, chunk);
       const int k = group * WeightTile::kGroupInputs + chunk * kChunk + lane_index() % 4 * kFrag8Values;
-      store_frag8(target, k, params.num_inputs, is_aligned,
-                  scaled(weight_tile.weights(codes, row_half, chunk), scaling.scales[row_half],
-                         scaling.offsets[row_half]));
+      store_frag8(
+          target, k, params.num_inputs, is_aligned,
+          scaled(weight_tile.weights(codes, row_half, chunk), scaling.scales[row_half], scaling.offsets[row_half]));
     }
   }
 }
@@ -85,7 +85,7 @@ __device__ __forceinline__ void dequantize(
 #define AETHER_DEQUANTIZE(bits, dtype)                                                                          \
   extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                   \
       aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs, \
-      int num_blocks, int log2_chunks, int affine_term) {                                                              \
+      int num_blocks, int log2_chunks, int affine_term) {                                                       \
     aether::begin_kernel();                                                                                     \
     aether::dequantize<aether::dtype, bits>(                                                                    \
         out, first_tile, num_rows,                                                                              \

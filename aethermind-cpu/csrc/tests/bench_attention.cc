@@ -34,7 +34,7 @@ double seconds_now() {
 
 // Median seconds of calls that cycle through the inputs.
 double median_seconds(Team& team, const am_kernel& kernel, const std::vector<std::vector<am_tensor>>& inputs,
-                  const am_tensor& out) {
+                      const am_tensor& out) {
   const am_attr attributes[] = {attr(0.125), attr(0)};
   const auto lock = team.acquire();
   team.reserve_scratch(lock, kernel.scratch_bytes(inputs[0].data(), &out, attributes, team.num_workers()));
