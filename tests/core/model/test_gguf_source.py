@@ -38,6 +38,7 @@ COMMON = {
     "dtype": "float16",
     "eos_token_id": [],
     "attention_bias": False,
+    "use_qkv_bias": False,
     "is_causal": True,
 }
 

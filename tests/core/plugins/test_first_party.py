@@ -167,7 +167,7 @@ def test_registries_name_the_first_party_package(install: Callable[..., None], m
             "`aethermind plugin new model NAME` creates its skeleton.",
         ),
         (lambda: runtime.gguf_families.get("llama"), "`pip install aethermind-llama`."),
-        (lambda: runtime.gguf_families.get("phi3"), "`aethermind plugin new model NAME` creates its skeleton."),
+        (lambda: runtime.gguf_families.get("mamba"), "`aethermind plugin new model NAME` creates its skeleton."),
         (lambda: runtime.devices.select("cuda:1"), "`pip install aethermind-cuda`."),
         (lambda: runtime.devices.select("rocm"), "No package that provides it is known. Name one of these."),
         (lambda: runtime.devices.select("cpu"), "`pip install aethermind-cpu`."),
