@@ -19,6 +19,7 @@ PACKAGES = (
     "aethermind_llama",
     "aethermind_glm",
     "aethermind_phi",
+    "aethermind_gemma",
     "aethermind_gpt2",
     "aethermind_bert",
     "aethermind_sim",

@@ -13,6 +13,7 @@ from aethermind import __version__
 FAMILIES = {
     "aethermind-qwen2",
     "aethermind-llama",
+    "aethermind-gemma",
     "aethermind-glm",
     "aethermind-phi",
     "aethermind-gpt2",

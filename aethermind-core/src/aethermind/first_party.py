@@ -33,6 +33,19 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
     "aethermind-cann": {"device": ("cann",)},
     "aethermind-cpu": {"device": ("cpu",)},
     "aethermind-cuda": {"device": ("cuda",)},
+    "aethermind-gemma": {
+        "architecture": (
+            "Gemma2ForCausalLM",
+            "Gemma2Model",
+            "Gemma3ForCausalLM",
+            "Gemma3ForConditionalGeneration",
+            "Gemma3TextModel",
+            "gemma2",
+            "gemma3",
+            "gemma3_text",
+        ),
+        "gguf": ("gemma2", "gemma3"),
+    },
     "aethermind-glm": {
         "architecture": ("Glm4ForCausalLM", "Glm4Model", "GlmForCausalLM", "GlmModel", "glm", "glm4"),
         "gguf": ("glm4",),

@@ -4,6 +4,7 @@ from aethermind.model.blocks.attention import attention, cached_attention, rope_
 from aethermind.model.blocks.decoder import FeedForward, decoder
 from aethermind.model.blocks.layers import (
     embedding,
+    geglu_mlp,
     gelu_mlp,
     is_gelu_approximate,
     layer_norm,
@@ -22,6 +23,7 @@ __all__ = [
     "cached_attention",
     "decoder",
     "embedding",
+    "geglu_mlp",
     "gelu_mlp",
     "is_gelu_approximate",
     "layer_norm",

@@ -30,13 +30,16 @@ def attention(
     has_output_bias: bool = False,
     is_qk_norm_whole: bool = False,
     scale: float | None = None,
+    softcap: float = 0.0,
+    norm_offset: float = 0.0,
 ) -> Value:
     """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
     It writes the step's keys and values to the cache first. Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`,
     `o_proj`; biases and `q_norm`/`k_norm` if the model has them. These norms are of each head (Qwen3), or of all heads
     of a token at once if `is_qk_norm_whole` (OLMoE). The table rotates the first R elements of each head; without one
-    keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C).
+    keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C), then limited by
+    `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head.
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -56,6 +59,7 @@ def attention(
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     with builder.scope(prefix):
         if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole):
+            assert norm_offset == 0, "only norms before rotations have an offset"
             projections = (weights, biases, norms)
             q_THC, *cache = _separate_qkv(
                 builder, x_TD, *projections, rope_table_TR, inputs, config, layer, is_norm_whole=is_qk_norm_whole
@@ -73,10 +77,11 @@ def attention(
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 eps=config.rms_norm_eps,
+                weight_offset=norm_offset,
             )
         window = config.sliding_windows[layer]
         scale = head_dim**-0.5 if scale is None else scale
-        mixed_THC = attend(builder, q_THC, cache, inputs, layer, scale=scale, window=window)
+        mixed_THC = attend(builder, q_THC, cache, inputs, layer, scale=scale, window=window, softcap=softcap)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD
 
@@ -125,18 +130,24 @@ def cached_attention(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
+    sinks: Value | None = None,
+    slopes: Value | None = None,
 ) -> Value:
     """Write the step's keys and values to the layer's cache, then attend to the cache: [T, H, C].
 
     A layer that shares the cache of another has no keys and values (None) and only attends. Scores are multiplied by
-    `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes
-    positions, in keys and queries or in the embeddings.
+    `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes positions: in keys and queries,
+    in the embeddings, or by `slopes` f32[H] (ALiBi). The operator `paged_attention` describes `softcap`, `sinks` f32[H]
+    and `slopes`.
     """
     cache: Sequence[Value] = [builder.latest(tensor) for tensor in layer_cache(inputs, layer)]
     if k_TKC is not None:
         slots = inputs.tables_of(layer).slot_mapping
         cache = builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, slots, *cache)
-    return attend(builder, q_THC, cache, inputs, layer, scale=scale, window=window)
+    return attend(
+        builder, q_THC, cache, inputs, layer, scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes
+    )
 
 
 def attend(
@@ -148,12 +159,16 @@ def attend(
     *,
     scale: float,
     window: int,
+    softcap: float = 0.0,
+    sinks: Value | None = None,
+    slopes: Value | None = None,
 ) -> Value:
     """Attend to a layer's cache after this step's write: [T, H, C]."""
     k_cache, v_cache, *scales = cache
     tables = (inputs.cu_seqlens_q, inputs.seqlens_k, inputs.tables_of(layer).block_tables)
     name = for_cache("paged_attention", inputs)
-    mixed_THC: Value = builder.op(name, q_THC, k_cache, v_cache, *tables, *scales, scale=scale, window=window)
+    operands = (q_THC, k_cache, v_cache, *tables, *scales, sinks, slopes)
+    mixed_THC: Value = builder.op(name, *operands, scale=scale, window=window, softcap=softcap)
     return mixed_THC
 
 

@@ -11,13 +11,19 @@ from aethermind.graph.ir import Value
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["embedding", "gelu_mlp", "is_gelu_approximate", "layer_norm", "linear", "lm_head", "swiglu_mlp"]
+__all__ = ["embedding", "geglu_mlp", "gelu_mlp", "is_gelu_approximate", "layer_norm", "linear", "lm_head", "swiglu_mlp"]
 
 
-def embedding(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, weight: str) -> Value:
-    """Look up rows of the embedding table, [T, D]; rows for which the step has embeddings are replaced by those."""
+def embedding(
+    builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, weight: str, *, factor: float = 1.0
+) -> Value:
+    """Look up rows of the embedding table, [T, D], times `factor`; rows for which the step has embeddings are replaced
+    by those.
+    """
     table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
     x_TD: Value = builder.op("embedding", inputs.token_ids, table_VD)
+    if factor != 1:
+        x_TD = builder.op("scale", x_TD, factor=factor)
     if inputs.embeddings is not None:
         x_TD = builder.op("scatter_rows", x_TD, inputs.embeddings.values, inputs.embeddings.rows)
     return x_TD
@@ -107,4 +113,15 @@ def swiglu_mlp(
     down_DI = builder.parameter(f"{prefix}.down_proj.weight", (hidden, intermediate))
     with builder.scope(prefix):
         out_TD: Value = builder.op("mlp_swiglu", x_TD, gate_ID, up_ID, down_DI)
+    return out_TD
+
+
+def geglu_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str, *, is_approximate: bool) -> Value:
+    """down(gelu(gate(x)) · up(x)) with the weights of `swiglu_mlp`; `is_approximate` chooses gelu's tanh form."""
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    gate_ID = builder.parameter(f"{prefix}.gate_proj.weight", (intermediate, hidden))
+    up_ID = builder.parameter(f"{prefix}.up_proj.weight", (intermediate, hidden))
+    down_DI = builder.parameter(f"{prefix}.down_proj.weight", (hidden, intermediate))
+    with builder.scope(prefix):
+        out_TD: Value = builder.op("mlp_geglu", x_TD, gate_ID, up_ID, down_DI, approximate=is_approximate)
     return out_TD

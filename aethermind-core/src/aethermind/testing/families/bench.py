@@ -13,6 +13,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.llm import LLM
 from aethermind.runtime import Runtime
 from aethermind.testing.families.case import ModelCase, Outputs, Reference
+from aethermind.testing.families.parity import TOLERANCE, random_prompts
 
 __all__ = ["Bench", "Checkpoints", "reference_of"]
 
@@ -25,6 +26,7 @@ class Checkpoints:
         self._make_folder = make_folder
         self._made: dict[int, tuple[ModelCase, Path]] = {}
         self._outputs: dict[int, Outputs] = {}
+        self._tolerances: dict[int, float] = {}
 
     def directory(self, case: ModelCase) -> Path:
         """Return the checkpoint of a case, with a tokenizer whose tokens are numbers."""
@@ -40,6 +42,21 @@ class Checkpoints:
         if id(case) not in self._outputs:
             self._outputs[id(case)] = reference_of(case).outputs(case, self.directory(case))
         return self._outputs[id(case)]
+
+    def tolerance(self, case: ModelCase) -> float:
+        """Return the allowed error of logits in float32, as a fraction of a row's largest.
+
+        It is twice the reference's own error on a random text where that is more and the case allows it.
+        """
+        in_float32 = getattr(reference_of(case), "float32_outputs", None) if case.may_err_as_reference else None
+        if in_float32 is None:
+            return TOLERANCE
+        if id(case) not in self._tolerances:
+            (text,) = random_prompts(40, vocab_size=int(case.config["vocab_size"]))
+            exact = self.outputs(case)(text)
+            error = abs(in_float32(case, self.directory(case))(text) - exact).max(axis=1) / abs(exact).max(axis=1)
+            self._tolerances[id(case)] = max(TOLERANCE, 2 * float(error.max()))
+        return self._tolerances[id(case)]
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,11 @@ class Bench:
     def outputs(self) -> Outputs:
         """The outputs of the reference."""
         return self.checkpoints.outputs(self.case)
+
+    @property
+    def tolerance(self) -> float:
+        """The allowed error of logits in float32, as a fraction of a row's largest."""
+        return self.checkpoints.tolerance(self.case)
 
     @property
     def vocab_size(self) -> int:

@@ -132,7 +132,7 @@ def logits_of_every_position(bench: Bench) -> None:
     with bench.open(max_num_batched_tokens=1024) as llm:
         generated, decisions = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
     assert len(decisions) == 1
-    assert_close_to(bench.outputs(text), [result.logits[0] for result in generated])
+    assert_close_to(bench.outputs(text), [result.logits[0] for result in generated], bench.tolerance)
 
 
 def chunks_of_prompts_in_ragged_batches(bench: Bench) -> None:
@@ -144,7 +144,7 @@ def chunks_of_prompts_in_ragged_batches(bench: Bench) -> None:
     assert any(not entry.needs_logits for step in decisions for entry in step.scheduled), "no prompt was cut in chunks"
     for result in generated:
         assert len(result.token_ids) == NUM_TOKENS
-        assert_matches(result, bench.outputs)
+        assert_matches(result, bench.outputs, bench.tolerance)
 
 
 def one_prompt_alone(bench: Bench) -> None:
@@ -154,7 +154,7 @@ def one_prompt_alone(bench: Bench) -> None:
         (generated,), _ = generate(llm, [prompt], NUM_TOKENS)
         greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         (output,) = llm.generate([{"prompt_token_ids": prompt}], greedy)
-    assert_matches(generated, bench.outputs)
+    assert_matches(generated, bench.outputs, bench.tolerance)
     assert output.outputs[0].token_ids == generated.token_ids
 
 

@@ -100,10 +100,10 @@ def assert_close_to(
     )
 
 
-def assert_matches(generated: Generated, outputs: Outputs) -> None:
+def assert_matches(generated: Generated, outputs: Outputs, tolerance: float = TOLERANCE) -> None:
     """Assert that logits are the reference's for the same tokens, and tokens those of its largest logits (or ties)."""
     reference = outputs(generated.all_token_ids[:-1])[len(generated.prompt_token_ids) - 1 :]
-    assert_close_to(reference, generated.logits)
+    assert_close_to(reference, generated.logits, tolerance)
     second, first = np.sort(reference, axis=1)[:, -2:].T
     has_winner = first - second > TIE
     tokens = np.array(generated.token_ids)

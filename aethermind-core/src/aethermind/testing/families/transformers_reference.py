@@ -38,6 +38,11 @@ class TransformersReference:
         """Return the function of a whole text to logits, or hidden states."""
         return partial(outputs_of, pretrained(case.architecture, directory, context=case.max_model_len))
 
+    def float32_outputs(self, case: ModelCase, directory: Path) -> Outputs:
+        """Return the same function, computed in float32."""
+        model = pretrained(case.architecture, directory, dtype=torch.float32, context=case.max_model_len)
+        return partial(outputs_of, model)
+
 
 def pretrained(
     architecture: str,
@@ -77,7 +82,8 @@ def outputs_of(model: Any, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
 def _randomise(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
     """Initialise a parameter so that magnitudes of activations are preserved."""
     if "Norm" in type(module).__name__ and name.endswith("weight"):
-        parameter.uniform_(0.5, 1.5)
+        lowest = 0.5 if parameter.any() else -0.5  # norms that begin at zero multiply by 1 + weight (Gemma)
+        parameter.uniform_(lowest, lowest + 1)
     elif parameter.dim() == 1:
         parameter.normal_(std=0.5)
     else:
