@@ -47,12 +47,12 @@ def rope_table(positions, inv_freq, scale):
     return torch.cat([torch.cos(angle), torch.sin(angle)], dim=1) * scale
 
 
-def rms_norm(x, weight, eps):
-    return functional.rms_norm(x, weight.shape, weight, eps)
+def rms_norm(x, weight, eps, weight_offset):
+    return functional.rms_norm(x, weight.shape, weight_offset + weight, eps)
 
 
-def add_rms_norm(x, residual, weight, eps):
-    return rms_norm(x + residual, weight, eps), x + residual
+def add_rms_norm(x, residual, weight, eps, weight_offset):
+    return rms_norm(x + residual, weight, eps, weight_offset), x + residual
 
 
 def mlp_swiglu(x, w_gate, w_up, w_down):
@@ -76,12 +76,13 @@ def qkv_rope_cache_write(
     num_heads,
     num_kv_heads,
     eps,
+    weight_offset,
 ):
     q = functional.linear(x, w_q, b_q).unflatten(1, (num_heads, -1))
     k = functional.linear(x, w_k, b_k).unflatten(1, (num_kv_heads, -1))
     v = functional.linear(x, w_v, b_v).unflatten(1, (num_kv_heads, -1))
-    q = q if q_norm is None else rms_norm(q, q_norm, eps)
-    k = k if k_norm is None else rms_norm(k, k_norm, eps)
+    q = q if q_norm is None else rms_norm(q, q_norm, eps, weight_offset)
+    k = k if k_norm is None else rms_norm(k, k_norm, eps, weight_offset)
     return rope(q, table), *kv_cache_write(rope(k, table), v, slots, k_cache, v_cache)
 
 
@@ -122,6 +123,14 @@ def alibi(scores, slopes):
 
 def gelu(x, approximate):
     return functional.gelu(x, approximate="tanh" if approximate else "none")
+
+
+def gate_up_gelu(x, w_gate, w_up, approximate):
+    return gelu(functional.linear(x, w_gate), approximate) * functional.linear(x, w_up)
+
+
+def mlp_geglu(x, w_gate, w_up, w_down, approximate):
+    return functional.linear(gate_up_gelu(x, w_gate, w_up, approximate), w_down)
 
 
 def ffn_relu(x, w_in, b_in, w_out, b_out):
@@ -246,6 +255,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "alibi": alibi,
     "relu": functional.relu,
     "gelu": gelu,
+    "softcap": lambda x, cap: cap * torch.tanh(x / cap),
+    "scale": lambda x, factor: x * factor,
+    "gate_up_gelu": gate_up_gelu,
+    "mlp_geglu": mlp_geglu,
     "ffn_relu": ffn_relu,
     "ffn_gelu": ffn_gelu,
     "sub": torch.sub,
@@ -278,7 +291,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 65
+    assert len(OPERATORS) == 69
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_mixture_reads_the_weights_of_chosen_experts_only(num_tokens: int, num
 
 def test_attention_sees_what_is_before_it() -> None:
     cache = (10, 2, 4, 8)
-    shapes = [(6, 4, 8), cache, cache, (3,), (2,), (2, 5)]
+    shapes = [(6, 4, 8), cache, cache, (3,), (2,), (2, 5), None, None]
     found = cost("paged_attention", shapes, {"scale": 1.0}, sequences=((5, 5), (1, 9)))
     assert found.flops == 4 * 4 * 8 * (5 * 6 // 2 + 9)
     tables = 4 * (3 + 2 + 10)

@@ -77,13 +77,29 @@ def shift_keys_quantized(k_cache, blocks, num_tokens, table, k_scale, interleave
 
 
 def paged_attention_quantized(
-    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, k_scale, v_scale, **attributes
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, k_scale, v_scale, sinks, slopes, **attributes
 ):
     caches = (k_cache.double() * k_scale[..., None], v_cache.double() * v_scale[..., None])
-    return paged_attention(q, *caches, cu_seqlens_q, seqlens_k, block_tables, **attributes)
+    return paged_attention(q, *caches, cu_seqlens_q, seqlens_k, block_tables, sinks, slopes, **attributes)
 
 
-def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, scale, window):
+def attend(q, k, v, mask, sinks, slopes, scale, softcap):
+    """Attention of one sequence by its parts, for scores that are not only scaled: heads first, [H, tokens, C]."""
+    scores = q @ k.transpose(1, 2) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        num_queries, num_keys = mask.shape
+        distance = torch.arange(num_keys) - torch.arange(num_keys - num_queries, num_keys)[:, None]
+        scores = scores + slopes[:, None, None] * distance
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        column = sinks[:, None, None].expand(-1, scores.shape[1], 1)
+        return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1] @ v
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, sinks, slopes, scale, window, softcap):
     block_size, num_groups = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
     out = torch.full_like(q, torch.nan)
     for sequence, num_keys in enumerate(seqlens_k.tolist()):
@@ -97,12 +113,10 @@ def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, 
             position = num_keys - (end - begin) + row
             mask[row, max(0, position - window + 1) if window else 0 : position + 1] = True
         mask = mask[:, first:]
-        heads = functional.scaled_dot_product_attention(
-            q[begin:end].transpose(0, 1),
-            k.repeat_interleave(num_groups, dim=0),
-            v.repeat_interleave(num_groups, dim=0),
-            attn_mask=mask,
-            scale=scale,
-        )
+        operands = (q[begin:end].transpose(0, 1), *(x.repeat_interleave(num_groups, dim=0) for x in (k, v)))
+        if softcap or sinks is not None or slopes is not None:
+            heads = attend(*operands, mask, sinks, slopes, scale, softcap)
+        else:
+            heads = functional.scaled_dot_product_attention(*operands, attn_mask=mask, scale=scale)
         out[begin:end] = heads.transpose(0, 1)
     return out
