@@ -25,7 +25,6 @@ class GgufFamily:
         metadata: further fields of config.json, and those that are stored under other keys than Llama's, by name, with
             their keys under the architecture: `{"logit_scale": "logit_scale"}`.
         fields: further fields of config.json that are the same for all its models, and not in its files.
-        metadata: further fields of config.json that its files may have, and their keys behind the architecture's name.
     """
 
     architecture: str
@@ -35,4 +34,3 @@ class GgufFamily:
     mixture: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)

@@ -89,7 +89,6 @@ class GgufSource:
             **sizes,
             **self._rope_scaling(),
             **family.fields,
-            **self._further_fields(family.metadata),
             **experts,
             "architectures": [(family.mixture if experts else None) or family.architecture],
             "vocab_size": tensors.info("model.embed_tokens.weight").shape[0],
@@ -193,10 +192,6 @@ class GgufSource:
             if name in tensors.names:
                 found[field] = tensors.info(name).shape[0] // (num_experts if count else 1)
         return {**found, "num_experts": num_experts}
-
-    def _further_fields(self, keys: Mapping[str, str]) -> dict[str, Any]:
-        found = self._under(f"{self._family_name}.")
-        return {name: found[key] for name, key in keys.items() if key in found}
 
     def _rope_scaling(self) -> dict[str, Any]:
         prefix = f"{self._family_name}.rope.scaling."
