@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from aethermind.engine.kv_offload import fingerprint
 from aethermind.engine.loading import kv_plan
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.errors import DeviceError, InvalidArgumentError
+from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind_sim.backend import SimBackend
 
 WINDOW = 24
@@ -155,6 +157,23 @@ def test_prompts_reuse_prefixes_of_any_length(open_model: Open, masked: Open) ->
     outputs = [llm.generate([{"prompt_token_ids": prompt}], given)[0] for prompt in others]
     assert [[output.outputs[0].token_ids] for output in outputs] == expected
     assert [output.num_cached_tokens for output in outputs] == [count // 16 * 16 for count in (40, 150, 300, 420, 600)]
+
+
+def test_padded_decode_steps_have_the_tables_of_all_groups(
+    monkeypatch: pytest.MonkeyPatch, open_model: Open, masked: Open
+) -> None:
+    """A device with prepared batch sizes runs padding rows, which write no slot of any group."""
+    create = NumpyBackend.__init__
+
+    def with_sizes(self: NumpyBackend) -> None:
+        create(self)
+        self.capabilities = replace(self.capabilities, batch_sizes=(2, 4, 8))
+
+    expected = tokens_of(masked(device="numpy"), prompts())
+    monkeypatch.setattr(NumpyBackend, "__init__", with_sizes)
+    llm = open_model(device="numpy")
+    assert llm.engine.runner._padding is not None
+    assert tokens_of(llm, prompts()) == expected
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
