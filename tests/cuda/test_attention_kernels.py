@@ -74,9 +74,9 @@ def test_ragged_batches_over_codes(opened: OpenDevice, label: str) -> None:
     sample = paged_attention_sample(
         np.random.default_rng(11), "batch", sequences, num_heads, num_kv_heads, head_dim, block_size, window
     )
-    q, k_cache, v_cache, *tables = sample.inputs
+    q, k_cache, v_cache, *tables, sinks, slopes = sample.inputs
     _, (k_codes, v_codes, *scales) = list(quantized_caches(k_cache, v_cache))[len(label) % 2]
-    quantized = Sample(label, (q, k_codes, v_codes, *tables, *scales), sample.attributes)
+    quantized = Sample(label, (q, k_codes, v_codes, *tables, *scales, sinks, slopes), sample.attributes)
     check(opened, "paged_attention_quantized", quantized, DType.FLOAT16)
 
 
@@ -95,12 +95,12 @@ def test_any_scale(opened: OpenDevice, scale: float, head_dim: int) -> None:
 def test_scores_increasing_with_every_key(opened: OpenDevice, num_queries: int) -> None:
     """What was summed is rescaled again and again, by a little and by much."""
     sample = paged_attention_sample(np.random.default_rng(11), "batch", [(num_queries, 700)], 4, 1, 64, 16, 0)
-    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = sample.inputs
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, *absent = sample.inputs
     blocks, offsets = block_tables[0, : -(-700 // 16)], np.arange(16)
     grown = k_cache.copy()
     for i, block in enumerate(blocks):
         grown[block] = 0.01 * grown[block] + (i * 16 + offsets)[None, :, None] / 256
-    inputs = (np.abs(q), grown, v_cache, cu_seqlens_q, seqlens_k, block_tables)
+    inputs = (np.abs(q), grown, v_cache, cu_seqlens_q, seqlens_k, block_tables, *absent)
     check(opened, "paged_attention", Sample("growing", inputs, sample.attributes), DType.FLOAT16)
 
 

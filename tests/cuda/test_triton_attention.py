@@ -85,7 +85,7 @@ def prefill_launch(call: Call) -> Launch:
 
 def small_call(dtype: DType, head_dim: int, capability: tuple[int, int] = H100) -> Call:
     sample = paged_attention_sample(np.random.default_rng(5), "small", [(45, 45), (1, 9)], 7, 1, head_dim, 16, 0)
-    return call_of(sample.inputs, sample.inputs[0], dtype, sample, capability)
+    return call_of(sample.inputs[:6], sample.inputs[0], dtype, sample, capability)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def check(triton: Interpreter, sample: Sample, dtype: DType) -> None:
     """The launch of the Python side, run by the interpreter, against the reference in float64."""
     floats = [array.astype(dtype.numpy) for array in sample.inputs[:3]]
     out = np.full_like(floats[0], math.nan)
-    memory = [*floats, *sample.inputs[3:], out]
+    memory = [*floats, *sample.inputs[3:6], out]
     launch = prefill_launch(call_of(memory[:-1], out, dtype, sample, H100))
     *arguments, global_scratch, profile_scratch = (
         bits_of(memory[argument.address]) if isinstance(argument, DeviceArray) else argument
@@ -110,8 +110,9 @@ def check(triton: Interpreter, sample: Sample, dtype: DType) -> None:
     (written, *_) = triton.run("paged_attention_prefill", launch.grid, arguments, constants)
 
     exact = (*(array.astype(np.float64) for array in floats), *sample.inputs[3:])
-    expected = PAGED_ATTENTION.reference(*exact, **sample.attributes)
-    magnitude = PAGED_ATTENTION.term_magnitudes(*exact, **sample.attributes)  # type: ignore[misc]
+    attributes = PAGED_ATTENTION.schema.complete(sample.attributes)
+    expected = PAGED_ATTENTION.reference(*exact, **attributes)
+    magnitude = PAGED_ATTENTION.term_magnitudes(*exact, **attributes)  # type: ignore[misc]
     is_taken = rows_of_prefill(sample)
     found = written.view(out.dtype).astype(np.float64)
     assert np.isnan(found[~is_taken]).all(), "rows that are another kernel's, or padding, were written"

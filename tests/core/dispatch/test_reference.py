@@ -87,7 +87,8 @@ def test_a_step_costs_no_copy_of_the_cache(operator: str) -> None:
         inputs, outputs, attributes = [x, x, np.array([7], np.int64), *caches], caches, {}
     else:
         tables = [np.array([0, 1], np.int32), np.array([3], np.int32), np.array([[5]], np.int32)]
-        inputs, outputs, attributes = [x, *caches, *tables], [x.copy()], {"scale": 1.0, "window": 0}
+        inputs, outputs = [x, *caches, *tables, None, None], [x.copy()]
+        attributes = {"scale": 1.0, "window": 0, "softcap": 0.0}
     tracemalloc.start()
     KERNELS[operator].function(inputs, outputs, attributes)
     _, peak_bytes = tracemalloc.get_traced_memory()
