@@ -82,14 +82,14 @@ __device__ __forceinline__ void dequantize(
 
 }  // namespace aether
 
-#define AETHER_DEQUANTIZE(bits, dtype)                                                                          \
-  extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                   \
-      aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs, \
-      int num_blocks, int log2_chunks, int affine_term) {                                                       \
-    aether::begin_kernel();                                                                                     \
-    aether::dequantize<aether::dtype, bits>(                                                                    \
-        out, first_tile, num_rows,                                                                              \
-        {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(term)});     \
+#define AETHER_DEQUANTIZE(bits, dtype)                                                                             \
+  extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                      \
+      aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs,    \
+      int num_blocks, int log2_chunks, int affine_term) {                                                          \
+    aether::begin_kernel();                                                                                        \
+    aether::dequantize<aether::dtype, bits>(                                                                       \
+        out, first_tile, num_rows,                                                                                 \
+        {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(affine_term)}); \
   }
 #define AETHER_DEQUANTIZE_BITS(bits) \
   AETHER_DEQUANTIZE(bits, float32)   \

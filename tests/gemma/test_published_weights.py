@@ -101,6 +101,6 @@ def test_a_published_model_keeps_its_predictions(
 
 def test_prompts_begin_with_bos_and_answers_make_sense(file: Path) -> None:
     with LLM(str(file), device="cpu", max_model_len=64) as llm:
-        assert llm.tokenizer.encode("Hello")[0] == 2
+        assert llm.tokenizer.encode("Hello", add_special_tokens=True)[0] == 2
         (output,) = llm.generate(["1, 2, 3, 4, 5, 6, 7,"], SamplingParams(temperature=0.0, max_tokens=6))
     assert output.outputs[0].text.replace(" ", "").startswith("8,9")

@@ -137,6 +137,7 @@ def test_what_depends_on_the_batch_says_so_and_has_a_form_that_does_not() -> Non
         "matmul",
         "paged_attention",
         "paged_attention_quantized",
+        "router_logits",
     }
     assert all(kernel.is_batch_invariant for kernel in BY_ROW.values())
     assert {name for name, kernel in KERNELS.items() if not kernel.is_batch_invariant} == set(BY_ROW)
