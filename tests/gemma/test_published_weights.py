@@ -55,7 +55,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ids(file: Path) -> list[int]:
     with LLM(str(file), device="cpu", num_kv_blocks=16) as llm:
-        found: list[int] = llm.tokenizer.encode(TEXT)
+        found: list[int] = llm.tokenizer.encode(TEXT, add_special_tokens=True)
     return found
 
 
