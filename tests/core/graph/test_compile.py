@@ -77,7 +77,7 @@ def test_a_plan_says_what_it_needs(builder: GraphBuilder) -> None:
 
 def test_steps_carry_attributes_in_schema_order_and_the_names_of_their_values(builder: GraphBuilder) -> None:
     _, norm, write, _ = compiled(builder).plan.steps
-    assert norm.attribute_values() == (1e-6,)
+    assert norm.attribute_values() == (1e-6, 0.0)
     assert (norm.source, norm.names) == ("rms_norm", ("rms_norm",))
     assert write.names == ("kv_cache_write.k_out", "kv_cache_write.v_out")
     assert write.source == "kv_cache_write.k_out"
