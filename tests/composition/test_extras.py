@@ -62,7 +62,7 @@ def test_the_smallest_is_small_and_generates(smallest: Environment) -> None:
     assert report["unmet_requirements"] == []
     listed = json.loads(smallest.run("aethermind", "plugins", "list", "--json").stdout)
     assert {(plugin["name"], plugin["status"], plugin["is_ours"]) for plugin in listed["plugins"]} == {
-        (name, "loaded", True) for name in ("bert", "cpu", "gpt2", "llama", "qwen2")
+        (name, "loaded", True) for name in ("bert", "cpu", "gemma", "glm", "gpt2", "llama", "phi", "qwen2")
     }
 
 
@@ -126,7 +126,8 @@ def test_all_is_all(smallest: Environment, environments: Environments) -> None:
     ours_of_all = [f"{name}=={version}" for name, version in planned.items() if name.startswith("aethermind")]
     environment = environments.make("--no-deps", "aethermind-core", "aethermind-cpu", *FAMILIES, *ours_of_all)
     assert ours(environment) == {
-        f"aethermind-{name}" for name in ("core", "cpu", "cuda", "cann", "qwen2", "llama", "gpt2", "bert")
+        f"aethermind-{name}"
+        for name in ("core", "cpu", "cuda", "cann", "qwen2", "llama", "phi", "glm", "gemma", "gpt2", "bert")
     }
     assert {plugin["error"] for plugin in doctor(environment)["plugins"]} == {None}
     assert generates(environment)

@@ -57,7 +57,7 @@ def test_operator_has_a_kernel_for_every_cpu(operator: str) -> None:
 
 
 VIEWS = {"split_heads", "merge_heads", "split_last", "merge_last"}
-COMPOSITES_TAKEN_APART = {"mlp_swiglu", "ffn_relu", "ffn_gelu", "moe_swiglu"}
+COMPOSITES_TAKEN_APART = {"mlp_swiglu", "mlp_geglu", "ffn_relu", "ffn_gelu", "moe_swiglu"}
 
 
 def test_every_other_operator_has_a_kernel() -> None:

@@ -82,7 +82,7 @@ def test_the_tokenizer_of_another_directory(open_demo: Callable[..., LLM], runti
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"arch": "stablelm"}, ConfigError, "GGUF architecture 'stablelm'. Installed: llama, qwen2, qwen3"),
+        ({"arch": "xverse"}, ConfigError, "GGUF architecture 'xverse'. Installed: "),
         ({"without": ("general.architecture",)}, ConfigError, "no general.architecture"),
         ({"without": ("qwen2.block_count",)}, ConfigError, "no qwen2.block_count"),
         ({"without": ("tokenizer.ggml.merges",)}, TokenizerError, "no tokenizer.ggml.merges"),

@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
-from aethermind.checkpoint.source import StoredTensors
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.hal import DType
-from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, windowed_layout
+from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, read_rope, windowed_layout
 from aethermind.model.blocks import attention, embedding, geglu_mlp, is_gelu_approximate, lm_head, rope_tables
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
-from aethermind.model.rope import read_rope
 
 __all__ = ["GEMMA2", "GEMMA3", "GEMMA3_WITH_IMAGES"]
 

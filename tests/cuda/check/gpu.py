@@ -82,6 +82,7 @@ class Gpu:
         first = inputs[0]
         assert first is not None
         completed = self.runtime.operators[operator].schema.complete(attributes or {})
+        inputs = self._with_absent(operator, inputs)
         types = tuple(
             None if tensor is None else TensorType(_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in inputs
         )
@@ -107,6 +108,7 @@ class Gpu:
         format: str = DENSE,
     ) -> Enqueue:
         """A function that enqueues one call and keeps its tensors alive."""
+        inputs = self._with_absent(operator, inputs)
         kernel = self.kernel(operator, inputs, attributes, format)
         self.backend.devices.enter(0)
         function: Any = kernel.function
@@ -125,6 +127,10 @@ class Gpu:
                 work(stream)
 
         return enqueue
+
+    def _with_absent(self, operator: str, inputs: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+        """Inputs followed by None for each that a caller leaves out at the end."""
+        return (*inputs, *[None] * (len(self.runtime.operators[operator].schema.inputs) - len(inputs)))
 
     def run(self, enqueue: Enqueue) -> None:
         """Once, and wait for it. What torch was asked before is there."""

@@ -13,6 +13,7 @@ from aethermind.model.config import DecoderConfig, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.mixture import MixtureConfig, read_mixture_config
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+from aethermind.model.rope import read_rope
 from aethermind.model.step_inputs import StepInputs
 from aethermind.plugins.compatibility import deprecated_names
 from aethermind.plugins.registry import Registry
@@ -38,6 +39,7 @@ __all__ = [
     "TextEncoder",
     "Window",
     "read_decoder_config",
+    "read_rope",
     "read_mixture_config",
     "windowed_layout",
 ]

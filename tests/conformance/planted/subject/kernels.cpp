@@ -140,18 +140,20 @@ void gather_rows(Tensors in, Tensors out, Attrs, Team team) {
 }
 
 void rope(Tensors in, Tensors out, Attrs attrs, Team team) {
-  const int64_t num_tokens = in[0].shape[0], num_heads = in[0].shape[1], width = in[0].shape[2], half = width / 2;
+  const int64_t num_tokens = in[0].shape[0], num_heads = in[0].shape[1], size = in[0].shape[2];
+  const int64_t width = in[1].shape[1], half = width / 2;
   for (int64_t token = first_of(num_tokens, team); token < end_of(num_tokens, team); ++token) {
     const float* table = floats(in[1]) + token * width;
     for (int64_t head = 0; head < num_heads; ++head) {
-      const float* x = floats(in[0]) + (token * num_heads + head) * width;
-      float* y = floats(out[0]) + (token * num_heads + head) * width;
+      const float* x = floats(in[0]) + (token * num_heads + head) * size;
+      float* y = floats(out[0]) + (token * num_heads + head) * size;
       for (int64_t i = 0; i < half; ++i) {
         const int64_t a = attrs[0].i ? 2 * i : i, b = attrs[0].i ? 2 * i + 1 : i + half;
         const float first = x[a], second = x[b];
         y[a] = first * table[i] - second * table[half + i];
         y[b] = second * table[i] + first * table[half + i];
       }
+      for (int64_t i = width; i < size; ++i) y[i] = x[i];
     }
   }
 }

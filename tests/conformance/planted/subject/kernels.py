@@ -197,6 +197,8 @@ def permute_heads(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
 
 
 def rotated(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    if (width := table.shape[-1]) < x.shape[-1]:  # the rest of a head is copied
+        return torch.cat((rotated(x[..., :width], table, interleaved), x[..., width:]), -1)
     half = x.shape[-1] // 2
     cos, sin = table[..., :half], table[..., half:]
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
@@ -282,6 +284,8 @@ def attend(
         keys, values = (
             read(blocks).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :num_keys] for read in caches
         )
+        is_freed = (blocks < 0).repeat_interleave(block_size)[:num_keys, None]  # behind the window
+        keys, values = (part.masked_fill(is_freed, 0) for part in (keys, values))
         queries = q[begin:end].transpose(0, 1)
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         scores = queries @ keys.transpose(1, 2) * attributes["scale"]
