@@ -39,7 +39,7 @@ __all__ = [
     "TextEncoder",
     "Window",
     "read_decoder_config",
-    "read_rope",
     "read_mixture_config",
+    "read_rope",
     "windowed_layout",
 ]
