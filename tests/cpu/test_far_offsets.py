@@ -34,19 +34,22 @@ def sparse(dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
 
 
 def run(kernel: Kernel, *inputs: np.ndarray[Any, Any], **attributes: Any) -> list[np.ndarray[Any, Any]]:
-    """Call a kernel once; outputs that alias inputs are those inputs."""
+    """Call a kernel once; optional inputs at the end may be left out; outputs that alias inputs are those inputs."""
     schema = REGISTRY[kernel.operator].schema
-    held = {spec.name: array for spec, array in zip(schema.inputs, inputs, strict=False)}
-    types = [TensorType(DType.of_numpy(array.dtype), array.shape) for array in inputs]
-    operands = [Operand(Place.INPUT, name, type) for name, type in zip(held, types, strict=True)]
-    absent = len(schema.inputs) - len(inputs)
+    whole = [*inputs, *[None] * (len(schema.inputs) - len(inputs))]
+    held = {spec.name: array for spec, array in zip(schema.inputs, whole, strict=True) if array is not None}
+    types = [None if array is None else TensorType(DType.of_numpy(array.dtype), array.shape) for array in whole]
+    operands = [
+        None if type is None else Operand(Place.INPUT, spec.name, type)
+        for spec, type in zip(schema.inputs, types, strict=True)
+    ]
     completed = schema.complete(attributes)
     results = []
-    for spec, type in zip(schema.outputs, schema.infer([*types, *[None] * absent], completed), strict=True):
+    for spec, type in zip(schema.outputs, schema.infer(types, completed), strict=True):
         name = f"{spec.name} out"
         held[name] = held[spec.alias] if spec.alias else np.zeros(type.shape, type.dtype.numpy)
         results.append(Operand(Place.INPUT, name, type))
-    step = Step(kernel, (*operands, *[None] * absent), tuple(results), completed, tuple(each.name for each in results))
+    step = Step(kernel, tuple(operands), tuple(results), completed, tuple(each.name for each in results))
     backend = CpuBackend()
     stream = backend.streams.create()
     memory = {(Place.INPUT, name): array.ctypes.data for name, array in held.items()}

@@ -217,7 +217,7 @@ def assert_is_a_sentence(message: str, says: tuple[str, ...]) -> None:
     assert "\n" not in message
     assert "Traceback" not in message
     assert message.endswith(".")
-    assert len(message) < 1000  # the longest names every installed architecture
+    assert len(message) < 600
 
 
 @each_mistake

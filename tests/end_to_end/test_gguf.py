@@ -82,7 +82,12 @@ def test_the_tokenizer_of_another_directory(open_demo: Callable[..., LLM], runti
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"arch": "xverse"}, ConfigError, "GGUF architecture 'xverse'. Installed: "),
+        (
+            {"arch": "xverse"},
+            ConfigError,
+            "GGUF architecture 'xverse'. Installed: command-r, ernie4_5, gemma2, gemma3, glm4, granite, llama, olmo2, "
+            "olmoe, phi3, qwen2, qwen2moe, qwen3, qwen3moe, smollm3, stablelm, starcoder2",
+        ),
         ({"without": ("general.architecture",)}, ConfigError, "no general.architecture"),
         ({"without": ("qwen2.block_count",)}, ConfigError, "no qwen2.block_count"),
         ({"without": ("tokenizer.ggml.merges",)}, TokenizerError, "no tokenizer.ggml.merges"),

@@ -46,7 +46,8 @@ def quantized_rows(x, dtype):
     x = x.float()
     largest = 127 if dtype is torch.int8 else torch.finfo(dtype).max
     scale = x.abs().amax(-1) / largest
-    inverse = torch.where(scale > 0, largest / x.abs().amax(-1), 0.0)
+    # A division by tensors: that of a Python number is a product with the reciprocal, which is rounded twice.
+    inverse = torch.where(scale > 0, torch.tensor(float(largest)) / x.abs().amax(-1), 0.0)
     scaled = x * inverse[..., None]
     return (torch.round(scaled) if dtype is torch.int8 else scaled).to(dtype), scale
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,9 @@ from aethermind.plugins.stdout_guard import stdout_to_stderr
 __all__ = ["Registry", "import_object"]
 
 T = TypeVar("T")
+
+_MAX_LISTED = 17
+"""Installed names in a message about an unknown one: those that resemble it most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class Registry(Generic[T]):
         return found
 
     def get(self, name: str) -> T:
-        """Import the object of a name; the error for an unknown one lists the installed names and the nearest one."""
+        """Import the object of a name; the error for an unknown one lists installed names and the nearest one."""
         found = self.find(name)
         if found is None:
             raise self._unknown(name)
@@ -92,7 +96,9 @@ class Registry(Generic[T]):
     def _unknown(self, name: str) -> AetherMindError:
         names = self.names()
         advice = self._advice if isinstance(self._advice, str) else self._advice(name)
-        listed = ", ".join(names) or "none"
+        listed = ", ".join(sorted(get_close_matches(name, names, _MAX_LISTED, cutoff=0))) or "none"
+        if len(names) > _MAX_LISTED:
+            listed += f" and {len(names) - _MAX_LISTED} others"
         return self._error(f"Unknown {self._setting} {name!r}. Installed: {listed}{did_you_mean(name, names)} {advice}")
 
 
