@@ -47,8 +47,8 @@ def test_an_empty_config_means_what_transformers_takes_it_for(architecture: Any,
     assert [theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types] == list(
         config.sliding_windows
     )
-    assert model.scale == theirs.query_pre_attn_scalar**-0.5
-    assert (model.score_cap or None, model.logit_cap or None) == (
+    assert model.variant.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert (model.variant.attention_softcap or None, model.variant.logits_softcap or None) == (
         theirs.attn_logit_softcapping,
         theirs.final_logit_softcapping,
     )
@@ -84,9 +84,9 @@ def test_what_is_not_computed_is_refused(field: str) -> None:
 
 def test_files_without_the_factor_of_scores_take_that_of_the_size() -> None:
     file = {**SIZES, "norm_weight_offset": 0.0, "query_pre_attn_scalar": None}
-    assert GEMMA3.create(file).scale == 16**-0.5
+    assert GEMMA3.create(file).variant.attention_scale == 16**-0.5
     largest = {**file, "num_hidden_layers": 62, "hidden_size": 5376, "num_attention_heads": 32, "head_dim": 128}
-    assert GEMMA3.create(largest).scale == 168**-0.5
+    assert GEMMA3.create(largest).variant.attention_scale == 168**-0.5
 
 
 def test_keys_shift_by_the_frequencies_of_their_layer() -> None:

@@ -16,8 +16,8 @@ from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.hal import DType
-from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, read_rope, windowed_layout
-from aethermind.model.blocks import attention, embedding, geglu_mlp, is_gelu_approximate, lm_head, rope_tables
+from aethermind.model import DecoderConfig, StepInputs, read_decoder_config, read_rope
+from aethermind.model.blocks import DecoderVariant, VariantModel, geglu_mlp, is_gelu_approximate, variant_decoder
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["GEMMA2", "GEMMA3", "GEMMA3_WITH_IMAGES"]
@@ -76,66 +76,18 @@ _IMAGE_FIELDS: FieldTable = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma:
-    """A Gemma model: its configuration, and what distinguishes the generations."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma(VariantModel):
+    """A Gemma model."""
 
-    config: DecoderConfig
-    has_qk_norm: bool
-    is_gelu_approximate: bool
-    scale: float
-    """The factor of attention scores."""
-    score_cap: float
-    logit_cap: float
-    """Smooth limits of attention scores and of logits; 0 for none."""
-    norm_offset: float
-    """What is added to the weights of norms."""
     name_prefix: str = ""
     """What the stored names of the decoder's tensors begin with, in checkpoints that have other parts, too."""
 
-    def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in the window."""
-        return windowed_layout(self.config)
-
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
-        config = self.config
-        tables = rope_tables(builder, inputs, config, max_model_len)
-        factor = _rounded(math.sqrt(config.hidden_size), builder.dtype)
-        residual_TD = embedding(builder, inputs, config, "model.embed_tokens.weight", factor=factor)
-        x_TD = self._norm(builder, residual_TD, "model.layers.0.input_layernorm")
-        for layer in range(config.num_hidden_layers):
-            base = f"model.layers.{layer}"
-            x_TD = attention(
-                builder,
-                x_TD,
-                tables[layer],
-                inputs,
-                config,
-                layer,
-                f"{base}.self_attn",
-                has_qkv_bias=False,
-                has_qk_norm=self.has_qk_norm,
-                norm_offset=self.norm_offset if self.has_qk_norm else 0.0,
-                scale=self.scale,
-                softcap=self.score_cap,
-            )
-            is_last = layer == config.num_hidden_layers - 1
-            if is_last:  # no operator after the last attention mixes tokens
-                x_TD, residual_TD = (
-                    builder.op("gather_rows", rows, inputs.logits_rows) for rows in (x_TD, residual_TD)
-                )
-            x_TD = self._norm(builder, x_TD, f"{base}.post_attention_layernorm")
-            x_TD, residual_TD = self._add_norm(builder, x_TD, residual_TD, f"{base}.pre_feedforward_layernorm")
-            x_TD = geglu_mlp(builder, x_TD, config, f"{base}.mlp", is_approximate=self.is_gelu_approximate)
-            x_TD = self._norm(builder, x_TD, f"{base}.post_feedforward_layernorm")
-            next_norm = "model.norm" if is_last else f"model.layers.{layer + 1}.input_layernorm"
-            x_TD, residual_TD = self._add_norm(builder, x_TD, residual_TD, next_norm)
-        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        logits_RV = lm_head(builder, x_TD, config, head)
-        if self.logit_cap:
-            logits_RV = builder.op("softcap", logits_RV, cap=self.logit_cap)
-        return logits_RV
+        factor = _rounded(math.sqrt(self.config.hidden_size), builder.dtype)
+        variant = replace(self.variant, token_factor=factor)
+        return variant_decoder(builder, inputs, self.config, max_model_len, variant)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Map tensors of a checkpoint with a vision tower to the decoder's names."""
@@ -147,21 +99,6 @@ class Gemma:
                 if name.startswith(prefix):
                     renamed["model." + name.removeprefix(prefix)] = TensorSlice(name)
         return AdaptedTensors(stored, renamed)
-
-    def _norm(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        weight_D = builder.parameter(f"{name}.weight", (self.config.hidden_size,))
-        attributes = {"eps": self.config.rms_norm_eps, "weight_offset": self.norm_offset}
-        with builder.scope(name):
-            out_TD: Value = builder.op("rms_norm", x_TD, weight_D, **attributes)
-        return out_TD
-
-    def _add_norm(self, builder: GraphBuilder, x_TD: Value, residual_TD: Value, name: str) -> tuple[Value, Value]:
-        """Add a block's normed output to the residual, and norm the sum for the next block."""
-        weight_D = builder.parameter(f"{name}.weight", (self.config.hidden_size,))
-        attributes = {"eps": self.config.rms_norm_eps, "weight_offset": self.norm_offset}
-        with builder.scope(name):
-            out_TD, total_TD = builder.op("add_rms_norm", x_TD, residual_TD, weight_D, **attributes)
-        return out_TD, total_TD
 
 
 class Gemma2Architecture:
@@ -226,16 +163,24 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
     scalar = fields.get("query_pre_attn_scalar") or (_query_scalar_of_gguf(config) if is_gguf else 256)
     local_rope = read_rope(local, head_dim=config.head_dim, max_position_embeddings=config.max_position_embeddings)
     ropes = tuple(local_rope if kind == _LOCAL else config.rope for kind in fields["layer_types"])
-    return Gemma(
-        replace(config, layer_ropes=ropes),
-        has_qk_norm,
-        is_gelu_approximate("hidden_activation", activation),
-        float(scalar) ** -0.5,
-        float(fields.get("attn_logit_softcapping") or 0.0),
-        float(fields.get("final_logit_softcapping") or 0.0),
-        float(fields.get("norm_weight_offset", 1.0)),
-        name_prefix,
+    config = replace(config, layer_ropes=ropes)
+    is_approximate = is_gelu_approximate("hidden_activation", activation)
+
+    def mlp(builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        return geglu_mlp(builder, x_TD, config, f"model.layers.{layer}.mlp", is_approximate=is_approximate)
+
+    variant = DecoderVariant(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+        has_qk_norm=has_qk_norm,
+        norm_offset=float(fields.get("norm_weight_offset", 1.0)),
+        attention_scale=float(scalar) ** -0.5,
+        attention_softcap=float(fields.get("attn_logit_softcapping") or 0.0),
+        logits_softcap=float(fields.get("final_logit_softcapping") or 0.0),
+        mlp=mlp,
     )
+    return Gemma(config, variant, name_prefix=name_prefix)
 
 
 def _layer_types(fields: Mapping[str, Any]) -> list[str]:

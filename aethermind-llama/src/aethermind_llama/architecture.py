@@ -7,13 +7,11 @@ Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3 (Dubey et al. 2024, arX
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, windowed_layout
-from aethermind.model.blocks import decoder
+from aethermind.model import read_decoder_config
+from aethermind.model.blocks import DecoderVariant, VariantModel
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["LLAMA", "MISTRAL"]
@@ -30,40 +28,18 @@ _MISTRAL_FIELDS: FieldTable = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Llama:
-    """A Llama model: its configuration, and whether attention projections have biases."""
-
-    config: DecoderConfig
-    has_bias: bool = False
-
-    def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in a layer's window."""
-        return windowed_layout(self.config)
-
-    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Build the logits, float32 [R, vocab_size]."""
-        return decoder(
-            builder,
-            inputs,
-            self.config,
-            max_model_len,
-            has_qk_norm=False,
-            has_qkv_bias=self.has_bias,
-            has_output_bias=self.has_bias,
-        )
-
-
 class LlamaArchitecture:
     """`LlamaForCausalLM`: Llama 2 and 3, and the many models that follow them."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _LLAMA_FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Llama:
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
         if raw.get("mlp_bias", False):
             raise ConfigError("mlp_bias is true in config.json; this package has no biases in feed-forward networks.")
-        return Llama(read_decoder_config(raw, defaults=_LLAMA), bool(raw.get("attention_bias", False)))
+        has_bias = bool(raw.get("attention_bias", False))
+        variant = DecoderVariant(has_qkv_bias=has_bias, has_output_bias=has_bias)
+        return VariantModel(read_decoder_config(raw, defaults=_LLAMA), variant)
 
 
 class MistralArchitecture:
@@ -72,11 +48,11 @@ class MistralArchitecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _MISTRAL_FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Llama:
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
         fields = {"sliding_window": 4096, **raw}
         has_window = fields["sliding_window"] is not None and raw.get("layer_types") is None
         windows = {"use_sliding_window": True, "max_window_layers": 0} if has_window else {}
-        return Llama(read_decoder_config({**fields, **windows}, defaults=_MISTRAL))
+        return VariantModel(read_decoder_config({**fields, **windows}, defaults=_MISTRAL))
 
 
 LLAMA = LlamaArchitecture()

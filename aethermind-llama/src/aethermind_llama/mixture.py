@@ -7,22 +7,13 @@ al. 2024, arXiv:2409.02060) need not, and norms queries and keys over all heads 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aethermind.checkpoint import StackedTensors, StoredTensors, TensorStack, expert_stacks
 from aethermind.errors import ConfigError
-from aethermind.graph import GraphBuilder, Value
-from aethermind.model import (
-    DecoderConfig,
-    LayerCache,
-    MixtureConfig,
-    StepInputs,
-    read_decoder_config,
-    read_mixture_config,
-    windowed_layout,
-)
-from aethermind.model.blocks import decoder, mixture_mlps
+from aethermind.model import DecoderConfig, MixtureConfig, read_decoder_config, read_mixture_config
+from aethermind.model.blocks import DecoderVariant, VariantModel, mixture_mlps
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["MIXTRAL", "OLMOE"]
@@ -60,32 +51,11 @@ _STORED_MLP = "block_sparse_moe"
 _STORED_PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-@dataclass(frozen=True, slots=True)
-class SparseLlama:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseLlama(VariantModel):
     """A decoder whose layers are all mixtures of experts."""
 
-    config: DecoderConfig
     mixture: MixtureConfig
-    has_bias: bool = False
-    is_qk_norm_whole: bool = False
-
-    def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in a layer's window."""
-        return windowed_layout(self.config)
-
-    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Build the logits, float32 [R, vocab_size]."""
-        return decoder(
-            builder,
-            inputs,
-            self.config,
-            max_model_len,
-            has_qkv_bias=self.has_bias,
-            has_qk_norm=self.is_qk_norm_whole,
-            has_output_bias=self.has_bias,
-            is_qk_norm_whole=self.is_qk_norm_whole,
-            mlp=mixture_mlps(self.config, self.mixture),
-        )
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Stack the experts of each layer; Mixtral's networks and projections have names of their own."""
@@ -109,7 +79,7 @@ class MixtralArchitecture:
         has_window = raw.get("sliding_window") is not None and raw.get("layer_types") is None
         windows = {"use_sliding_window": True, "max_window_layers": 0} if has_window else {}
         config = read_decoder_config({**raw, **windows}, defaults=_MIXTRAL)
-        return SparseLlama(config, _mixture(raw, config, _MIXTRAL))
+        return _sparse(raw, config, _MIXTRAL)
 
 
 class OlmoeArchitecture:
@@ -122,13 +92,22 @@ class OlmoeArchitecture:
         if raw.get("clip_qkv") is not None:
             raise ConfigError("clip_qkv is set in config.json; this package clips no queries, keys or values.")
         config = read_decoder_config(raw, defaults=_OLMOE)
-        mixture = _mixture(raw, config, _OLMOE)
-        return SparseLlama(config, mixture, bool(raw.get("attention_bias", False)), is_qk_norm_whole=True)
+        has_bias = bool(raw.get("attention_bias", False))
+        variant = DecoderVariant(
+            has_qkv_bias=has_bias, has_output_bias=has_bias, has_qk_norm=True, is_qk_norm_whole=True
+        )
+        return _sparse(raw, config, _OLMOE, variant)
 
 
-def _mixture(raw: Mapping[str, Any], config: DecoderConfig, defaults: Mapping[str, Any]) -> MixtureConfig:
+def _sparse(
+    raw: Mapping[str, Any],
+    config: DecoderConfig,
+    defaults: Mapping[str, Any],
+    variant: DecoderVariant = DecoderVariant(),  # noqa: B008 - a constant
+) -> SparseLlama:
     """Read the mixture; `intermediate_size` is that of an expert, and all layers are sparse."""
-    return read_mixture_config(raw, config.num_hidden_layers, defaults=defaults, width="intermediate_size")
+    mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=defaults, width="intermediate_size")
+    return SparseLlama(config, replace(variant, mlp=mixture_mlps(config, mixture)), mixture=mixture)
 
 
 MIXTRAL = MixtralArchitecture()

@@ -7,12 +7,10 @@ normalises Q and K per head instead (Yang et al. 2025, arXiv:2505.09388). Everyt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config, windowed_layout
-from aethermind.model.blocks import decoder
+from aethermind.model import read_decoder_config
+from aethermind.model.blocks import DecoderVariant, VariantModel
 from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["QWEN2", "QWEN3"]
@@ -26,41 +24,15 @@ _QWEN2_FIELDS: FieldTable = {
 _QWEN3_FIELDS: FieldTable = {**used("says whether projections of attention have biases", "attention_bias")}
 
 
-@dataclass(frozen=True, slots=True)
-class Qwen:
-    """A Qwen model: its configuration and the differences between generations."""
-
-    config: DecoderConfig
-    has_qkv_bias: bool
-    has_qk_norm: bool
-    has_output_bias: bool = False
-
-    def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in a layer's window."""
-        return windowed_layout(self.config)
-
-    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Build the logits, float32 [R, vocab_size]."""
-        return decoder(
-            builder,
-            inputs,
-            self.config,
-            max_model_len,
-            has_qkv_bias=self.has_qkv_bias,
-            has_qk_norm=self.has_qk_norm,
-            has_output_bias=self.has_output_bias,
-        )
-
-
 class Qwen2Architecture:
     """`Qwen2ForCausalLM`: Qwen2 and Qwen2.5."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _QWEN2_FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Qwen:
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
         defaults = {**_COMMON, "max_window_layers": 28, "sliding_window": 4096}
-        return Qwen(read_decoder_config(raw, defaults=defaults), has_qkv_bias=True, has_qk_norm=False)
+        return VariantModel(read_decoder_config(raw, defaults=defaults), DecoderVariant(has_qkv_bias=True))
 
 
 class Qwen3Architecture:
@@ -69,10 +41,11 @@ class Qwen3Architecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _QWEN3_FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Qwen:
+    def create(self, raw: Mapping[str, Any]) -> VariantModel:
         defaults = {**_COMMON, "head_dim": 128, "max_window_layers": 28, "sliding_window": 4096}
         has_bias = bool(raw.get("attention_bias", False))
-        return Qwen(read_decoder_config(raw, defaults=defaults), has_bias, has_qk_norm=True, has_output_bias=has_bias)
+        variant = DecoderVariant(has_qkv_bias=has_bias, has_output_bias=has_bias, has_qk_norm=True)
+        return VariantModel(read_decoder_config(raw, defaults=defaults), variant)
 
 
 QWEN2 = Qwen2Architecture()

@@ -12,17 +12,8 @@ from typing import Any
 
 from aethermind.checkpoint import StackedTensors, StoredTensors, expert_stacks
 from aethermind.errors import ConfigError
-from aethermind.graph import GraphBuilder, Value
-from aethermind.model import (
-    DecoderConfig,
-    LayerCache,
-    MixtureConfig,
-    StepInputs,
-    read_decoder_config,
-    read_mixture_config,
-    windowed_layout,
-)
-from aethermind.model.blocks import decoder, mixture_mlps
+from aethermind.model import MixtureConfig, read_decoder_config, read_mixture_config
+from aethermind.model.blocks import DecoderVariant, VariantModel, mixture_mlps
 from aethermind.model.known_fields import FieldTable, used
 
 __all__ = ["QWEN2_MOE", "QWEN3_MOE"]
@@ -65,32 +56,11 @@ _QWEN3_MOE_FIELDS: FieldTable = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class QwenMoe:
-    """A Qwen model with MoE layers: its configuration and the differences between generations."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenMoe(VariantModel):
+    """A Qwen model with MoE layers."""
 
-    config: DecoderConfig
     mixture: MixtureConfig
-    has_qkv_bias: bool
-    has_qk_norm: bool
-    has_output_bias: bool = False
-
-    def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in a layer's window."""
-        return windowed_layout(self.config)
-
-    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Build the graph and return its logits, float32 [R, vocab_size]."""
-        return decoder(
-            builder,
-            inputs,
-            self.config,
-            max_model_len,
-            has_qkv_bias=self.has_qkv_bias,
-            has_qk_norm=self.has_qk_norm,
-            has_output_bias=self.has_output_bias,
-            mlp=mixture_mlps(self.config, self.mixture),
-        )
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Stack the experts of each layer."""
@@ -114,7 +84,8 @@ class Qwen2MoeArchitecture:
         config = read_decoder_config(raw, defaults=_QWEN2_MOE)
         shared_width = "shared_expert_intermediate_size"
         mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN2_MOE, shared_width=shared_width)
-        return QwenMoe(config, mixture, has_qkv_bias=bool(raw.get("qkv_bias", True)), has_qk_norm=False)
+        variant = DecoderVariant(has_qkv_bias=bool(raw.get("qkv_bias", True)), mlp=mixture_mlps(config, mixture))
+        return QwenMoe(config, variant, mixture=mixture)
 
 
 class Qwen3MoeArchitecture:
@@ -127,7 +98,10 @@ class Qwen3MoeArchitecture:
         has_bias = bool(raw.get("attention_bias", False))
         config = read_decoder_config({**raw, "max_window_layers": 0}, defaults=_QWEN3_MOE)
         mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=_QWEN3_MOE)
-        return QwenMoe(config, mixture, has_qkv_bias=has_bias, has_qk_norm=True, has_output_bias=has_bias)
+        variant = DecoderVariant(
+            has_qkv_bias=has_bias, has_output_bias=has_bias, has_qk_norm=True, mlp=mixture_mlps(config, mixture)
+        )
+        return QwenMoe(config, variant, mixture=mixture)
 
 
 QWEN2_MOE = Qwen2MoeArchitecture()

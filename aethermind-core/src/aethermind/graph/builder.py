@@ -74,13 +74,15 @@ class GraphBuilder:
 
     def _record_writes(self, node: Node) -> None:
         schema = self.operators[node.operator].schema
-        given = dict(zip((spec.name for spec in schema.inputs), node.inputs, strict=True))
         for spec, output in zip(schema.outputs, node.outputs, strict=True):
-            written = given.get(spec.alias) if spec.alias is not None else None
-            if written is not None:
-                state = self._state_of.get(written, written)
-                if state.kind is ValueKind.STATE:
-                    self._state_of[output], self._latest[state] = state, output
+            if spec.alias is None:
+                continue
+            written = next(
+                value for given, value in zip(schema.inputs, node.inputs, strict=True) if given.name == spec.alias
+            )
+            state = None if written is None else self._state_of.get(written, written)
+            if state is not None and state.kind is ValueKind.STATE:
+                self._state_of[output], self._latest[state] = state, output
 
     def latest(self, state: Value) -> Value:
         """Return the newest version of a state, after the writes of all operators so far.

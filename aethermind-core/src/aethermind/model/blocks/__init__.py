@@ -1,7 +1,7 @@
 """The building blocks of models, as functions that write to a GraphBuilder."""
 
 from aethermind.model.blocks.attention import attention, cached_attention, rope_table, rope_tables
-from aethermind.model.blocks.decoder import FeedForward, decoder
+from aethermind.model.blocks.decoder import DecoderVariant, FeedForward, VariantModel, decoder, variant_decoder
 from aethermind.model.blocks.layers import (
     embedding,
     geglu_mlp,
@@ -13,7 +13,6 @@ from aethermind.model.blocks.layers import (
     swiglu_mlp,
 )
 from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
-from aethermind.model.blocks.variant import DecoderVariant, VariantModel, variant_decoder
 
 __all__ = [
     "DecoderVariant",

@@ -1,20 +1,128 @@
-"""A stack of pre-norm decoder layers, from token ids to logits. Shapes: T tokens, R rows of logits, D hidden_size."""
+"""A stack of decoder layers, from token ids to logits, and what families vary of it: the place and kind of norms,
+residual sums, factors, limits.
+
+Shapes: T tokens, R rows of logits, D hidden_size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from aethermind.cache.layers import LayerCache
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
-from aethermind.model.blocks.attention import attention, rope_table
-from aethermind.model.blocks.layers import embedding, lm_head, swiglu_mlp
+from aethermind.model.architecture import windowed_layout
+from aethermind.model.blocks.attention import attention, rope_tables
+from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, swiglu_mlp
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["FeedForward", "decoder"]
+__all__ = ["DecoderVariant", "FeedForward", "VariantModel", "decoder", "variant_decoder"]
 
 FeedForward = Callable[[GraphBuilder, Value, int], Value]
 """Writes the feed-forward network of a layer: `mlp(builder, x, layer)` returns its output for x, both F[T, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderVariant:
+    """What a family's layers do; the defaults are Llama's.
+
+    Attributes:
+        before_attention, before_mlp: the names of the norms of a block's input; None: it is not normed (OLMo 2).
+        after_attention, after_mlp: the names of the norms of a block's output; None: it is not normed.
+        has_layer_norm: whether norms are LayerNorms instead of RMSNorms, with `rms_norm_eps` as their epsilon.
+        has_norm_bias: whether LayerNorms have biases.
+        is_parallel: whether attention and the feed-forward network read the same normed input, and both outputs are
+            added to the residual (GPT-J, Cohere).
+        has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole: see `blocks.attention`.
+        norm_offset: what is added to the weights of RMSNorms, those of queries and keys included.
+        attention_scale: the factor of attention scores; None for 1 / sqrt(head_dim).
+        attention_softcap, logits_softcap: smooth limits of attention scores and of logits; 0 for none.
+        token_factor: what rows of the embedding table are multiplied by; given embeddings are not.
+        embedding_factor, residual_factor, logits_factor: what embeddings, the output of every block, and logits are
+            multiplied by.
+        mlp: writes the feed-forward networks; None for `swiglu_mlp`.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    has_layer_norm: bool = False
+    has_norm_bias: bool = False
+    is_parallel: bool = False
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_qk_norm: bool = False
+    is_qk_norm_whole: bool = False
+    norm_offset: float = 0.0
+    attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    logits_softcap: float = 0.0
+    token_factor: float = 1.0
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    logits_factor: float = 1.0
+    mlp: FeedForward | None = None
+
+
+def variant_decoder(
+    builder: GraphBuilder,
+    inputs: StepInputs,
+    config: DecoderConfig,
+    max_model_len: int,
+    variant: DecoderVariant,
+    prefix: str = "model",
+) -> Value:
+    """Write a decoder with Hugging Face's weight names and return its logits, float32 [R, vocab_size].
+
+    Layers have the rotary embeddings and windows of the configuration. The final norm is `{prefix}.norm`. The residual
+    add of one block and the norm of the next are one operator, so `x` and the running `residual` are passed together.
+    """
+    tables = rope_tables(builder, inputs, config, max_model_len)
+    embedding_name = f"{prefix}.embed_tokens.weight"
+    norms = _Norms(builder, config, variant)
+    embedded_TD = embedding(builder, inputs, config, embedding_name, factor=variant.token_factor)
+    residual_TD = _scaled(builder, embedded_TD, variant.embedding_factor)
+    x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
+    for layer in range(config.num_hidden_layers):
+        base = f"{prefix}.layers.{layer}"
+        mixed_TD = attention(
+            builder,
+            x_TD,
+            tables[layer],
+            inputs,
+            config,
+            layer,
+            f"{base}.self_attn",
+            has_qkv_bias=variant.has_qkv_bias,
+            has_qk_norm=variant.has_qk_norm,
+            has_output_bias=variant.has_output_bias,
+            is_qk_norm_whole=variant.is_qk_norm_whole,
+            scale=variant.attention_scale,
+            softcap=variant.attention_softcap,
+            norm_offset=variant.norm_offset if variant.has_qk_norm else 0.0,
+        )
+        is_last = layer == config.num_hidden_layers - 1
+        if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
+            mixed_TD, residual_TD = (
+                builder.op("gather_rows", value, inputs.logits_rows) for value in (mixed_TD, residual_TD)
+            )
+            if variant.is_parallel:
+                x_TD = builder.op("gather_rows", x_TD, inputs.logits_rows)
+        mixed_TD = norms.normed(mixed_TD, _named(base, variant.after_attention))
+        if variant.is_parallel:
+            fed_TD = builder.op("add", mixed_TD, _mlp(builder, x_TD, config, layer, base, variant))
+        else:
+            name = _named(base, variant.before_mlp)
+            x_TD, residual_TD = norms.added_and_normed(mixed_TD, residual_TD, name)
+            fed_TD = norms.normed(_mlp(builder, x_TD, config, layer, base, variant), _named(base, variant.after_mlp))
+        following = f"{prefix}.norm" if is_last else _named(f"{prefix}.layers.{layer + 1}", variant.before_attention)
+        x_TD, residual_TD = norms.added_and_normed(fed_TD, residual_TD, following)
+    head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
+    logits_RV = _scaled(builder, lm_head(builder, x_TD, config, head_name), variant.logits_factor)
+    return builder.op("softcap", logits_RV, cap=variant.logits_softcap) if variant.logits_softcap else logits_RV
 
 
 def decoder(
@@ -30,55 +138,82 @@ def decoder(
     mlp: FeedForward | None = None,
     prefix: str = "model",
 ) -> Value:
-    """Write a decoder with Hugging Face's weight names and return its logits, float32 [R, vocab_size].
+    """Write a pre-norm decoder, such as Llama's, and return its logits, float32 [R, vocab_size].
 
     `mlp` writes the feed-forward networks; without it they are `swiglu_mlp` with the weights `{prefix}.layers.0.mlp.…`.
     `blocks.attention` describes the flags.
-
-    The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` are
-    passed together.
     """
-    rope_table_TC = rope_table(builder, inputs, config, max_model_len)
-    embedding_name = f"{prefix}.embed_tokens.weight"
-    residual_TD = embedding(builder, inputs, config, embedding_name)
-    x_TD = _norm(builder, residual_TD, config, f"{prefix}.layers.0.input_layernorm")
-    for layer in range(config.num_hidden_layers):
-        base = f"{prefix}.layers.{layer}"
-        x_TD = attention(
-            builder,
-            x_TD,
-            rope_table_TC,
-            inputs,
-            config,
-            layer,
-            f"{base}.self_attn",
-            has_qkv_bias=has_qkv_bias,
-            has_qk_norm=has_qk_norm,
-            has_output_bias=has_output_bias,
-            is_qk_norm_whole=is_qk_norm_whole,
-        )
-        is_last = layer == config.num_hidden_layers - 1
-        if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
-            x_TD, residual_TD = (builder.op("gather_rows", value, inputs.logits_rows) for value in (x_TD, residual_TD))
-        x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, f"{base}.post_attention_layernorm")
-        x_TD = swiglu_mlp(builder, x_TD, config, f"{base}.mlp") if mlp is None else mlp(builder, x_TD, layer)
-        next_norm = f"{prefix}.norm" if is_last else f"{prefix}.layers.{layer + 1}.input_layernorm"
-        x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, next_norm)
-    head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
-    return lm_head(builder, x_TD, config, head_name)
+    variant = DecoderVariant(
+        has_qkv_bias=has_qkv_bias,
+        has_qk_norm=has_qk_norm,
+        has_output_bias=has_output_bias,
+        is_qk_norm_whole=is_qk_norm_whole,
+        mlp=mlp,
+    )
+    return variant_decoder(builder, inputs, config, max_model_len, variant, prefix)
 
 
-def _norm(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str) -> Value:
-    weight_D = builder.parameter(f"{prefix}.weight", (config.hidden_size,))
-    with builder.scope(prefix):
-        out_TD: Value = builder.op("rms_norm", x_TD, weight_D, eps=config.rms_norm_eps)
-    return out_TD
+@dataclass(frozen=True, slots=True)
+class VariantModel:
+    """A model that is a `variant_decoder` of one configuration; implements `CausalLM`."""
+
+    config: DecoderConfig
+    variant: DecoderVariant = DecoderVariant()
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Build the logits, float32 [R, vocab_size]."""
+        return variant_decoder(builder, inputs, self.config, max_model_len, self.variant)
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens, or of those in a layer's window."""
+        return windowed_layout(self.config)
 
 
-def _add_norm(
-    builder: GraphBuilder, x_TD: Value, residual_TD: Value, config: DecoderConfig, prefix: str
-) -> tuple[Value, Value]:
-    weight_D = builder.parameter(f"{prefix}.weight", (config.hidden_size,))
-    with builder.scope(prefix):
-        out_TD, total_TD = builder.op("add_rms_norm", x_TD, residual_TD, weight_D, eps=config.rms_norm_eps)
-    return out_TD, total_TD
+def _named(base: str, norm: str | None) -> str | None:
+    return None if norm is None else f"{base}.{norm}"
+
+
+def _mlp(
+    builder: GraphBuilder, x_TD: Value, config: DecoderConfig, layer: int, base: str, variant: DecoderVariant
+) -> Value:
+    if variant.mlp is not None:
+        return variant.mlp(builder, x_TD, layer)
+    return swiglu_mlp(builder, x_TD, config, f"{base}.mlp")
+
+
+def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
+    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """Writes the norms of one decoder; a norm without a name is none."""
+
+    builder: GraphBuilder
+    config: DecoderConfig
+    variant: DecoderVariant
+
+    def normed(self, x_TD: Value, name: str | None) -> Value:
+        """Norm x by the weights of that name, [T, D]."""
+        if name is None:
+            return x_TD
+        width, eps = self.config.hidden_size, self.config.rms_norm_eps
+        with self.builder.scope(name):
+            if self.variant.has_layer_norm:
+                return layer_norm(self.builder, x_TD, name, width, eps, has_bias=self.variant.has_norm_bias)
+            weight_D = self.builder.parameter(f"{name}.weight", (width,))
+            offset = self.variant.norm_offset
+            out_TD: Value = self.builder.op("rms_norm", x_TD, weight_D, eps=eps, weight_offset=offset)
+        return out_TD
+
+    def added_and_normed(self, x_TD: Value, residual_TD: Value, name: str | None) -> tuple[Value, Value]:
+        """Add a block's output, times its factor, to the residual: the norm of the sum, and the sum, [T, D] both."""
+        x_TD = _scaled(self.builder, x_TD, self.variant.residual_factor)
+        if name is None or self.variant.has_layer_norm:
+            total_TD: Value = self.builder.op("add", x_TD, residual_TD)
+            return self.normed(total_TD, name), total_TD
+        weight_D = self.builder.parameter(f"{name}.weight", (self.config.hidden_size,))
+        attributes = {"eps": self.config.rms_norm_eps, "weight_offset": self.variant.norm_offset}
+        with self.builder.scope(name):
+            out_TD, total_TD = self.builder.op("add_rms_norm", x_TD, residual_TD, weight_D, **attributes)
+        return out_TD, total_TD
