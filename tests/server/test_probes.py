@@ -81,7 +81,7 @@ def test_engine_metrics_show_the_memory_and_the_kv_cache() -> None:
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
     model = SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats, pid=None), info=info)
-    models: Any = SimpleNamespace(loaded=(model,))
+    models: Any = SimpleNamespace(base_models=(model,))
     admission: Any = SimpleNamespace(num_open=3, num_queued=2, num_queued_tokens=70)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8

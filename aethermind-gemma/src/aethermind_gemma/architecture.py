@@ -165,10 +165,6 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
     ropes = tuple(local_rope if kind == _LOCAL else config.rope for kind in fields["layer_types"])
     config = replace(config, layer_ropes=ropes)
     is_approximate = is_gelu_approximate("hidden_activation", activation)
-
-    def mlp(builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
-        return geglu_mlp(builder, x_TD, config, f"model.layers.{layer}.mlp", is_approximate=is_approximate)
-
     variant = DecoderVariant(
         after_attention="post_attention_layernorm",
         before_mlp="pre_feedforward_layernorm",
@@ -178,9 +174,21 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
         attention_scale=float(scalar) ** -0.5,
         attention_softcap=float(fields.get("attn_logit_softcapping") or 0.0),
         logits_softcap=float(fields.get("final_logit_softcapping") or 0.0),
-        mlp=mlp,
+        mlp=_GegluMlps(config, is_approximate),
     )
     return Gemma(config, variant, name_prefix=name_prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class _GegluMlps:
+    """Writes the feed-forward networks of the layers."""
+
+    config: DecoderConfig
+    is_approximate: bool
+
+    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        name = f"model.layers.{layer}.mlp"
+        return geglu_mlp(builder, x_TD, self.config, name, is_approximate=self.is_approximate)
 
 
 def _layer_types(fields: Mapping[str, Any]) -> list[str]:

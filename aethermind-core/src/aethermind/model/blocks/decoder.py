@@ -21,7 +21,11 @@ from aethermind.model.step_inputs import StepInputs
 __all__ = ["DecoderVariant", "FeedForward", "VariantModel", "decoder", "variant_decoder"]
 
 FeedForward = Callable[[GraphBuilder, Value, int], Value]
-"""Writes the feed-forward network of a layer: `mlp(builder, x, layer)` returns its output for x, both F[T, D]."""
+"""Writes the feed-forward network of a layer: `mlp(builder, x, layer)` returns its output for x, both F[T, D].
+
+A model is compared by value, so that what a `DecoderVariant` holds should be a function of a module or a frozen
+dataclass, not a closure.
+"""
 
 
 @dataclass(frozen=True, slots=True)

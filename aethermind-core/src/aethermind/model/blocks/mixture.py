@@ -6,6 +6,8 @@ shared one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.model.blocks.decoder import FeedForward
@@ -21,14 +23,22 @@ def mixture_mlps(config: DecoderConfig, mixture: MixtureConfig, names: str = "mo
 
     `names` are the networks' names, with `{layer}` for the number of the layer. For `blocks.decoder`.
     """
+    return _MixtureMlps(config, mixture, names)
 
-    def write(builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
-        prefix = names.format(layer=layer)
-        if mixture.is_sparse[layer]:
-            return moe_mlp(builder, x_TD, config, mixture, prefix)
-        return swiglu_mlp(builder, x_TD, config, prefix)
 
-    return write
+@dataclass(frozen=True, slots=True)
+class _MixtureMlps:
+    """A value, not a closure: models of one configuration are equal."""
+
+    config: DecoderConfig
+    mixture: MixtureConfig
+    names: str
+
+    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        prefix = self.names.format(layer=layer)
+        if self.mixture.is_sparse[layer]:
+            return moe_mlp(builder, x_TD, self.config, self.mixture, prefix)
+        return swiglu_mlp(builder, x_TD, self.config, prefix)
 
 
 def moe_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, mixture: MixtureConfig, prefix: str) -> Value:
