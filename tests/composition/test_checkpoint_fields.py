@@ -13,9 +13,19 @@ from tests.composition.published_fields import PUBLISHED
 from transformers.utils.quantization_config import AwqConfig, GPTQConfig
 
 import aethermind_bert.architecture
+import aethermind_gemma.architecture
+import aethermind_glm.architecture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
+import aethermind_llama.cohere
+import aethermind_llama.ernie
+import aethermind_llama.granite
 import aethermind_llama.mixture
+import aethermind_llama.olmo
+import aethermind_llama.smollm3
+import aethermind_llama.stablelm
+import aethermind_llama.starcoder2
+import aethermind_phi.architecture
 import aethermind_qwen2.architecture
 import aethermind_qwen2.mixture
 from aethermind.checkpoint.gptq_awq import read_packing
@@ -54,6 +64,20 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "mistral": (aethermind_llama.architecture.MISTRAL, SIZES),
     "mixtral": (aethermind_llama.mixture.MIXTRAL, SIZES),
     "olmoe": (aethermind_llama.mixture.OLMOE, SIZES),
+    "smollm3": (aethermind_llama.smollm3.SMOLLM3, SIZES),
+    "granite": (aethermind_llama.granite.GRANITE, SIZES),
+    "cohere": (aethermind_llama.cohere.COHERE, SIZES),
+    "cohere2": (aethermind_llama.cohere.COHERE2, SIZES),
+    "olmo2": (aethermind_llama.olmo.OLMO2, SIZES),
+    "olmo3": (aethermind_llama.olmo.OLMO3, SIZES),
+    "ernie4_5": (aethermind_llama.ernie.ERNIE4_5, SIZES),
+    "stablelm": (aethermind_llama.stablelm.STABLELM, SIZES),
+    "starcoder2": (aethermind_llama.starcoder2.STARCODER2, SIZES),
+    "gemma2": (aethermind_gemma.architecture.GEMMA2, SIZES),
+    "gemma3": (aethermind_gemma.architecture.GEMMA3, SIZES),
+    "phi3": (aethermind_phi.architecture.PHI3, SIZES),
+    "glm": (aethermind_glm.architecture.GLM, SIZES),
+    "glm4": (aethermind_glm.architecture.GLM4, SIZES),
     "gpt2": (aethermind_gpt2.architecture.GPT2, GPT2_SIZES),
     "bert": (aethermind_bert.architecture.BERT, SIZES),
 }
@@ -70,20 +94,39 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "head_dim": (16, {}),
     "max_position_embeddings": (256, {}),
     "rms_norm_eps": (1e-3, {}),
-    "rope_theta": (1e6, {}),
+    "rope_theta": (3e5, {}),
     "rope_scaling": (YARN, {}),
-    "rope_parameters": ({"rope_theta": 1e6}, {}),
+    "rope_parameters": ({"rope_theta": 3e5}, {}),
+    "rope_local_base_freq": (3e5, {}),
+    "partial_rotary_factor": (0.75, {}),
+    "no_rope_layers": ([0, 1], {}),
+    "no_rope_layer_interval": (1, {"num_hidden_layers": 4}),
     "original_max_position_embeddings": (64, {"rope_scaling": YARN}),
     "sliding_window": (32, WINDOWS),
     "use_sliding_window": (False, WINDOWS),
     "max_window_layers": (0, WINDOWS),
-    "layer_types": (["sliding_attention", "full_attention"], {"sliding_window": 16}),
+    "layer_types": (["full_attention", "sliding_attention"], {"sliding_window": 16}),
     "tie_word_embeddings": (True, {"tie_word_embeddings": False}),
     "dtype": ("float16", {}),
     "torch_dtype": ("float16", {}),
     "eos_token_id": (7, {}),
     "hidden_act": ("relu", {}),
-    "attention_bias": (True, {}),
+    "attention_bias": (True, {"attention_bias": False}),
+    "use_bias": (False, {}),
+    "use_qkv_bias": (True, {"use_qkv_bias": False}),
+    "use_parallel_residual": (True, {}),
+    "norm_epsilon": (1e-3, {}),
+    "embedding_multiplier": (2.0, {}),
+    "residual_multiplier": (2.0, {}),
+    "attention_multiplier": (2.0, {}),
+    "logits_scaling": (2.0, {}),
+    "logit_scale": (2.0, {}),
+    "hidden_activation": ("gelu", {}),
+    "query_pre_attn_scalar": (64, {}),
+    "attn_logit_softcapping": (20.0, {}),
+    "final_logit_softcapping": (20.0, {}),
+    "sliding_window_pattern": (2, {}),
+    "_sliding_window_pattern": (2, {}),
     "num_experts": (32, {}),
     "num_local_experts": (32, {}),
     "num_experts_per_tok": (3, {}),
@@ -149,6 +192,14 @@ IRRELEVANT = {
     "mixtral": ("use_sliding_window", "max_window_layers"),
     "qwen2_moe": ("max_window_layers", "sliding_window"),
     "qwen3_moe": ("max_window_layers",),
+    "smollm3": ("layer_types",),
+    "cohere2": ("use_sliding_window", "max_window_layers"),
+    "olmo2": ("use_sliding_window", "max_window_layers", "layer_types"),
+    "olmo3": ("use_sliding_window", "max_window_layers"),
+    "starcoder2": ("use_sliding_window", "max_window_layers"),
+    "gemma2": ("use_sliding_window", "max_window_layers"),
+    "gemma3": ("use_sliding_window", "max_window_layers"),
+    "phi3": ("use_sliding_window", "max_window_layers"),
 }  # fmt: skip
 """What of the decoders' fields an architecture has no use for, by their beginnings."""
 
@@ -320,12 +371,27 @@ def test_ignored_fields_of_quantization_change_nothing(
         ("mistral", transformers.MistralConfig),
         ("mixtral", transformers.MixtralConfig),
         ("olmoe", transformers.OlmoeConfig),
+        ("smollm3", transformers.SmolLM3Config),
+        ("granite", transformers.GraniteConfig),
+        ("cohere", transformers.CohereConfig),
+        ("cohere2", transformers.Cohere2Config),
+        ("olmo2", transformers.Olmo2Config),
+        ("olmo3", transformers.Olmo3Config),
+        ("ernie4_5", transformers.Ernie4_5Config),
+        ("stablelm", transformers.StableLmConfig),
+        ("starcoder2", transformers.Starcoder2Config),
+        ("gemma2", transformers.Gemma2Config),
+        ("gemma3", transformers.Gemma3TextConfig),
+        ("phi3", transformers.Phi3Config),
+        ("glm", transformers.GlmConfig),
+        ("glm4", transformers.Glm4Config),
         ("gpt2", transformers.GPT2Config),
         ("bert", transformers.BertConfig),
     ],
 )
 def test_what_transformers_writes_is_known(kind: str, config: Any, caplog: pytest.LogCaptureFixture) -> None:
     files = {"config.json": config().to_dict(), "generation_config.json": transformers.GenerationConfig().to_dict()}
+    caplog.clear()  # transformers warns of its own defaults
     check_fields(Path("m"), files, ARCHITECTURES[kind][0])
     assert caplog.text == ""
     assert set(files["config.json"]) - set(fields_of(kind)) <= {"_attn_implementation"}

@@ -65,8 +65,11 @@ _KNOWN_FIELDS: FieldTable = {
 _GEMMA3_FIELDS: FieldTable = {
     **_KNOWN_FIELDS,
     **used("is the frequency base of layers with a window", "rope_local_base_freq"),
-    **used("says which layers see a window, where layer_types does not", "sliding_window_pattern"),
-    **ignored("is the older name of sliding_window_pattern", "_sliding_window_pattern"),
+    **used(
+        "says which layers see a window, where layer_types does not",
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+    ),
 }
 _IMAGE_FIELDS: FieldTable = {
     **_GEMMA3_FIELDS,

@@ -26,7 +26,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _BIAS = used("says whether projections of attention have biases", "attention_bias")
 _OLMO2_FIELDS: FieldTable = {
     **_BIAS,
-    **refused("OLMo 2 has no windows; OLMo 3's architecture computes them", sliding_window=None),
+    **refused("OLMo 2 has no windows; take OLMo 3, as Olmo3ForCausalLM", sliding_window=None),
 }
 _OLMO3_FIELDS: FieldTable = _BIAS
 

@@ -11,7 +11,7 @@ from typing import Any
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import read_decoder_config
 from aethermind.model.blocks import DecoderVariant, VariantModel, gelu_mlp
-from aethermind.model.known_fields import FieldTable, used
+from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["STARCODER2"]
 
@@ -24,6 +24,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _FIELDS: FieldTable = {
     **used("is the epsilon of norms", "norm_epsilon"),
     **used("says whether projections have biases", "use_bias"),
+    **ignored("is for training", "embedding_dropout", "residual_dropout"),
 }
 
 
