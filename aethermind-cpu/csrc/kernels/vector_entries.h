@@ -3,10 +3,12 @@
 
 #include "kernels/activations.h"
 #include "kernels/alibi.h"
+#include "kernels/causal_conv1d.h"
 #include "kernels/elementwise.h"
 #include "kernels/entries.h"
 #include "kernels/kv_cache_write.h"
 #include "kernels/norms.h"
+#include "kernels/recurrent.h"
 #include "kernels/reductions.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"
@@ -21,9 +23,12 @@ AETHER_KERNEL(add, 2, 1, 0, add<T>);
 AETHER_KERNEL(add_rms_norm, 3, 2, 2, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
 AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
+AETHER_KERNEL(causal_conv1d, 7, 2, 1, causal_conv1d<T>);
 AETHER_KERNEL(clamped_silu_mul, 2, 1, 3, clamped_silu_mul<T>);
 AETHER_KERNEL(div, 2, 1, 0, div<T>);
 AETHER_KERNEL(exp, 1, 1, 0, exp<T>);
+AETHER_KERNEL(gated_delta_rule, 9, 2, 2, gated_delta_rule<T>, recurrent_scratch);
+AETHER_KERNEL(gated_rms_norm, 3, 1, 3, gated_rms_norm<T>);
 AETHER_KERNEL(gelu, 1, 1, 1, gelu<T>);
 AETHER_KERNEL(kv_cache_write_quantized, 7, 4, 0, kv_cache_write_quantized<T>);
 AETHER_KERNEL(layer_norm, 3, 1, 1, layer_norm<T>);
@@ -46,6 +51,7 @@ AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
 AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
 AETHER_KERNEL(softcap, 1, 1, 1, softcap<T>);
 AETHER_KERNEL(softmax, 1, 1, 0, softmax<T>);
+AETHER_KERNEL(ssd_scan, 9, 2, 2, ssd_scan<T>, recurrent_scratch);
 AETHER_KERNEL(sub, 2, 1, 0, sub<T>);
 AETHER_KERNEL(sum, 1, 1, 0, sum<T>);
 AETHER_KERNEL(token_logprobs, 2, 4, 1, token_logprobs);
@@ -55,9 +61,12 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(add_rms_norm),
     AETHER_ENTRIES(alibi),
     AETHER_ENTRIES(argmax),
+    AETHER_ENTRIES(causal_conv1d),
     AETHER_ENTRIES(clamped_silu_mul),
     AETHER_ENTRIES(div),
     AETHER_ENTRIES(exp),
+    AETHER_ENTRIES(gated_delta_rule),
+    AETHER_ENTRIES(gated_rms_norm),
     AETHER_ENTRIES(gelu),
     AETHER_ENTRIES(kv_cache_write_quantized),
     AETHER_ENTRIES(layer_norm),
@@ -80,6 +89,7 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(silu_mul),
     AETHER_ENTRIES(softcap),
     AETHER_ENTRIES(softmax),
+    AETHER_ENTRIES(ssd_scan),
     AETHER_ENTRIES(sub),
     AETHER_ENTRIES(sum),
     AETHER_ENTRY(token_logprobs, float),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.core.ops import torch_mixture
+from tests.core.ops import torch_mixture, torch_recurrent
 from tests.core.ops.torch_cache import (
     kv_cache_write,
     kv_cache_write_quantized,
@@ -286,12 +286,16 @@ TORCH: dict[str, Callable[..., Any]] = {
     "moe_linear": torch_mixture.moe_linear,
     "moe_combine": torch_mixture.moe_combine,
     "take_experts": torch_mixture.take_experts,
+    "gated_rms_norm": torch_recurrent.gated_rms_norm,
+    "causal_conv1d": torch_recurrent.causal_conv1d,
+    "gated_delta_rule": torch_recurrent.gated_delta_rule,
+    "ssd_scan": torch_recurrent.ssd_scan,
 }
 
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 69
+    assert len(OPERATORS) == 73
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened
     """Assert batch invariance: rows computed alone are bitwise equal to the same rows of a batch.
 
     Returns the number of subsets of rows that were checked. For outputs that alias an input, only the elements that the
-    rows change are compared.
+    rows change are compared. Sequences with states are also computed in two calls, one after the other.
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
     parts = list(row_subsets(case.operator, operators, inputs, case))
@@ -97,6 +97,8 @@ def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened
                 assert given is not None
                 is_changed = output.view(f"u{output.itemsize}") != given.view(f"u{given.itemsize}")
                 assert_same_bits([output[is_changed]], [whole[is_changed]], what)
+    if "cu_seqlens_q" in before and _has_state(case.operator):
+        _check_chunks(case, operators, opened, inputs)
     return len(parts)
 
 
@@ -115,7 +117,7 @@ def row_subsets(
     """
     names = [spec.name for spec in operator.schema.inputs]
     if "cu_seqlens_q" in names:
-        yield from _sequences(names, inputs)
+        yield from _sequences(operator, inputs)
         return
     axis = _row_dim(operator)
     count = 0 if axis is None else _num_rows(operator, inputs, axis)
@@ -141,27 +143,75 @@ def row_subsets(
         yield rows, subset
 
 
-def _sequences(names: Sequence[str], inputs: Sequence[Array | None]) -> Iterator[RowSubset]:
-    given = dict(zip(names, inputs, strict=True))
-    bounds, lengths, tables = (given[name] for name in ("cu_seqlens_q", "seqlens_k", "block_tables"))
+def _sequences(operator: Operator, inputs: Sequence[Array | None]) -> Iterator[RowSubset]:
+    for begin, end, length in _chosen_sequences(operator, inputs):
+        yield slice(begin, end), _rows_of_sequence(operator, inputs, slice(begin, end), length)
+        if not _has_state(operator):  # a query needs no others then
+            yield slice(end - 1, end), _rows_of_sequence(operator, inputs, slice(end - 1, end), length)
+
+
+def _chosen_sequences(operator: Operator, inputs: Sequence[Array | None]) -> list[tuple[int, int, int]]:
+    """Return first row, last row + 1 and length of up to three sequences of a batch; of none if it has one only."""
+    given = {spec.name: array for spec, array in zip(operator.schema.inputs, inputs, strict=True)}
+    bounds, lengths = given["cu_seqlens_q"], given["seqlens_k"]
     assert bounds is not None
     assert lengths is not None
-    assert tables is not None
     chosen = [sequence for sequence in range(len(lengths)) if bounds[sequence] < bounds[sequence + 1]]
-    if len(chosen) < 2:
-        return
-    for sequence in sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}):
-        begin, end = int(bounds[sequence]), int(bounds[sequence + 1])
-        for rows in (slice(begin, end), slice(end - 1, end)):  # the whole sequence, and its last query
-            q = given["q"]
-            assert q is not None
-            subset = {
-                "q": np.ascontiguousarray(q[rows]),
-                "cu_seqlens_q": np.array([0, rows.stop - rows.start], bounds.dtype),
-                "seqlens_k": lengths[sequence : sequence + 1].copy(),
-                "block_tables": tables[sequence : sequence + 1].copy(),
-            }
-            yield rows, [subset.get(name, given[name]) for name in names]
+    picked = sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}) if len(chosen) > 1 else []
+    return [(int(bounds[number]), int(bounds[number + 1]), int(lengths[number])) for number in picked]
+
+
+def _rows_of_sequence(
+    operator: Operator, inputs: Sequence[Array | None], rows: slice, length: int
+) -> list[Array | None]:
+    """Return the inputs of a call that computes these rows of one sequence, which then has `length` tokens."""
+    position = [spec.name for spec in operator.schema.inputs].index("cu_seqlens_q")
+    bounds = inputs[position]
+    assert bounds is not None
+    of_sequence = operator.schema.inputs[position].pattern[0].partition("+")[0]
+    number = int(np.searchsorted(bounds, rows.start, side="right")) - 1
+    subset: list[Array | None] = []
+    for spec, array in zip(operator.schema.inputs, inputs, strict=True):
+        if spec.name == "cu_seqlens_q":
+            array = np.array([0, rows.stop - rows.start], bounds.dtype)
+        elif spec.name == "seqlens_k" and array is not None:
+            array = np.array([length], array.dtype)
+        elif array is not None:
+            array = _take_rows(array, spec.pattern, of_sequence, slice(number, number + 1))
+            array = _take_rows(array, spec.pattern, _row_dim(operator), rows)
+        subset.append(array)
+    return subset
+
+
+def _has_state(operator: Operator) -> bool:
+    """Whether the operator leaves states of sequences for its next call."""
+    return any(spec.alias for spec in operator.schema.outputs)
+
+
+def _check_chunks(
+    case: KernelCase, operators: OperatorRegistry, opened: OpenDevice, inputs: Sequence[Array | None]
+) -> None:
+    """Assert that a sequence with a state has the same bits when its rows are computed in two calls."""
+    names = [spec.name for spec in case.operator.schema.inputs]
+    aliases = [None if spec.alias is None else names.index(spec.alias) for spec in case.operator.schema.outputs]
+    for begin, end, length in _chosen_sequences(case.operator, inputs):
+        middle = (begin + end) // 2
+        if begin == middle:
+            continue
+        whole = _rows_of_sequence(case.operator, inputs, slice(begin, end), length)
+        first = _rows_of_sequence(case.operator, inputs, slice(begin, middle), length - (end - middle))
+        second = _rows_of_sequence(case.operator, inputs, slice(middle, end), length)
+        before = KernelCall(case, operators, opened, first).run(first)
+        for alias, output in zip(aliases, before, strict=True):
+            if alias is not None:
+                second[alias] = output
+        after = KernelCall(case, operators, opened, second).run(second)
+        expected = KernelCall(case, operators, opened, whole).run(whole)
+        parts = [
+            np.concatenate(halves) if alias is None else halves[1]
+            for alias, halves in zip(aliases, zip(before, after, strict=True), strict=True)
+        ]
+        assert_same_bits(parts, expected, "a sequence computed in two calls differs from the same in one")
 
 
 def _first_new_output(operator: Operator) -> tuple[int, tuple[str, ...]]:

@@ -18,7 +18,7 @@ __all__ = ["NAMES", "load", "page"]
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "rows": ("embedding", "position_embedding", "scatter_rows", "gather_rows"),
     "rope": ("rope_table", "rope"),
-    "norms": ("rms_norm", "add_rms_norm", "layer_norm"),
+    "norms": ("rms_norm", "add_rms_norm", "layer_norm", "gated_rms_norm"),
     "matrix_products": ("linear", "lm_head", "matmul"),
     "lora": ("add_low_rank",),
     "shapes": (
@@ -41,6 +41,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "feed_forward": ("gate_up_silu", "mlp_swiglu", "gate_up_gelu", "mlp_geglu", "ffn_relu", "ffn_gelu"),
     "routers": ("router_logits", "router_topk"),
     "mixture": ("moe_swiglu", "moe_gate_up_silu", "moe_linear", "moe_combine", "take_experts"),
+    "short_convolution": ("causal_conv1d",),
+    "recurrent": ("gated_delta_rule", "ssd_scan"),
     "reductions": ("sum", "mean", "max", "min", "argmax"),
     "logits": ("suppress_tokens", "repetition_penalty", "bias_tokens", "mask_tokens"),
     "sampling": ("sample_tokens", "token_logprobs"),

@@ -8,10 +8,11 @@ import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
+from aethermind.ops.catalog.activations import sigmoid
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["ADD_RMS_NORM", "LAYER_NORM", "RMS_NORM"]
+__all__ = ["ADD_RMS_NORM", "GATED_RMS_NORM", "LAYER_NORM", "RMS_NORM"]
 
 
 def _rms_norm_reference(x: Array, weight: Array, *, eps: float, weight_offset: float) -> Array:
@@ -81,6 +82,49 @@ ADD_RMS_NORM = Operator(
     additions=("weight_offset",),
 )
 """A residual addition and the RMSNorm of its sum, fused; both are outputs."""
+
+
+def _gated_rms_norm_reference(
+    x: Array, gate: Array, weight: Array, *, eps: float, num_groups: int, norm_before_gate: bool
+) -> Array:
+    factor = gate * sigmoid(gate)
+    normed = _groups_normed(x if norm_before_gate else x * factor, eps, num_groups) * weight
+    return normed * factor if norm_before_gate else normed
+
+
+def _groups_normed(x: Array, eps: float, num_groups: int) -> Array:
+    groups = x.reshape(*x.shape[:-1], num_groups, x.shape[-1] // num_groups)
+    mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
+    return (groups / np.sqrt(mean_square + eps)).reshape(x.shape)
+
+
+def _gated_rms_norm_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, num_groups in (
+        ((3, 6), 2), ((1, 896), 1), ((0, 16), 4), ((5, 2, 80), 1), ((17, 33), 3), ((2, 1), 1), ((300, 9), 1),
+        ((2, 2080), 8), ((4, 3, 128), 1), ((1, 8200), 2),
+    ):  # fmt: skip
+        inputs = (normal(rng, *shape), normal(rng, *shape), normal(rng, shape[-1]))
+        label = "x".join(map(str, shape))
+        attributes = {"eps": 1e-5, "num_groups": num_groups}
+        yield Sample(label, inputs, attributes)
+        yield Sample(f"{label}_before_gate", inputs, {**attributes, "norm_before_gate": True})
+
+
+GATED_RMS_NORM = Operator(
+    schema=OperatorSchema.parse(
+        """gated_rms_norm(x: F[..., D], gate: F[..., D], weight: F[D]; eps: float, num_groups: int = 1,
+        norm_before_gate: bool = False) -> (out: F[..., D] ~ x)"""
+    ),
+    summary=(
+        "y / sqrt(mean(y²) + eps) * weight for y = x * silu(gate), each of num_groups equal parts of the last dim by "
+        "its own mean; with norm_before_gate, y = x and the result is multiplied by silu(gate). Rounded to F once."
+    ),
+    reference=_gated_rms_norm_reference,
+    samples=_gated_rms_norm_samples,
+    # For very negative gates silu may be zero.
+    tolerances=accumulated(absolute=1e-30),
+)
+"""RMSNorm with a gate, behind the scan of Mamba 2 (Dao and Gu 2024) and, before the gate, of the gated delta rule."""
 
 
 def _layer_norm_reference(x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
