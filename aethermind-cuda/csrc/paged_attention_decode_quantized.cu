@@ -1,5 +1,5 @@
-// Decode kernels of paged_attention_quantized (sequences with few queries, 8-bit cache) by dtype, head_dim and tile
-// rows: see common/paged_attention_decode.cuh.
+// Decode kernels of paged_attention_quantized (sequences with few queries, 8-bit cache) by dtype, head_dim and
+// query rows of a tile (queries x query heads of a kv head): see common/paged_attention_decode.cuh.
 
 #include "common/dependent_launch.cuh"
 #include "common/paged_attention_decode.cuh"

@@ -27,7 +27,8 @@ class HcclCommunicator:
         self._size = size
         if address is not None and dist.is_initialized():
             raise DeviceError(
-                "This process has ranks already, and torch.distributed supports one group. Close them first."
+                "This process has a process group of torch.distributed already, which supports one. "
+                "Close its communicator first."
             )
         if not dist.is_initialized():
             method = "env://" if address is None else f"tcp://{address}"

@@ -1,11 +1,11 @@
-"""Per-run memoisation: results that several steps derive from the same value (lengths on the host, cache rows,
-cosines) are computed once.
+"""Per-run memoisation: results that several kernel calls derive from the same value (lengths on the host, row indices
+of KV cache slots, cosines) are computed once.
 
 Every layer of a decoder needs such results. The executable gives each value of a run one tensor object, which
-identifies the value, and clears the cache when the run is submitted.
+identifies the value, and clears the memo when the run is submitted.
 
-Reads of values on the host are recorded, in `HostQueries`: a captured run may be replayed where the reads would give
-the same answers. `host_decision` is for branches of a step, `updatable_arguments` for numbers that an operator takes
+Copies of device values to the host are recorded, in `HostQueries`: a captured run may be replayed where the reads
+would give the same answers. `host_decision` is for branches of a kernel, `updatable_arguments` for numbers that an operator takes
 from the host and that can be updated in a graph; a run that uses `host_list` cannot be replayed.
 """
 
@@ -29,11 +29,11 @@ _thread = threading.local()
 
 
 class HostQueries:
-    """The reads of values on the host that the steps of a run of one size make."""
+    """The copies of device values to the host that kernels make in runs with the same dynamic sizes."""
 
     def __init__(self) -> None:
         self.blocks_replay = False
-        """Whether a step reads elements for arbitrary use, so that runs cannot be replayed."""
+        """Whether a kernel reads elements for arbitrary use, so that runs cannot be replayed."""
         self._values: dict[int, torch.Tensor] = {}
         self._decisions: dict[tuple[int, Callable[[list[Any]], Hashable]], None] = {}
         self._updates: dict[tuple[int, ...], Callable[..., UpdatedArguments]] = {}
@@ -62,7 +62,7 @@ class HostQueries:
         return {key: (value, value.tolist()) for key, value in self._values.items()}
 
     def decisions(self, host_values: HostValues) -> tuple[Hashable, ...]:
-        """The decisions of the steps for these values."""
+        """The decisions of the kernels for these values."""
         return tuple(decide(host_values[key][1]) for key, decide in self._decisions)
 
     def updates(self, host_values: HostValues) -> UpdatedArguments:
@@ -101,8 +101,9 @@ def host_list(value: torch.Tensor) -> list[Any]:
 
 
 def host_decision(value: torch.Tensor, decide: Callable[[list[Any]], D]) -> D:
-    """Return `decide` of the value's elements; it must be the same function at each call and cover all that depends on
-    them.
+    """Return `decide` of the value's elements; pass the same function object at each call.
+
+    A kernel may depend on the elements through this result only, because a graph is replayed where results are equal.
     """
     if hasattr(_thread, "queries"):
         _thread.queries.record_decision(value, decide)

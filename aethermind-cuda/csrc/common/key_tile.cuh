@@ -1,5 +1,5 @@
 // Key and value tiles in shared memory, filled from the paged cache by cp.async; tiles of a quantised cache are
-// dequantised to float16 or bfloat16 before the mma.
+// converted to float16 or bfloat16 before the mma, without their scales.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -17,7 +17,7 @@ struct AsyncTile {
   static constexpr int kPieces = kHeadDim / kPerPiece;
   static_assert(kKeys * kPieces % kThreads == 0);
 
-  // A block has few registers left beside its accumulators, so its copies are unrolled less.
+  // A thread block has few registers left beside its accumulators, so its copies are unrolled less than a warp's.
   static constexpr int kUnroll = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 2;
 
   // Issues the copies of rows [first, first + kKeys) of one or both caches to adjacent tiles. Rows from `end` on are
@@ -46,7 +46,7 @@ struct FloatTile : AsyncTile<T, kHeadDim, kRowStride<kHeadDim>, kKeys, kThreads>
   static constexpr int kStride = kRowStride<kHeadDim>;
 };
 
-// Rows of codes, dequantised to T before the mma. T represents the codes of both types exactly.
+// Rows of int8 or float8_e4m3fn codes, converted to T without their scales before the mma; T represents both exactly.
 template <class T, int kHeadDim, int kKeys, int kThreads>
 struct CodeTile : AsyncTile<unsigned char, kHeadDim, kHeadDim, kKeys, kThreads> {
   static constexpr int kPieces = kHeadDim / 16;

@@ -1,4 +1,4 @@
-"""NVTX ranges of a plan's steps for NVIDIA's profilers (`pip install nvtx`, and AETHERMIND_NVTX=1).
+"""NVTX ranges for NVIDIA's profilers, one for each kernel call of a plan (`pip install nvtx`, and AETHERMIND_NVTX=1).
 
 Ranges are on the enqueuing thread; a captured graph is one launch and shows kernels by their own names.
 """

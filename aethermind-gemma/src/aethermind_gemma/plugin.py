@@ -1,4 +1,6 @@
-"""What this package registers: three architectures, and GGUF files of two."""
+"""What this package registers: three architectures, their answer formats (how reasoning and tool calls are marked), and
+GGUF files of two.
+"""
 
 from __future__ import annotations
 

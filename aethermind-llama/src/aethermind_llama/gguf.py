@@ -20,7 +20,7 @@ __all__ = [
 _LLAMA_3 = SplitRule(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    keeps_whole_words=True,
+    ignore_merges=True,
     adds_bos=True,
 )
 # Mistral's Tekken: words are split between lower and upper case, and every digit is a piece.
@@ -28,7 +28,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _TEKKEN = SplitRule(
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    keeps_whole_words=True,
+    ignore_merges=True,
     adds_bos=True,
 )
 # SmolLM's: single digits are split off first, then GPT-2's pre-tokenizer splits the text between them.

@@ -1,4 +1,5 @@
-"""OLMo 2 and OLMo 3 as graphs: norms of blocks' outputs instead of their inputs, and QK norm over all heads.
+"""OLMo 2 and OLMo 3 as graphs: norms of blocks' outputs instead of their inputs, and one QK norm over the concatenated
+heads.
 
 OLMo 2 (OLMo team 2025, arXiv:2501.00656). OLMo 3 (OLMo team 2025, arXiv:2512.13961) has windows in three of four
 layers, and scales the rotary embedding of the other layers only.

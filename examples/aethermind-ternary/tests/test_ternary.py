@@ -1,4 +1,6 @@
-"""The format fulfils its contract, and a model in it agrees with a dense one of the same values."""
+"""The format fulfils its contract, and a model in it agrees with an unquantised one whose weights are rounded to the
+same values.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PROMPTS = ["Once upon a time", "The little fox"]
 RNG = np.random.default_rng(3)
 
 
-def test_codes_and_scales_are_those_of_bitnet() -> None:
+def test_codes_are_ternary_with_a_scale_per_row_and_survive_requantisation() -> None:
     weight = TERNARY.quantize(RNG.standard_normal((7, 33)).astype(np.float32))
     assert set(np.unique(weight.codes)) == {-1, 0, 1}
     assert weight.scales.shape == (7, 1)
@@ -71,7 +73,7 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
 def test_a_model_agrees_with_its_rounded_weights(rounded: Path, device: str) -> None:
-    """By kernels on `numpy`; on `cpu`, without kernels, by values in float32."""
+    """`numpy` has ternary kernels; `cpu` has none and computes with the weights dequantised to float32."""
     answers = []
     for model, options in (("demo", {"quantization": "ternary", "lm_head_quantization": "dense"}), (rounded, {})):
         options |= {"dtype": "float32", "max_model_len": 64, "fallback": "allow"}

@@ -53,7 +53,7 @@ def test_kinds_are_listed_with_size_and_last_use(invoke: Any, filled: Path) -> N
         ("weights", 1, 3_000_000),
         ("tokenizers", 1, 500),
         ("digests", 1, 32),
-        ("answers", 1, 2),
+        ("probes", 1, 2),
     ]
     assert [one["last_used"][:10] for one in listed["kinds"]] == [f"2026-01-0{day}" for day in (1, 2, 3, 4)]
     lines = invoke("cache", "list").stdout.splitlines()
@@ -69,7 +69,7 @@ def test_an_empty_cache_is_no_error(invoke: Any, cache: Path) -> None:
 
 
 def test_only_known_files_of_the_given_kinds_are_deleted(invoke: Any, filled: Path) -> None:
-    assert invoke("cache", "clear", "--kind", "weights", "--kind", "answers", "--yes").exit_code == 0
+    assert invoke("cache", "clear", "--kind", "weights", "--kind", "probes", "--yes").exit_code == 0
     assert files(filled) == {"tokenizers/b.bpe", "digests/c", "weights/notes.txt", "own/d"}
     assert invoke("cache", "clear", "--yes").stdout == "Deleted 2 files, 532 B.\n"
     assert files(filled) == {"weights/notes.txt", "own/d"}

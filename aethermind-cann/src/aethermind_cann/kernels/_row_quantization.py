@@ -57,6 +57,6 @@ def _float8_values(device: torch.device) -> torch.Tensor:
 
 @cache
 def _float8_halfways(device: torch.device) -> torch.Tensor:
-    """Midpoints of adjacent non-negative codes; the last one before the sign bit is NaN."""
+    """Midpoints of adjacent non-negative codes, without code 127, which is NaN."""
     values = torch.arange(_SIGN - 1, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     return ((values[1:] + values[:-1]) / 2).to(device)

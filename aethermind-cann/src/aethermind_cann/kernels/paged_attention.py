@@ -29,7 +29,7 @@ _BLOCK_MULTIPLE, _MAX_BLOCK, _DIM_MULTIPLE, _MAX_DIM = 128, 512, 16, 512
 """Alignment of block sizes and head dims, by the operator's documentation."""
 
 Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Gathers keys and values of blocks [...]: [..., K, P, C] each."""
+"""Gathers keys and values of blocks [...]: [..., K, P, C] each, for K KV heads, P tokens of a block and head dim C."""
 
 
 def _paged_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -60,7 +60,9 @@ def _gather_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.Tensor, attributes: Attributes) -> None:
     cu_seqlens_q, seqlens_k, block_tables = tables
-    if len(q) <= len(seqlens_k):  # decode batches: all sequences at once, without reading the host
+    if len(q) <= len(
+        seqlens_k
+    ):  # decode batches: all sequences at once, without reading device values back to the host
         sequences, last_visible = memoised(
             "sequences", cu_seqlens_q, lambda: _sequence_of_tokens(len(q), cu_seqlens_q, seqlens_k)
         )
@@ -158,7 +160,7 @@ def _unsupported_reason(signature: Signature) -> str | None:
     if not isinstance(block_size, int) or block_size % _BLOCK_MULTIPLE or not 0 < block_size <= _MAX_BLOCK:
         return f"takes blocks of a multiple of {_BLOCK_MULTIPLE} up to {_MAX_BLOCK} (--block-size)"
     if not isinstance(head_dim, int) or head_dim % _DIM_MULTIPLE or head_dim > _MAX_DIM:
-        return f"takes heads of a multiple of {_DIM_MULTIPLE} up to {_MAX_DIM}"
+        return f"takes head dims that are multiples of {_DIM_MULTIPLE}, up to {_MAX_DIM}"
     return None
 
 

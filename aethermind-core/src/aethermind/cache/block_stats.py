@@ -18,8 +18,8 @@ class BlockInfo:
     """One block. Of a block of one token (a cell) it gives the token's position in each sequence.
 
     Attributes:
-        state: Active if a running sequence holds it, else Standby if a parked one does, else Warm if it is kept for
-            reuse, else Free.
+        state: Active if a running sequence holds it, else Standby if an idle one does (a session between turns), else
+            Warm if it is kept for reuse, else Free.
         is_protected: whether a pinned sequence holds it.
         holders: by sequence, the position of the block's first token.
     """

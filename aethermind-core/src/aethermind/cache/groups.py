@@ -1,9 +1,9 @@
 """Groups of layers that keep the same tokens: all of them, or those that a sliding window can still see.
 
 Every group has a block table of its own for each sequence, and all groups take blocks from one pool. All groups have
-the same number of layer positions (a short group leaves some unused) and every position has rows of the same shape: a
-block is row b of the tensors of all positions, whichever group holds it. Blocks are therefore copied, swapped and saved
-by their numbers alone, as in a cache of one group. (vLLM: hybrid KV cache manager.)
+the same number of layer positions (a short group leaves some unused) and every position stores the same shape per
+token: a block is entry b of the first dim of the tensors of all positions, whichever group holds it. Blocks are
+therefore copied, swapped and saved by their numbers alone, as in a cache of one group. (vLLM: hybrid KV cache manager.)
 
 Group 0 keeps all tokens. Layers with a window may be in it, too, where that makes groups of equal size; their window is
 then a mask only. A table of a further group has the length of that of group 0, but its leading blocks, which no later

@@ -355,7 +355,7 @@ class KVCache:
     def remove(self, seq_id: str, start: int = 0, end: int | None = None) -> CacheOutcome:
         """Drop the tokens at positions from `start` up to `end` (None: to the last), and every reservation.
 
-        Tokens behind the range keep their positions. `PARTIAL_BLOCK` if the range covers part of a block and tokens
+        Tokens after the range keep their positions. `PARTIAL_BLOCK` if the range covers part of a block and tokens
         follow; `WINDOWS_FREED` with several groups if tokens follow; else see `truncate`.
         """
         return self._change(seq_id, lambda sequence: drop_tokens(sequence, start, end, self._block_size))

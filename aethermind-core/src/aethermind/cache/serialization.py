@@ -9,6 +9,10 @@ of its readers can open it; none of it is ever executed. The header's `__metadat
     num_tokens    the number of positions that are filled
     checksum      blake2b of the header, with this entry empty, and of all that follows it
 
+A saved sequence adds the positions of its tokens as runs, num_original (how many leading tokens were computed before
+any token was dropped or moved: only these may be published for prefix reuse), extra_key, and num_freed (how many
+leading blocks each sliding window has freed).
+
 Source of the format: https://github.com/huggingface/safetensors#format
 """
 

@@ -113,7 +113,7 @@ def _sides(file: SafetensorsFile, weights: Mapping[str, tuple[int, int]]) -> dic
     if unknown:
         raise CheckpointError(
             f"{file.path} has {len(unknown)} tensors that belong to no linear projection of the model "
-            f"({_listing(unknown)}). Check that the adapter was trained for this model; embeddings, the output matrix "
+            f"({_listing(unknown)}). Check that the adapter was trained for this model; embeddings, lm_head "
             "and whole modules cannot be adapted."
         )
     return sides
@@ -142,7 +142,7 @@ def _listing(items: list[str]) -> str:
 _CONFIG_FILE = "adapter_config.json"
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "use_dora": ((False,), "changes the length of weights as well (DoRA)"),
+    "use_dora": ((False,), "changes the magnitude of weights as well (DoRA)"),
     "bias": (("none",), "changes biases"),
     "lora_bias": ((False,), "adds biases of its own"),
     "modules_to_save": (([],), "replaces whole modules"),

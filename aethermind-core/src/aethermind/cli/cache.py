@@ -48,7 +48,7 @@ KINDS: Mapping[str, CacheCategory] = {
     "weights": CacheCategory(("weights/*.safetensors", f"weights/*{PARTIAL}"), "weights in the layout of the kernels"),
     "tokenizers": CacheCategory(("tokenizers/*.bpe", f"tokenizers/*{PARTIAL}"), "tables of large tokenizers"),
     "digests": CacheCategory(("digests/*",), "hashes of checkpoint files"),
-    "answers": CacheCategory(
+    "probes": CacheCategory(
         ("probes.json", "probes-*", "trials.json", "trials-*", "opens.json", "opens-*"),
         "results of checking devices and plugins",
     ),

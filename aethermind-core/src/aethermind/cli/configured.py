@@ -14,7 +14,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from aethermind import env, log
 from aethermind.cli import options
-from aethermind.cli.flags import is_flag, with_current_flags
+from aethermind.cli.flags import is_on_command_line, with_current_flags
 from aethermind.cli.prompt_text import looks_like_model
 from aethermind.cli.settings import SECTIONS, LogLevel
 from aethermind.config.section import settings_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfiguredCommand", "ServingCommand"]
 
-_NAMED = "named_model"
+_POSITIONAL = "positional_model"
 """The parameter of a model that is given as an argument instead of with `--model`."""
 
 
@@ -50,7 +50,7 @@ class ConfiguredCommand(TyperCommand):
             self.params.insert(
                 0,
                 TyperArgument(
-                    param_decls=[_NAMED],
+                    param_decls=[_POSITIONAL],
                     type=str,
                     nargs=-1 if several else 1,
                     metavar="MODEL",
@@ -81,14 +81,14 @@ class ConfiguredCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True  # for the error below, which says more than that there are too many
         rest: list[str] = super().parse_args(ctx, with_current_flags(args, self.params))
-        if self._model is not None and (named := ctx.params.pop(_NAMED)):
-            if is_flag(ctx, self._model.name):
+        if self._model is not None and (named := ctx.params.pop(_POSITIONAL)):
+            if is_on_command_line(ctx, self._model.name):
                 ctx.fail("A model is given with --model and one without it; keep one of them.")
             ctx.params[self._model.name] = list(named) if isinstance(named, tuple) else named
-            ctx.set_parameter_source(self._model.name, ctx.get_parameter_source(_NAMED))
+            ctx.set_parameter_source(self._model.name, ctx.get_parameter_source(_POSITIONAL))
         if ctx.args and not ctx.resilient_parsing:
             is_text = any(
-                parameter.param_type_name == "argument" and parameter.name != _NAMED for parameter in self.params
+                parameter.param_type_name == "argument" and parameter.name != _POSITIONAL for parameter in self.params
             )
             hint = " Put a text of several words in quotes." if is_text else ""
             first = next((ctx.params.get(name) for name in ("prompt", "text") if ctx.params.get(name)), None)
@@ -171,7 +171,7 @@ def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, SettingValue]
 
     flags = {}
     for parameter in ctx.command.params:
-        if parameter.name in settings and is_flag(ctx, parameter.name):
+        if parameter.name in settings and is_on_command_line(ctx, parameter.name):
             flags[settings[parameter.name].name] = SettingValue(ctx.params[parameter.name], f"flag {parameter.opts[0]}")
     return flags
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.flags import is_flag
+from aethermind.cli.flags import is_on_command_line
 from aethermind.cli.output_files import check_writable, writing
 from aethermind.errors import InvalidArgumentError
 
@@ -122,7 +122,7 @@ def _is_family(runtime: Runtime, name: str) -> bool:
 def _check_flags(ctx: typer.Context, name: str, others: Mapping[str, str]) -> None:
     """InvalidArgumentError for a flag that is about devices when a model package is checked, or the reverse."""
     for parameter, reason in others.items():
-        if is_flag(ctx, parameter):
+        if is_on_command_line(ctx, parameter):
             raise InvalidArgumentError(f"--{parameter} has no effect on {name}: {reason} Leave it out.")
 
 

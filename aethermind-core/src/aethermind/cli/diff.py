@@ -1,4 +1,4 @@
-"""`aethermind explain --diff A B`: the first value on which two devices disagree."""
+"""`aethermind explain --diff A B`: the first intermediate tensor on which two devices disagree."""
 
 from __future__ import annotations
 

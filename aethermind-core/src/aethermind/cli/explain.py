@@ -15,7 +15,7 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
-from aethermind.cli.flags import is_flag, with_settings
+from aethermind.cli.flags import is_on_command_line, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
 from aethermind.cli.weight_format_report import as_record, describe
 from aethermind.errors import InvalidArgumentError
@@ -87,7 +87,7 @@ def explain(
     }
     device = settings.pop("device")
     if diff is not None:
-        if is_flag(ctx, "device"):
+        if is_on_command_line(ctx, "device"):
             raise InvalidArgumentError("--diff names both devices itself; leave --device out.")
         comparison = {"fuse": not no_fuse, "rtol": rtol, "atol": atol, **settings}
         _explain_difference(options.chosen_model(model), diff, prompt, tokens, comparison, as_json=as_json)

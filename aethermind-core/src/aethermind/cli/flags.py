@@ -18,7 +18,7 @@ from aethermind.errors import InvalidArgumentError
 
 __all__ = [
     "flag_of",
-    "is_flag",
+    "is_on_command_line",
     "model_names",
     "one_of",
     "with_current_flags",
@@ -125,7 +125,7 @@ def flag_of(setting: Setting) -> str:
     return setting.flags[0] if setting.flags else f"--{setting.parameter.replace('_', '-')}"
 
 
-def is_flag(ctx: typer.Context, name: str | None) -> bool:
+def is_on_command_line(ctx: typer.Context, name: str | None) -> bool:
     """Whether a parameter was given on the command line, and not by a file, a variable or the default."""
     source = None if name is None else ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

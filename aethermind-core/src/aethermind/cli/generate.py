@@ -50,7 +50,7 @@ def generate(
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a UTF-8 text file.")] = None,
     model: options.Model = None,
     *,
-    numbers: ModelOptions,
+    model_options: ModelOptions,
     sampling: SamplingOptions,
     n: Annotated[int, typer.Option("--n", help="Number of answers, printed when all are complete.")] = 1,
     logprobs: Annotated[
@@ -76,7 +76,7 @@ def generate(
     if logprobs is not None and not as_json:
         raise InvalidArgumentError("--logprobs are a part of what --json prints; add that, or leave them out.")
     text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
-    adapter = options.chosen_adapter(numbers.adapters)
+    adapter = options.chosen_adapter(model_options.adapters)
     given = sampling.given(
         seed=int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed,
         structured_outputs=read_structured_outputs(json_schema, regex, choice, grammar),
@@ -84,7 +84,7 @@ def generate(
         logprobs=logprobs,
     )
     note_if_prompt_looks_like_model(prompt, "generate", model=model, chosen=options.chosen_model(model))
-    with closing(open_llm(options.chosen_model(model), numbers, engine, execution, max_num_seqs=n)) as llm:
+    with closing(open_llm(options.chosen_model(model), model_options, engine, execution, max_num_seqs=n)) as llm:
         params = SamplingParams(**with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given))
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         is_streaming = stream and n == 1 and not as_json

@@ -78,7 +78,8 @@ async def serve(
 ) -> None:
     """Start the models' engines and serve them under their names until SIGINT or SIGTERM.
 
-    Requests in flight are finished first, unless a second signal comes. Raises the errors of loading a model.
+    Requests in flight are finished first, unless a second signal comes. `strict_requests` refuses requests with unknown
+    fields, which are ignored otherwise. Raises the errors of loading a model.
     """
     options: dict[str, Any] = {
         "origins": origins,

@@ -89,7 +89,7 @@ def write_tables(fast: FastTokenizer, key: str) -> Iterator[bytes]:
         "key": key,
         "sizes": {name: len(table) for name, table in tables.items()},
         "vocab_size": fast.get_vocab_size(with_added_tokens=True),
-        "keeps_whole_words": state["model"].get("ignore_merges", False),
+        "ignore_merges": state["model"].get("ignore_merges", False),
         "alphabet": {char: vocabulary[char] for char in BYTE_OF_CHAR},
         "added": [[token_id, token.content, token.special] for token_id, token in added.items()],
         "surroundings": _surroundings(fast),
@@ -128,7 +128,7 @@ class BpeTables:
         self.shell: str = header["shell"]
         """The tokenizer in the format of tokenizer.json, without its vocabulary."""
         self.vocab_size: int = header["vocab_size"]
-        self.keeps_whole_words: bool = header["keeps_whole_words"]
+        self.ignore_merges: bool = header["ignore_merges"]
         """Whether a piece that is in the vocabulary is not merged."""
         self.alphabet: dict[str, int] = header["alphabet"]
         """Ids of the single-byte tokens, by their characters."""

@@ -32,13 +32,13 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unkno
 class SplitRule:
     """How text is split into the pieces that are merged: a regular expression, after NFC normalisation if `is_nfc`.
 
-    With `keeps_whole_words`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that
+    With `ignore_merges`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that
     do not say whether texts begin with the BOS token.
     """
 
     pattern: str
     is_nfc: bool = False
-    keeps_whole_words: bool = False
+    ignore_merges: bool = False
     adds_bos: bool = False
 
 
@@ -140,7 +140,7 @@ def _byte_level(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRu
 
     try:
         pairs = [_pair(merge) for merge in merges]
-        model = models.BPE(vocabulary, pairs, ignore_merges=rule.keeps_whole_words)
+        model = models.BPE(vocabulary, pairs, ignore_merges=rule.ignore_merges)
     except Exception as error:  # the library raises bare Exception for merges of tokens that are not there
         reason = " ".join(str(error).split())
         raise TokenizerError(f"{path} has a vocabulary that is not one ({reason}). Fetch the file again.") from error

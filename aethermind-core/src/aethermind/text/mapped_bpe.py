@@ -137,7 +137,7 @@ class MappedBpe:
     def _encode_piece(self, piece: str) -> list[int]:
         """Return the tokens of a piece: repeatedly merge the pair of least rank, of equal ones the leftmost."""
         tables = self._tables
-        token_id = tables.find(piece) if tables.keeps_whole_words else None
+        token_id = tables.find(piece) if tables.ignore_merges else None
         ids = [tables.alphabet[char] for char in piece] if token_id is None else [token_id]
         ranks = [tables.rank(left, right) for left, right in pairwise(ids)]
         while ranks and (rank := min(ranks)) < tables.num_merges:

@@ -1,4 +1,4 @@
-"""gate_up_silu with dense weights: one fused kernel, or for many tokens one or two cuBLASLt products followed by
+"""gate_up_silu with unquantised weights: one fused kernel, or for many tokens one or two cuBLASLt products followed by
 silu_mul.
 """
 
@@ -82,5 +82,5 @@ KERNELS = (
         is_batch_invariant=False,
     ),
     cuda_kernel("gate_up_silu", _without_cublaslt, is_batch_invariant=False),
-    cuda_kernel("gate_up_silu", _launches(is_invariant=True), name="cuda/by_token", priority=-1),
+    cuda_kernel("gate_up_silu", _launches(is_invariant=True), name="cuda/batch_invariant", priority=-1),
 )

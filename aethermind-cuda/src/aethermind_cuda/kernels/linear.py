@@ -69,6 +69,6 @@ KERNELS = tuple(
             is_batch_invariant=False,
         ),
         cuda_kernel(operator, _without_cublaslt, is_batch_invariant=False),
-        cuda_kernel(operator, _launches(is_invariant=True), name="cuda/by_token", priority=-1),
+        cuda_kernel(operator, _launches(is_invariant=True), name="cuda/batch_invariant", priority=-1),
     )
 )

@@ -137,7 +137,7 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
         **shared,
     )
     invariant = _launches(projection, format, is_invariant=True)
-    yield cuda_kernel(operator, invariant, name=f"cuda/{name}_by_token", priority=-1, **shared)
+    yield cuda_kernel(operator, invariant, name=f"cuda/{name}_batch_invariant", priority=-1, **shared)
 
 
 _FORMATS = tuple(

@@ -39,3 +39,4 @@ class Ternary(WeightFormat):
 
 
 TERNARY = Ternary("ternary", bits=2, block=0, has_zero_point=False)
+"""bits: of a code before it is packed; block 0: one scale per row."""

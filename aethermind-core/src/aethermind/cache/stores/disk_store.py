@@ -212,7 +212,7 @@ _DEFAULT_BYTES = 10 * 2**30
 _LAYOUT = "v1"
 """Version of the directory's layout. Each has a folder of its own, so versions of AetherMind do not interfere."""
 _SUFFIX = ".safetensors"
-_PAGE_BYTES = 4096
+_FILE_SYSTEM_BLOCK = 4096
 _FLUSH_INTERVAL_NS = 10**9
 """Times of use are written to the index no more often than that, and before every write of blocks."""
 
@@ -221,7 +221,8 @@ class DiskStore:
     """A `KVStore` of up to `max_bytes` of files with LRU eviction.
 
     A file is written under a temporary name and renamed, so a partial one is never read. `max_bytes` is the limit for
-    all processes together (counted in pages, without the index); of different limits the smallest counts.
+    all processes together (each file rounded up to a block of the file system, the index left out); of different
+    limits the smallest counts.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int) -> None:
@@ -253,7 +254,7 @@ class DiskStore:
 
     def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """See `KVStore`."""
-        fitting = [(key, value) for key, value in entries if _num_pages_bytes(len(value)) <= self._max_bytes]
+        fitting = [(key, value) for key, value in entries if _bytes_on_disk(len(value)) <= self._max_bytes]
         written: list[tuple[Path, Path]] = []
         try:
             for key, value in fitting:
@@ -263,7 +264,7 @@ class DiskStore:
                 assert partial is not None, "nothing cancels it"
                 written.append((partial, place))
             self._flush_access_times()
-            sizes = [(key, _num_pages_bytes(len(value))) for key, value in fitting]
+            sizes = [(key, _bytes_on_disk(len(value))) for key, value in fitting]
             self._index.add(sizes, self._max_bytes, self._unlink)
             for partial, place in written:
                 os.replace(partial, place)
@@ -311,7 +312,7 @@ class DiskStore:
             with suppress(OSError, ValueError):
                 status = path.stat()
                 if path.suffix == _SUFFIX:
-                    yield bytes.fromhex(path.stem), _num_pages_bytes(status.st_size)
+                    yield bytes.fromhex(path.stem), _bytes_on_disk(status.st_size)
                 else:
                     delete_stale(path, status)
 
@@ -329,5 +330,5 @@ def open_disk_store(address: StoreAddress) -> DiskStore:
         ) from None
 
 
-def _num_pages_bytes(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+def _bytes_on_disk(num_bytes: int) -> int:
+    return -(-num_bytes // _FILE_SYSTEM_BLOCK) * _FILE_SYSTEM_BLOCK

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.bench.quality import dense_settings, diverge, windows_of_text
+from aethermind.cli.bench.quality import diverge, single_step_settings, windows_of_text
 from aethermind.cli.flags import with_settings
 from aethermind.errors import InvalidArgumentError
 
@@ -51,7 +51,7 @@ def kv_reuse(
     --reuse, each layer in turn reads the one before. Everything is computed in float32.
 
     With --distill, the readers' query and output projections are fitted by least squares to the
-    unchanged model's activations on a further text, and the report shows the remaining loss.
+    unchanged model's activations on a further text, and the report shows divergence and agreement after the fit.
     """
     import numpy as np
 
@@ -60,7 +60,7 @@ def kv_reuse(
     from aethermind.engine.kv_reuse.sharing import KVReuse, kv_similarity
     from aethermind.engine.text_passes.text_pass import text_logits
 
-    window, settings = dense_settings(device, load_format, num_threads, tokens)
+    window, settings = single_step_settings(device, load_format, num_threads, tokens)
     with open_llm(options.chosen_model(model), dtype="float32", **settings) as llm:
         engine = llm.engine
         num_layers = engine.compiled.cache_spec.num_layers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
 
-__all__ = ["Divergence", "EXAMPLES", "dense_settings", "diverge", "quality", "windows_of_text"]
+__all__ = ["Divergence", "EXAMPLES", "single_step_settings", "diverge", "quality", "windows_of_text"]
 
 EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
@@ -72,7 +72,7 @@ def quality(
         wanted = ["dense"] if kv_cache_dtype != "auto" else runtime.weight_formats.names()
     for name in (*wanted, *([lm_head_quantization] if lm_head_quantization else ())):
         runtime.weight_formats.get(name)
-    window, settings = dense_settings(device, load_format, num_threads, tokens)
+    window, settings = single_step_settings(device, load_format, num_threads, tokens)
     settings["runtime"] = runtime
     name = options.chosen_model(model)
     with _open(name, dtype="float32", quantization="dense", **settings) as dense:
@@ -103,7 +103,7 @@ def quality(
         _print_report(report)
 
 
-def dense_settings(
+def single_step_settings(
     device: str, load_format: str, num_threads: int | None, num_tokens: int
 ) -> tuple[int, dict[str, Any]]:
     """Tokens per window, and the options of a model that computes the logits of one window in a step."""

@@ -58,7 +58,7 @@ class Answerer(Protocol):
 
     max_model_len: int | None
     """The longest context in tokens; None if that is not known."""
-    has_steps: bool
+    interrupts_between_tokens: bool
     """Whether an answer may be interrupted only between two tokens."""
     default_settings: str | None
     """What applies where a conversation has no setting, such as `the server's`; None if it has all of them."""
@@ -71,7 +71,7 @@ class Answerer(Protocol):
 class LocalAnswerer:
     """A model that runs in this process."""
 
-    has_steps = True
+    interrupts_between_tokens = True
     default_settings: str | None = None
 
     def __init__(self, llm: LLM, chat_template: str | None = None, adapter: str = "") -> None:
@@ -115,7 +115,7 @@ _THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>\n", "\n</think>\n\n"
 class ServerAnswerer:
     """A model behind a server with OpenAI's API. Close it at the end. Needs httpx."""
 
-    has_steps = False
+    interrupts_between_tokens = False
     default_settings: str | None = "the server's"
 
     def __init__(self, url: str, model: str | None, api_key: str | None) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from aethermind import env
 from aethermind.cli import console, options
-from aethermind.cli.flags import is_flag, with_settings
+from aethermind.cli.flags import is_on_command_line, with_settings
 from aethermind.cli.settings import (
     SAMPLING_DEFAULTS,
     ExecutionOptions,
@@ -36,7 +36,18 @@ EXAMPLES = console.examples(
 )
 
 _SERVER_OPTIONS = frozenset(
-    {"url", "api_key", "model", "named_model", "system", "stats", "history", "config_file", "print_config", "log_level"}
+    {
+        "url",
+        "api_key",
+        "model",
+        "positional_model",
+        "system",
+        "stats",
+        "history",
+        "config_file",
+        "print_config",
+        "log_level",
+    }
 )
 """Options of a chat with a server, besides those of sampling; all others are about a model loaded here."""
 
@@ -52,7 +63,7 @@ def chat(
         str | None, typer.Option(help="Talk to a server with OpenAI's API at this URL instead of loading a model.")
     ] = None,
     api_key: options.ApiKeyToSend = None,
-    numbers: ModelOptions,
+    model_options: ModelOptions,
     sampling: SamplingOptions,
     engine: OfflineEngineOptions,
     execution: ExecutionOptions,
@@ -73,13 +84,15 @@ def chat(
     with ExitStack() as stack:
         if url is not None:
             _check_flags(ctx)
-            server = stack.enter_context(closing(_server(url, model if is_flag(ctx, "model") else None, api_key)))
+            server = stack.enter_context(
+                closing(_server(url, model if is_on_command_line(ctx, "model") else None, api_key))
+            )
             _talk(server, server.model, f"at {url}", system, given, has_stats=stats, has_history=history)
             return
-        adapter = options.chosen_adapter(numbers.adapters)
+        adapter = options.chosen_adapter(model_options.adapters)
         chosen = None if chat_template is None else ChosenTemplate.read(chat_template)
         name = options.chosen_model(model)
-        llm = stack.enter_context(closing(open_llm(name, numbers, engine, execution, max_num_seqs=1)))
+        llm = stack.enter_context(closing(open_llm(name, model_options, engine, execution, max_num_seqs=1)))
         template = None if chosen is None else chosen.of(llm.tokenizer.chat_templates)
         _check_template(llm, name, template)
         given = with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given)
@@ -130,7 +143,7 @@ def _check_flags(ctx: typer.Context) -> None:
     from aethermind.cli.chat.conversation import SETTINGS
 
     for parameter in ctx.command.params:
-        if parameter.name not in _SERVER_OPTIONS.union(SETTINGS) and is_flag(ctx, parameter.name):
+        if parameter.name not in _SERVER_OPTIONS.union(SETTINGS) and is_on_command_line(ctx, parameter.name):
             raise InvalidArgumentError(
                 f"{parameter.opts[0]} is about a model that is loaded here, and --url names a server's; leave one out."
             )

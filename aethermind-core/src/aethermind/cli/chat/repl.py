@@ -80,7 +80,7 @@ class Repl:
         self.reader = reader
         self.statistics = Statistics()
         self._has_stats = has_stats
-        self._num_attempts = 0
+        self._num_regenerations = 0
 
     def run(self) -> None:
         """Run to the end of the entries, or to a command that leaves.
@@ -108,16 +108,16 @@ class Repl:
         following = Next.ANSWER
         if entry.is_command:
             following = self._run_command(entry.text)
-            self._num_attempts += following is Next.ANSWER
+            self._num_regenerations += following is Next.ANSWER
         else:
             self.conversation.ask(entry.text)
-            self._num_attempts = 0
+            self._num_regenerations = 0
         if following is Next.ANSWER:
             self._answer()
         return following is not Next.LEAVE
 
     def _run_command(self, line: str) -> Next:
-        """Run a command. Its errors become SettingsErrors, whose text names settings of the chat instead of flags."""
+        """Run a command. InvalidArgumentError becomes SettingsError, in whose text settings do not become flags."""
         try:
             return slash.run(self, line)
         except InvalidArgumentError as error:
@@ -132,8 +132,8 @@ class Repl:
         can_wrap = is_interactive and console.can_redraw(sys.stdout)
         writer = WrappingWriter(sys.stdout) if can_wrap else TextWriter(sys.stdout)
         reply: ChatReply | None = None
-        stream = self.answerer.answer(self.conversation, self._num_attempts)
-        is_caught = is_interactive and self.answerer.has_steps
+        stream = self.answerer.answer(self.conversation, self._num_regenerations)
+        is_caught = is_interactive and self.answerer.interrupts_between_tokens
         quiet = without_echo(sys.stdin) if is_interactive else nullcontext()
         with quiet, Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
             try:

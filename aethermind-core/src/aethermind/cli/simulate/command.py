@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.flags import is_flag, with_settings
+from aethermind.cli.flags import is_on_command_line, with_settings
 from aethermind.cli.options import check_numbers, check_sizes
 from aethermind.cli.output_files import check_plot
 from aethermind.cli.simulate.report import draw, print_table
@@ -141,7 +141,7 @@ def _check_cost_options(ctx: typer.Context, cost_model: Path | None, calibrate: 
     """InvalidArgumentError for two sources of costs, or for options of a model that is not measured."""
     if cost_model is not None and calibrate is not None:
         raise InvalidArgumentError("Both --cost-model and --calibrate say what a step costs; pass one of them.")
-    if calibrate is None and (unused := [name for name in ("device", "load_format") if is_flag(ctx, name)]):
+    if calibrate is None and (unused := [name for name in ("device", "load_format") if is_on_command_line(ctx, name)]):
         raise InvalidArgumentError(
             f"--{unused[0].replace('_', '-')} is about the model that --calibrate measures; add that, or leave it out."
         )

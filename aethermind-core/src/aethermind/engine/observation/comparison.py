@@ -24,7 +24,7 @@ _DEFAULT_ATOL = 1e-5
 class ComparisonTolerance:
     """The allowed error of an element: `atol` + `rtol` · the largest magnitude in its row (its last dim).
 
-    Integers must be equal. Values carry the rounding of all steps before them, so this is wider than an operator's
+    Integers must be equal. Values carry the rounding of all operators before them, so this is wider than an operator's
     tolerance.
     """
 

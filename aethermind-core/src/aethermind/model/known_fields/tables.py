@@ -72,7 +72,7 @@ def not_applied(text: str, **neutral: Any) -> dict[str, Field]:
 
 
 def refused(text: str, **neutral: Any) -> dict[str, Field]:
-    """Make fields that are refused, with their neutral values (one, or a tuple) besides null."""
+    """Make fields that are refused unless they have a neutral value: null, or one of those given (one, or a tuple)."""
     return {name: Field(Handling.REFUSED, text, (None, *_listed(value))) for name, value in neutral.items()}
 
 

@@ -59,7 +59,8 @@ def serve(
     prompt_tokens: options.PromptTokens = 128,
     output_tokens: options.OutputTokens = 64,
     trace: Annotated[
-        Path | None, typer.Option(help="Instead: arrival times and lengths from this trace; see `aethermind simulate`.")
+        Path | None,
+        typer.Option(help="Replay arrival times and lengths of this trace instead; see `aethermind simulate`."),
     ] = None,
     rate_scale: Annotated[float, typer.Option(help="Replay the trace this many times as fast.")] = 1.0,
     limit: Annotated[int | None, typer.Option(help="Use only this many requests of the trace.", min=1)] = None,

@@ -18,7 +18,7 @@ class RequestOutcome:
 
     `due_s` is when it should have been sent: a late client counts as waiting time, which avoids coordinated omission.
     `chunk_times_s` has the arrival time of each streamed chunk of text. `num_output_tokens` is the server's count, else
-    the number of pieces. `failure` is the kind of failure, such as "HTTP 429"; None for an answer.
+    the number of chunks. `failure` is the kind of failure, such as "HTTP 429"; None for an answer.
     """
 
     due_s: float
@@ -70,8 +70,8 @@ class LatencyObjectives:
 
     def are_met(self, outcome: RequestOutcome) -> bool:
         """Whether an answer meets them. A single token has no TPOT and meets any."""
-        has_begun = self.ttft_ms is None or outcome.ttft_s * 1e3 <= self.ttft_ms
-        return has_begun and (self.tpot_ms is None or (outcome.tpot_s or 0.0) * 1e3 <= self.tpot_ms)
+        meets_ttft = self.ttft_ms is None or outcome.ttft_s * 1e3 <= self.ttft_ms
+        return meets_ttft and (self.tpot_ms is None or (outcome.tpot_s or 0.0) * 1e3 <= self.tpot_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class BenchmarkMetrics:
     tpot: Latency
     """Time per output token, the mean of each answer."""
     itl: Latency
-    """Inter-token latency: between consecutive pieces of text, over all answers."""
+    """Inter-token latency: between consecutive streamed chunks, over all answers."""
     e2e: Latency
 
     @classmethod
