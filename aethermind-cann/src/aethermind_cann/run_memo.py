@@ -5,8 +5,8 @@ Every layer of a decoder needs such results. The executable gives each value of 
 identifies the value, and clears the memo when the run is submitted.
 
 Copies of device values to the host are recorded, in `HostQueries`: a captured run may be replayed where the reads
-would give the same answers. `host_decision` is for branches of a kernel, `updatable_arguments` for numbers that an operator takes
-from the host and that can be updated in a graph; a run that uses `host_list` cannot be replayed.
+would give the same answers. `host_decision` is for branches of a kernel, `updatable_arguments` for numbers that
+an operator takes from the host and that can be updated in a graph; a run that uses `host_list` cannot be replayed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What this package registers: an operator, a kernel for it, and the architecture that uses it."""
+"""What this package registers: an operator, its kernel for devices with host memory, and an architecture."""
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,13 @@ def register_operators(registry: Any) -> None:
 
 @hookimpl
 def register_kernels(registry: Any) -> None:
-    registry.register("numpy", lambda: import_module("aethermind_phimoe.router").KERNELS, provider=_PROVIDER)
+    for backend in ("numpy", "cpu"):
+        registry.register(backend, partial(_load_kernels, backend), provider=_PROVIDER)
+
+
+def _load_kernels(backend: str) -> list[Any]:
+    kernels: list[Any] = import_module("aethermind_phimoe.router").kernels_for(backend)
+    return kernels
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from aethermind.dispatch import Kernel
 from aethermind.hal import DType
 from aethermind.ops import Operator, OperatorSchema, Sample, Tolerance
 
-__all__ = ["KERNELS", "SPARSE_MIXER"]
+__all__ = ["SPARSE_MIXER", "kernels_for"]
 
 _NUM_CHOSEN = 2
 
@@ -67,13 +67,15 @@ def _compute(inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[
         output[...] = value
 
 
-KERNELS = [
-    Kernel(
-        "sparse_mixer",
-        "numpy",
-        "numpy sparse_mixer",
-        frozenset({DType.FLOAT32}),
-        function=_compute,
-        is_batch_invariant=True,
-    )
-]
+def kernels_for(backend: str) -> list[Kernel]:
+    """The kernels of a backend whose memory the host can access."""
+    return [
+        Kernel(
+            "sparse_mixer",
+            backend,
+            "numpy sparse_mixer",
+            frozenset({DType.FLOAT32}),
+            function=_compute,
+            is_batch_invariant=True,
+        )
+    ]
