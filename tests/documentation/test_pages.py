@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import typer.main
+from release import models_table
 from tests.documentation.commands import ROOT, environment
 
 from aethermind.cli.app import app
-from aethermind.first_party import FIRST_PARTY
 
 USING = sorted((ROOT / "docs" / "using").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,7 +25,6 @@ _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _OTHER_PROGRAMS = ("docker ", "hf ", "pip ", "python ")
 
-_MODELS = ROOT / "docs" / "using" / "models.md"
 WITH_PYTHON = [page for page in (PAGES[0], *USING) if _PYTHON.search(page.read_text(encoding="utf-8"))]
 
 
@@ -81,15 +80,10 @@ def test_flags_for_those_who_come_from_elsewhere_exist() -> None:
     assert found <= FLAGS
 
 
-def test_the_table_of_models_names_what_is_released() -> None:
-    """A row for each architecture, with its package, and with a yes where the package reads `.gguf` files."""
-    for package, names in FIRST_PARTY.items():
-        rows = [line for line in prose(_MODELS).splitlines() if line.endswith(f"| `{package}` |")]
-        listed = set(_CODE.findall(" ".join(rows)))
-        assert {
-            name for name in names.get("architecture", ()) if name.endswith(("CausalLM", "HeadModel", "BertModel"))
-        } <= listed
-        assert all(("| yes" in row) == ("gguf" in names) for row in rows)
+def test_the_table_of_models_is_that_of_the_registries() -> None:
+    """`python -m release.models_table` writes it."""
+    page = models_table.PAGE.read_text(encoding="utf-8")
+    assert page == models_table.with_table(page)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
