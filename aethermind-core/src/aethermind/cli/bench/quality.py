@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
 
-__all__ = ["EXAMPLES", "Divergence", "diverge", "quality", "single_step_settings", "windows_of_text"]
+__all__ = ["Divergence", "EXAMPLES", "diverge", "quality", "single_step_settings", "windows_of_text"]
 
 EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
