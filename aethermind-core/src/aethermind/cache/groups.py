@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aethermind.cache.layers import LayerCache, Shared, Window
+from aethermind.cache.layers import LayerCache, Window, attention_of
 
 __all__ = [
     "FREED",
@@ -83,7 +83,7 @@ def group_layers(
     `max_new_tokens` are the most that a step adds to a sequence. All layers are one group if the shapes of their rows
     differ, or if groups would save less than a tenth.
     """
-    own = [layer for layer, entry in enumerate(layers) if not isinstance(entry, Shared)]
+    own = [layer for layer, entry in enumerate(layers) if entry.rows]
     whole = -(-max_model_len // block_size)
     best: tuple[LayerGroup, ...] = (LayerGroup(0, tuple(own)),)
     lowest = (1 - _LEAST_SAVING) * len(own) * whole
@@ -103,7 +103,8 @@ def group_layers(
 
 def _window_of(entry: LayerCache, max_model_len: int) -> int:
     """Return the window of a layer that can free blocks; 0 if it sees every sequence as a whole."""
-    return entry.window if isinstance(entry, Window) and 0 < entry.window < max_model_len else 0
+    attention = attention_of(entry)
+    return attention.window if isinstance(attention, Window) and 0 < attention.window < max_model_len else 0
 
 
 def _groups_of(windows: dict[int, int], size: int) -> tuple[LayerGroup, ...]:

@@ -5,7 +5,8 @@ that they have been. Blocks are shared by `fork` and by prefix caching; a shared
 writes gets a copy first (copy on write). The cache does not know the content or the address of a slot.
 
 Where layers with a sliding window are groups of their own (see `groups`), a sequence has a block table for each group,
-and a group with a window frees the blocks behind it as the sequence grows.
+and a group with a window frees the blocks behind it as the sequence grows. In a model with recurrent layers it has a
+state slot besides (see `state_slots`), and all of its tokens are computed by itself: prefixes are not shared.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from aethermind.cache.sequence import (
 from aethermind.cache.sequence_swapper import SequenceSwapper
 from aethermind.cache.serialization import BlockContents, pack_sequence, unpack_sequence
 from aethermind.cache.spec import CacheLayout, KVCacheSpec, spec_for_layout
+from aethermind.cache.state_slots import NULL_SLOT, StateSlots
 from aethermind.cache.swap_store import NoSwapStore, SwapStore
 from aethermind.errors import InvalidArgumentError
 
@@ -61,6 +63,7 @@ class KVCache:
         "_allocator",
         "_block_size",
         "_sequences",
+        "_slots",
         "_swapper",
         "_windows",
         "capacity_tokens",
@@ -109,6 +112,7 @@ class KVCache:
             self._allocator, self._block_size, NoSwapStore() if swap_store is None else swap_store, swap_threshold
         )
         self._sequences: dict[str, CachedSequence] = {}
+        self._slots = StateSlots(self.spec.num_slots) if self.spec.is_recurrent else None
         self.has_moved = False
         """Whether positions may differ from indices in some sequence; False saves a lookup for each token."""
 
@@ -149,6 +153,21 @@ class KVCache:
         """Fraction of all blocks, those of the swap store included, that sequences hold, from 0 to 1."""
         return self._swapper.memory_pressure
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether sequences have a recurrent state, in a state slot of their own."""
+        return self._slots is not None
+
+    @property
+    def num_free_slots(self) -> int:
+        """State slots that no sequence has; 0 for a model without recurrent layers."""
+        return 0 if self._slots is None else self._slots.num_free
+
+    @property
+    def state_copies(self) -> list[tuple[int, int]]:
+        """`(source, destination)` state slots to copy before a graph runs next; the caller clears the list then."""
+        return [] if self._slots is None else self._slots.copies
+
     def blocks(self) -> list[BlockInfo]:
         """Return the state of every block. Takes time linear in the blocks of all sequences."""
         return inspect_blocks(self.pool, self._sequences, self._block_size)
@@ -163,12 +182,16 @@ class KVCache:
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         """Return the blocks of group 0 that `open` with these ids would reuse, idle or in use."""
+        if self._slots is not None:  # no state is kept that a sequence could continue from
+            return []
         if self._windows:
             return list(self._match_groups(token_ids, extra_key)[0])
         blocks = self._allocator.prefix_cache.match(token_ids, extra_key)
         return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
 
     def _match_groups(self, token_ids: Sequence[int], extra_key: bytes) -> Sequence[Sequence[int]]:
+        if self._slots is not None:
+            return ((),) * (1 + len(self._windows))
         found = self._allocator.prefix_cache.match_groups(token_ids[: max(len(token_ids) - 1, 0)], extra_key)
         return found or ((),) * (1 + len(self._windows))
 
@@ -202,6 +225,10 @@ class KVCache:
         """Return all blocks that the sequence holds, those of group 0 first."""
         sequence = self._sequences[seq_id]
         return sequence.held_blocks() if self._windows else sequence.block_table
+
+    def state_slot(self, seq_id: str) -> int:
+        """Return the slot of the sequence's recurrent state; the null slot before its first reservation."""
+        return self._sequences[seq_id].state_slot
 
     def slot(self, seq_id: str, index: int, group: int = 0) -> int:
         """Return the slot of a reserved or committed token that the group's window does not hide."""
@@ -248,7 +275,8 @@ class KVCache:
 
         A partly filled block that is shared is copied before its first write. Blocks whose positions were shifted have
         their keys rotated, in a copy if the block is shared. Both are in the result: `copies` and `shifts`.
-        Before blocks are allocated, those of the sequence that windows hide from the new tokens are freed.
+        Before blocks are allocated, those of the sequence that windows hide from the new tokens are freed. The first
+        reservation takes a state slot, if the model has recurrent layers.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is None:
@@ -260,9 +288,14 @@ class KVCache:
             return ReserveResult(CacheOutcome.ILLEGAL_STATE)
         if end > self.max_model_len:
             return ReserveResult(CacheOutcome.TOO_LONG)
-        if self._windows:
-            return _grow_groups(sequence, end, self._swapper, self._block_size, self.max_model_len)
-        return _grow(sequence, end, self._swapper, self._block_size, self.max_model_len)
+        needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT
+        if needs_slot and not self.num_free_slots:
+            return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
+        grow = _grow_groups if self._windows else _grow
+        result = grow(sequence, end, self._swapper, self._block_size, self.max_model_len)
+        if needs_slot and self._slots is not None and result.outcome is CacheOutcome.OK:
+            sequence.state_slot = self._slots.allocate() or NULL_SLOT
+        return result
 
     def commit(self, seq_id: str, num_new_tokens: int) -> CacheOutcome:
         """Record that the next `num_new_tokens` reserved slots hold computed tokens."""
@@ -275,7 +308,10 @@ class KVCache:
         return CacheOutcome.OK
 
     def fork(self, parent_id: str, child_id: str) -> CacheOutcome:
-        """Start `child_id` on the parent's committed tokens and blocks. The parent's reservations are dropped."""
+        """Start `child_id` on the parent's committed tokens and blocks. The parent's reservations are dropped.
+
+        The child gets a copy of the parent's recurrent state, if there is one: see `state_copies`.
+        """
         parent = self._sequences.get(parent_id)
         if parent is None:
             return CacheOutcome.UNKNOWN_SEQUENCE
@@ -283,9 +319,12 @@ class KVCache:
             return CacheOutcome.ALREADY_OPEN
         if parent.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
+        state_slot = NULL_SLOT if self._slots is None else self._slots.fork(parent.state_slot)
+        if state_slot is None:
+            return CacheOutcome.NO_FREE_BLOCKS
         self._swapper.drop_reservation(parent)
         self._allocator.acquire(parent.held_blocks() if self._windows else parent.block_table)
-        self._sequences[child_id] = parent.fork()
+        self._sequences[child_id] = parent.fork(state_slot)
         self._swapper.touch(parent_id)
         return CacheOutcome.OK
 
@@ -315,6 +354,8 @@ class KVCache:
         if sequence.state is not CacheState.SWAPPED:
             self._offer(sequence, token_ids)
         self._allocator.trim(sequence, 0)
+        if self._slots is not None:
+            self._slots.free(sequence.state_slot)
         self._swapper.forget(seq_id, sequence)
         del self._sequences[seq_id]
         return CacheOutcome.OK
@@ -334,20 +375,24 @@ class KVCache:
     def truncate(self, seq_id: str, num_tokens: int) -> CacheOutcome:
         """Drop all but the first `num_tokens` committed tokens, and every reservation.
 
-        `BEHIND_WINDOW` if blocks were freed that a window of the next token sees.
+        `BEHIND_WINDOW` if blocks were freed that a window of the next token sees; `RECURRENT_STATE` if the model has
+        recurrent layers, unless all tokens are dropped or none.
         """
         return self._change(seq_id, lambda sequence: truncate_tokens(sequence, num_tokens, self._block_size))
 
     def may_truncate(self, seq_id: str, num_tokens: int) -> bool:
-        """Whether windows have freed nothing that the next token of the sequence sees after `truncate`."""
+        """Whether windows have freed nothing that the next token of the sequence sees after `truncate`, and the
+        recurrent state, if there is one, is that of so many tokens.
+        """
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
     def take_back(self, seq_id: str, num_tokens: int) -> int:
-        """Truncate a sequence to `num_tokens`, or to 0 if windows freed what the next token sees; returns which.
+        """Truncate a sequence to `num_tokens`, or to 0 if windows freed what the next token sees or the recurrent state
+        is that of more tokens; returns which.
 
         The caller computes the tokens from that index on again.
         """
-        if self.truncate(seq_id, num_tokens) is not CacheOutcome.BEHIND_WINDOW:
+        if self.truncate(seq_id, num_tokens) not in (CacheOutcome.BEHIND_WINDOW, CacheOutcome.RECURRENT_STATE):
             return num_tokens
         self.truncate(seq_id, 0)
         return 0
@@ -356,7 +401,8 @@ class KVCache:
         """Drop the tokens at positions from `start` up to `end` (None: to the last), and every reservation.
 
         Tokens after the range keep their positions. `PARTIAL_BLOCK` if the range covers part of a block and tokens
-        follow; `WINDOWS_FREED` with several groups if tokens follow; else see `truncate`.
+        follow; `WINDOWS_FREED` with several groups if tokens follow; else see `truncate`. `RECURRENT_STATE` if the
+        model has recurrent layers and other tokens remain.
         """
         return self._change(seq_id, lambda sequence: drop_tokens(sequence, start, end, self._block_size))
 
@@ -368,7 +414,8 @@ class KVCache:
         """Shift the tokens at positions from `start` on by `delta`. Their keys are rotated at the next `reserve`.
 
         `PARTIAL_BLOCK` if the first of them is not the first of a block, `OUT_OF_ORDER` if they would get positions
-        among or before those of the preceding tokens, `WINDOWS_FREED` with several groups.
+        among or before those of the preceding tokens, `WINDOWS_FREED` with several groups, `RECURRENT_STATE` if the
+        model has recurrent layers.
         """
         return self._change(seq_id, lambda sequence: shift_tokens(sequence, start, delta, self._block_size))
 
@@ -404,7 +451,9 @@ class KVCache:
         return self._with(seq_id, lambda sequence: self._swapper.pin(sequence, is_pinned))
 
     def swap_out(self, seq_id: str) -> CacheOutcome:
-        """Move a sequence's committed tokens to the swap store and release its blocks."""
+        """Move a sequence's committed tokens to the swap store and release its blocks; `RECURRENT_STATE` for one that
+        has a state.
+        """
         return self._with(seq_id, lambda sequence: self._swapper.swap_out(seq_id, sequence))
 
     def swap_in(self, seq_id: str) -> CacheOutcome:
@@ -428,6 +477,8 @@ class KVCache:
             return SaveResult(CacheOutcome.UNKNOWN_SEQUENCE)
         if sequence.state is CacheState.SWAPPED:
             return SaveResult(CacheOutcome.ILLEGAL_STATE)
+        if sequence.state_slot != NULL_SLOT:
+            return SaveResult(CacheOutcome.RECURRENT_STATE)
         num_blocks = self.spec.table_width(sequence.num_tokens)
         return SaveResult(CacheOutcome.OK, pack_sequence(sequence, num_blocks, contents, token_ids))
 
@@ -438,6 +489,8 @@ class KVCache:
         """
         if seq_id in self._sequences:
             return OpenResult(CacheOutcome.ALREADY_OPEN)
+        if self._slots is not None:
+            return OpenResult(CacheOutcome.RECURRENT_STATE)
         sequence, tensors = unpack_sequence(data, contents, token_ids, self._block_size, self._windows)
         if sequence.num_tokens > self.max_model_len:
             return OpenResult(CacheOutcome.TOO_LONG)

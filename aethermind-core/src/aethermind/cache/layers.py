@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["LayerCache", "Paged", "Shared", "Window", "source_layer"]
+__all__ = [
+    "AttentionCache",
+    "Hybrid",
+    "LayerCache",
+    "Paged",
+    "Recurrent",
+    "Shared",
+    "Window",
+    "attention_of",
+    "recurrent_of",
+    "source_layer",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +59,86 @@ class Shared:
         return {}
 
 
-LayerCache = Paged | Window | Shared
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A state of fixed size for each sequence, which every token advances (Mamba 2, gated delta rule, short
+    convolutions); it takes no bytes a token.
+
+    `tensors` are the names and shapes of the state of one sequence, such as `("conv_state", (K - 1, C))` and
+    `("recurrent_state", (H, Dk, Dv))`. They are float32 whatever the model computes in, because rounding them would
+    add an error with each token. InvalidArgumentError for a name that is no identifier, occurs twice or is one of an
+    attention cache, and for a shape without elements.
+    """
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.tensors]
+        if not names or len(set(names)) < len(names) or any(not name.isidentifier() or _is_row(name) for name in names):
+            raise InvalidArgumentError(
+                f"The tensors of a recurrent layer are named {', '.join(names) or 'nothing'}: give each a name of its "
+                "own that is an identifier and does not end in _cache or _scale, such as conv_state."
+            )
+        for name, shape in self.tensors:
+            if not shape or min(shape) < 1:
+                raise InvalidArgumentError(
+                    f"The shape of {name} is {shape}, but each dimension must be an integer of 1 or more."
+                )
+
+    @property
+    def rows(self) -> dict[str, tuple[int, int]]:
+        """Nothing."""
+        return {}
+
+
+AttentionCache = Paged | Window | Shared
+"""What a layer keeps of each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """Both: a layer whose attention and recurrence compute side by side (Falcon-H1, Zuo et al. 2025)."""
+
+    attention: AttentionCache
+    recurrent: Recurrent
+
+    @property
+    def rows(self) -> dict[str, tuple[int, int]]:
+        """Those of the attention."""
+        return self.attention.rows
+
+
+LayerCache = AttentionCache | Recurrent | Hybrid
 """What one layer keeps."""
 
 
-def source_layer(layers: Sequence[LayerCache], layer: int) -> int:
-    """Return the layer whose cache `layer` reads: its own, or the one that it shares.
+def attention_of(entry: LayerCache) -> AttentionCache | None:
+    """What a layer keeps of each token; None for a layer without attention."""
+    if isinstance(entry, Hybrid):
+        return entry.attention
+    return None if isinstance(entry, Recurrent) else entry
 
-    InvalidArgumentError for a layer that shares a later one, or one that shares, too.
+
+def recurrent_of(entry: LayerCache) -> Recurrent | None:
+    """What a layer keeps of each sequence; None for a layer without recurrence."""
+    if isinstance(entry, Hybrid):
+        return entry.recurrent
+    return entry if isinstance(entry, Recurrent) else None
+
+
+def _is_row(name: str) -> bool:
+    return name.endswith(("_cache", "_scale"))
+
+
+def source_layer(layers: Sequence[LayerCache], layer: int) -> int:
+    """Return the layer whose keys and values `layer` reads: itself, or the one that it shares.
+
+    InvalidArgumentError for a layer that shares a later one, or one that has none of its own.
     """
-    entry = layers[layer]
+    entry = attention_of(layers[layer])
     if not isinstance(entry, Shared):
         return layer
-    if not 0 <= entry.layer < layer or isinstance(layers[entry.layer], Shared):
+    if not 0 <= entry.layer < layer or isinstance(attention_of(layers[entry.layer]), Shared | None):
         raise InvalidArgumentError(
             f"Layer {layer} shares the cache of layer {entry.layer}: name an earlier layer that has a cache of its own."
         )

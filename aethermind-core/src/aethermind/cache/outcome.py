@@ -15,7 +15,7 @@ class CacheOutcome(Enum):
 
     OK = "ok"
     NO_FREE_BLOCKS = "no free blocks"
-    """Too few blocks are free now; more are when other sequences end."""
+    """Too few blocks, or state slots, are free now; more are when other sequences end."""
     TOO_LONG = "too long"
     """The sequence would exceed `max_model_len`."""
     UNKNOWN_SEQUENCE = "unknown sequence"
@@ -32,6 +32,9 @@ class CacheOutcome(Enum):
     WINDOWS_FREED = "in the middle of a sequence whose sliding windows free blocks"
     """Tokens in the middle cannot be dropped or moved where layers with a sliding window free blocks: in which block a
     token is, and what its window sees, follow from its index."""
+    RECURRENT_STATE = "a sequence with a recurrent state"
+    """The state stands for all tokens of the sequence and is in device memory only: it cannot be that of fewer tokens
+    (truncate the sequence to 0 and compute it again, see `KVCache.take_back`), and is not swapped out or saved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from aethermind.cache.groups import FREED, live, num_hidden_blocks
 from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.positions import PLAIN, TokenPositions
+from aethermind.cache.state_slots import NULL_SLOT
 
 __all__ = [
     "CacheState",
@@ -90,6 +91,7 @@ class CachedSequence:
         "num_writable",
         "positions",
         "state",
+        "state_slot",
         "window_tables",
         "windows",
     )
@@ -119,13 +121,16 @@ class CachedSequence:
         any token was dropped or shifted. Only these may be published to the prefix cache."""
         self.positions: TokenPositions = PLAIN
         self.state = CacheState.ACTIVE
+        self.state_slot = NULL_SLOT
+        """The slot of its recurrent state, which a sequence with tokens has if the model has recurrent layers."""
         self.is_pinned = False
 
-    def fork(self) -> CachedSequence:
-        """Return a sequence on the same blocks and tokens. The caller adds the references."""
+    def fork(self, state_slot: int) -> CachedSequence:
+        """Return a sequence on the same blocks and tokens, with a state of its own. The caller adds the references."""
         child = CachedSequence(self.block_table, self.num_tokens, self.extra_key, self.windows, self.window_tables)
         child.num_original = self.num_original
         child.positions = self.positions
+        child.state_slot = state_slot
         return child
 
     @property
@@ -154,7 +159,11 @@ class CachedSequence:
             position += num_blocks - num_freed
 
     def may_truncate(self, num_tokens: int, block_size: int) -> bool:
-        """Whether no window hides keys that a token at index `num_tokens` sees."""
+        """Whether no window hides keys that a token at index `num_tokens` sees, and the recurrent state, if there is
+        one, is that of so many tokens.
+        """
+        if self.state_slot != NULL_SLOT and num_tokens not in (0, self.num_tokens):
+            return False
         return num_tokens == 0 or all(
             num_freed <= num_hidden_blocks(num_tokens, window, block_size)
             for window, num_freed in zip(self.windows, self.num_freed, strict=True)
@@ -194,6 +203,8 @@ def drop_tokens(sequence: CachedSequence, start: int, end: int | None, block_siz
 def keep_tokens(sequence: CachedSequence, start: int, end: int | None, block_size: int) -> RangeResult:
     """Drop all tokens except those at positions from `start` up to `end`, or to the last."""
     first, last = _indices(sequence, start, end)
+    if sequence.state_slot != NULL_SLOT and last - first not in (0, sequence.num_tokens):
+        return CacheOutcome.RECURRENT_STATE, []
     if sequence.windows:
         if first == last:
             return _drop_range(sequence, 0, sequence.num_tokens, block_size)
@@ -212,6 +223,8 @@ def shift_tokens(sequence: CachedSequence, start: int, delta: int, block_size: i
     first, last = _indices(sequence, start, None)
     if first == last or delta == 0:
         return CacheOutcome.OK, []
+    if sequence.state_slot != NULL_SLOT:
+        return CacheOutcome.RECURRENT_STATE, []
     if sequence.windows:
         return CacheOutcome.WINDOWS_FREED, []
     if first % block_size:
@@ -233,6 +246,8 @@ def _indices(sequence: CachedSequence, start: int, end: int | None) -> tuple[int
 
 
 def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int) -> RangeResult:
+    if sequence.state_slot != NULL_SLOT and last - first not in (0, sequence.num_tokens):
+        return CacheOutcome.RECURRENT_STATE, []
     if last == sequence.num_tokens:
         if sequence.windows and not sequence.may_truncate(first, block_size):
             return CacheOutcome.BEHIND_WINDOW, []

@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.sequence import CachedSequence, CacheState, is_legal
+from aethermind.cache.state_slots import NULL_SLOT
 from aethermind.cache.swap_store import SwapStore
 
 __all__ = ["SequenceSwapper"]
@@ -88,6 +89,8 @@ class SequenceSwapper:
         """Move a sequence to the store, drop its reservations and release its blocks."""
         if not _can_become(sequence, CacheState.SWAPPED):
             return CacheOutcome.ILLEGAL_STATE
+        if sequence.state_slot != NULL_SLOT:
+            return CacheOutcome.RECURRENT_STATE
         self._allocator.release_hidden(sequence, self._block_size)
         if not self._store.save(seq_id, sequence.held_blocks(self._num_blocks(sequence))):
             return CacheOutcome.NO_FREE_BLOCKS
@@ -140,7 +143,9 @@ class SequenceSwapper:
         blocks that frees.
         """
         swappable = {
-            seq_id: parked for seq_id, parked in self._parked.items() if _can_become(parked, CacheState.SWAPPED)
+            seq_id: parked
+            for seq_id, parked in self._parked.items()
+            if parked.state_slot == NULL_SLOT and _can_become(parked, CacheState.SWAPPED)
         }
         held = {seq_id: sequence.held_blocks() for seq_id, sequence in swappable.items()}
         holders = Counter(block for blocks in held.values() for block in blocks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal, Self
 
 from aethermind.cache.groups import LayerGroup, most_window_blocks
-from aethermind.cache.layers import LayerCache, Paged, Shared, source_layer
+from aethermind.cache.layers import LayerCache, Paged, attention_of, recurrent_of, source_layer
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["CacheLayout", "KVCacheSpec", "spec_for_layout"]
@@ -33,6 +35,8 @@ class KVCacheSpec:
     several groups all these layers have rows of one shape. Empty: all layers are one group."""
     max_new_tokens: int = 1
     """The most tokens for which a sequence reserves blocks at a time, for `num_blocks_for` with several groups."""
+    num_slots: int = 0
+    """State slots of a model with recurrent layers, the null slot 0 among them (see `state_slots`)."""
 
     def __post_init__(self) -> None:
         if not self.layers or self.block_size < 1:
@@ -46,7 +50,7 @@ class KVCacheSpec:
             )
         for layer in range(len(self.layers)):
             source_layer(self.layers, layer)
-        own = [layer for layer, entry in enumerate(self.layers) if not isinstance(entry, Shared)]
+        own = [layer for layer, entry in enumerate(self.layers) if entry.rows]
         if not self.groups:
             object.__setattr__(self, "groups", (LayerGroup(0, tuple(own)),))
         grouped = sorted(layer for group in self.groups for layer in group.layers)
@@ -74,6 +78,29 @@ class KVCacheSpec:
         """The number of layers of the model, including those without a cache."""
         return len(self.layers)
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer keeps a state of each sequence."""
+        return any(recurrent_of(entry) is not None for entry in self.layers)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether any layer keeps something of each token; otherwise blocks take no bytes."""
+        return any(attention_of(entry) is not None for entry in self.layers)
+
+    @property
+    def state_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of one sequence's state in each state tensor, by the name of the tensor, such as `conv_state.3`."""
+        states = ((layer, recurrent_of(entry)) for layer, entry in enumerate(self.layers))
+        return {
+            f"{name}.{layer}": shape for layer, state in states if state is not None for name, shape in state.tensors
+        }
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that the state of one sequence takes, in float32."""
+        return 4 * sum(map(prod, self.state_shapes.values()))
+
     def num_heads(self, tensor: str) -> int:
         """Return the number of kv heads of a cache tensor, such as `k_cache.3` or `v_scale.3`."""
         name, _, layer = tensor.partition(".")
@@ -95,7 +122,10 @@ class KVCacheSpec:
         return tuple(next(one.layers[j] for one in self.groups if j < len(one.layers)) for j in range(size))
 
     def place_of(self, layer: int) -> tuple[int, int]:
-        """Return the group in which a layer's keys and values are, and its position there."""
+        """Return the group in which a layer's keys and values are, and its position there.
+
+        The layer must have some: see `layers.attention_of`.
+        """
         layer = source_layer(self.layers, layer)
         index = next(index for index, group in enumerate(self.groups) if layer in group.layers)
         return index, self.groups[index].layers.index(layer)

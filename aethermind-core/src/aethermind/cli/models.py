@@ -114,7 +114,9 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
     compiled = compile_model(runtime, path, config)
     with closing(compiled.open_device.backend) as backend:
         weights = constant_bytes(compiled.step.plan, compiled.parameter_types)
-        kv_cache = compiled.num_kv_blocks * compiled.cache_spec.bytes_per_block
+        spec = compiled.cache_spec
+        states = spec.num_slots * spec.bytes_per_slot
+        kv_cache = compiled.num_kv_blocks * spec.bytes_per_block + states
         arena = compiled.step.memory.arena_bytes
         return {
             "device": str(compiled.open_device.device),
@@ -124,6 +126,7 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
             "num_kv_blocks": compiled.num_kv_blocks,
             "weight_bytes": weights,
             "kv_cache_bytes": kv_cache,
+            "state_bytes": states,
             "arena_bytes": arena,
             "total_bytes": weights + kv_cache + arena,
             "available_bytes": backend.devices.properties(compiled.open_device.device.index).total_memory_bytes or None,
@@ -213,9 +216,10 @@ def _sentence(estimate: dict[str, Any]) -> str:
     of = f" of {console.quantity(available, 'B')}" if available else ""
     if available and estimate["total_bytes"] > available:
         of = f", more than the {console.quantity(available, 'B')} that there are,"
+    states = f", recurrent states {console.quantity(estimate['state_bytes'], 'B')}" if estimate["state_bytes"] else ""
     formats = f" ({describe(estimate['weight_formats'])})" if estimate["weight_formats"] else ""
     return (
         f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}{formats}, "
-        f"KV cache {kv_cache} ({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens), "
-        f"intermediate values {arena}"
+        f"KV cache {kv_cache} ({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens"
+        f"{states}), intermediate values {arena}"
     )

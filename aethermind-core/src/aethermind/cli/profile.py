@@ -135,7 +135,7 @@ def _run(
     add_requests("warm-up", 2)
     while engine.has_unfinished:
         engine.advance()
-    profiler = Profiler(compiled.operators, repeat)
+    profiler = Profiler(compiled.operators, engine.runner.kv_memory, repeat)
     engine.runner.observer = profiler
     add_requests("profile", output_tokens + 1)
     engine.advance()

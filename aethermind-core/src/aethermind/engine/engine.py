@@ -10,6 +10,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.open_cache import open_cache
@@ -116,6 +117,8 @@ class Engine(ThreadSafeEngine):
         )
         self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        if self.cache.is_recurrent:
+            max_num_seqs = min(max_num_seqs, compiled.cache_spec.num_slots - NUM_RESERVED_SLOTS)
         self._planned_budget = self.budget = StepBudget(
             max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=compiled.max_draft_tokens
         )
@@ -230,6 +233,9 @@ class Engine(ThreadSafeEngine):
                 builder.add_forced_token(token_id)
         self._outputs.update(builders)
         if params.n > 1:
+            if self.cache.is_recurrent:
+                for request in requests:
+                    request.fork_at = request.num_prompt_tokens - 1
             self._groups.open(request_id, list(builders.values()))
         first = requests[0]
         first.needs_prompt_logprobs = params.prompt_logprobs is not None

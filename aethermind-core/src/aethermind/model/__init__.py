@@ -1,6 +1,6 @@
 """The toolkit of model packages: configuration, rotary frequencies, building blocks, and registries."""
 
-from aethermind.cache.layers import LayerCache, Paged, Shared, Window
+from aethermind.cache.layers import Hybrid, LayerCache, Paged, Recurrent, Shared, Window
 from aethermind.model.architecture import (
     AdaptsWeights,
     Architecture,
@@ -28,12 +28,14 @@ __all__ = [
     "DeclaresCache",
     "DecoderConfig",
     "EmbeddingSpan",
+    "Hybrid",
     "InputProcessor",
     "LayerCache",
     "MixtureConfig",
     "ModelRegistry",
     "Paged",
     "ProcessedPrompt",
+    "Recurrent",
     "Shared",
     "StepInputs",
     "TextEncoder",

@@ -42,6 +42,8 @@ class DeclaresCache(Protocol):
 
         The blocks of a `Window` layer may be freed behind its window, so its attention takes the tables of its group:
         `model.blocks.attention` and `cached_attention` do, other operators take them from `StepInputs.tables_of`.
+        A `Recurrent` layer keeps a state of each sequence, a `Hybrid` one that and keys and values: its operators take
+        the tensors from `StepInputs.caches` and the rows of the step's sequences from `StepInputs.state_slots`.
         """
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aethermind.cache.layers import LayerCache
+from aethermind.cache.layers import LayerCache, attention_of
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
@@ -58,12 +58,19 @@ class StepInputs:
     """By layer, the tensors of its cache: `k_cache` [num_blocks, num_kv_heads, block_size, key_dim] and `v_cache` […,
     value_dim], with `k_scale` and `v_scale`, f32[num_blocks, num_kv_heads, block_size], if they are quantised. A layer
     that shares another's has that one's tensors. Layers of several groups have tensors in common, in which their rows
-    are disjoint: an operator that writes or reads them takes `GraphBuilder.latest`."""
+    are disjoint: an operator that writes or reads them takes `GraphBuilder.latest`. A recurrent layer has the tensors
+    that it declares, f32[num_slots, …], such as `recurrent_state`; see `state_slots`."""
     embeddings: EmbeddingInputs | None = None
     window_tables: tuple[GroupTables, ...] = ()
     """The tables of the groups behind group 0, whose inputs are named `slot_mapping.1`, `block_tables.1`, …"""
     layer_groups: tuple[int, ...] = ()
     """By layer, its group; empty if there is one."""
+    state_slots: Value | None = None
+    """i32[S], the row of each sequence in the state tensors of recurrent layers; None if there are no such layers.
+
+    The state of a sequence counts as zero in the step that computes its first token, where `seqlens_k[s]` equals the
+    number of its tokens in the step: then the row holds what an earlier sequence left. Rows of different sequences
+    differ, except that padding, sequences without tokens, has row 0."""
 
     def tables_of(self, layer: int) -> GroupTables:
         """Return the tables of a layer's group."""
@@ -72,13 +79,13 @@ class StepInputs:
 
     @property
     def k_caches(self) -> tuple[Value, ...]:
-        """The key cache of each layer."""
-        return tuple(cache["k_cache"] for cache in self.caches)
+        """The key cache of each layer that has one."""
+        return tuple(cache["k_cache"] for cache in self.caches if "k_cache" in cache)
 
     @property
     def v_caches(self) -> tuple[Value, ...]:
-        """The value cache of each layer."""
-        return tuple(cache["v_cache"] for cache in self.caches)
+        """The value cache of each layer that has one."""
+        return tuple(cache["v_cache"] for cache in self.caches if "v_cache" in cache)
 
     @property
     def k_scales(self) -> tuple[Value, ...]:
@@ -94,7 +101,9 @@ class StepInputs:
 def declare_step_inputs(
     builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int, *, hidden_size: int, has_embeddings: bool = False
 ) -> StepInputs:
-    """Declare the inputs of a decoder's graph, and the state of a KV cache of `num_blocks` blocks."""
+    """Declare the inputs of a decoder's graph, and the state of a KV cache of `num_blocks` blocks and the state slots
+    of its spec.
+    """
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
     embeddings = None
     if has_embeddings:
@@ -117,7 +126,10 @@ def declare_step_inputs(
             )
             for group in range(1, len(cache.groups))
         ),
-        tuple(cache.place_of(layer)[0] for layer in range(cache.num_layers)),
+        tuple(
+            0 if attention_of(entry) is None else cache.place_of(layer)[0] for layer, entry in enumerate(cache.layers)
+        ),
+        builder.input("state_slots", DType.INT32, (sequences,)) if cache.is_recurrent else None,
     )
 
 
@@ -131,7 +143,14 @@ def declare_caches(builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int) -
         }
         for layer in cache.tensor_layers
     ]
-    return tuple(at_position[cache.place_of(layer)[1]] for layer in range(cache.num_layers))
+    states: list[dict[str, Value]] = [{} for _ in cache.layers]
+    for name, shape in cache.state_shapes.items():
+        kind, _, layer = name.partition(".")
+        states[int(layer)][kind] = builder.state(name, DType.FLOAT32, (cache.num_slots, *shape))
+    return tuple(
+        states[layer] if attention_of(entry) is None else at_position[cache.place_of(layer)[1]] | states[layer]
+        for layer, entry in enumerate(cache.layers)
+    )
 
 
 def _tensors(entry: LayerCache, dtype: DType, num_blocks: int, block_size: int) -> list[tuple[str, DType, Shape]]:

@@ -23,7 +23,7 @@ def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Engine:
 @pytest.fixture(scope="module")
 def steps(engine: Engine) -> list[StepProfile]:
     expected = answer(engine, PROMPT, 4)
-    profiler = Profiler(engine.compiled.operators, repeat=2)
+    profiler = Profiler(engine.compiled.operators, engine.runner.kv_memory, repeat=2)
     engine.runner.observer = profiler
     try:
         assert answer(engine, PROMPT, 4) == expected

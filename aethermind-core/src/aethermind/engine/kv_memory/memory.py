@@ -1,4 +1,4 @@
-"""The memory of a KV cache's blocks, and copies of whole blocks: within it, and to host memory and back."""
+"""The memory of a KV cache's blocks and state slots, and copies of them: within it, and to host memory and back."""
 
 from __future__ import annotations
 
@@ -35,17 +35,23 @@ class StagingBlocks(BlockMover, Protocol):
 
 
 class KVMemory:
-    """Keys and values of all layers on one device, with the scales of a quantised cache.
+    """Keys and values of all layers on one device, with the scales of a quantised cache, and recurrent states.
 
-    Each tensor is [num_blocks, …]: block *b* of the cache is row *b* of all tensors.
+    A tensor of keys, values or scales is [num_blocks, …]: block *b* of the cache is row *b* of all of these. A tensor
+    of recurrent states is [num_slots, …] (see `cache.state_slots`).
     """
 
-    def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice) -> None:
+    def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice, state_names: Iterable[str] = ()) -> None:
+        """Allocate memory; `state_names` are the tensors of recurrent states among `types`."""
         allocator = opened.backend.allocator
         self.tensors = {
             name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
             for name, type in types.items()
         }
+        self.state_tensors = {name: self.tensors[name] for name in state_names}
+        """The tensors of recurrent states; none for most models."""
+        self.block_tensors = {name: each for name, each in self.tensors.items() if name not in self.state_tensors}
+        """The tensors of blocks."""
         # The first block is written first, by a step that a user waits for, so its memory is committed first.
         first_block = max((tensor.nbytes // max(1, tensor.shape[0]) for tensor in self.tensors.values()), default=0)
         allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
@@ -54,8 +60,9 @@ class KVMemory:
 
     @classmethod
     def of(cls, compiled: CompiledModel) -> Self:
-        """Allocate memory for the blocks of a compiled model."""
-        return cls({value.name: value.type for value in compiled.step.graph.states}, compiled.open_device)
+        """Allocate memory for the blocks and state slots of a compiled model."""
+        types = {value.name: value.type for value in compiled.step.graph.states}
+        return cls(types, compiled.open_device, compiled.cache_spec.state_shapes)
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +72,38 @@ class KVMemory:
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Enqueue copies of blocks, (source, destination) each, on the device's default stream."""
         runs = ((source, destination, 1) for source, destination in copies)
-        copy_blocks(self._opened.backend.transfer, self.tensors, self.tensors, runs, self._default_stream)
+        copy_blocks(self._opened.backend.transfer, self.block_tensors, self.block_tensors, runs, self._default_stream)
+
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        """Enqueue copies of state slots like those of blocks, and clear the list.
+
+        Call this before a graph runs, with `KVCache.state_copies`.
+        """
+        if copies:
+            runs = ((source, destination, 1) for source, destination in copies)
+            copy_blocks(
+                self._opened.backend.transfer, self.state_tensors, self.state_tensors, runs, self._default_stream
+            )
+            copies.clear()
+
+    def save_states(self, slots: Sequence[int]) -> Callable[[], None]:
+        """Copy the recurrent states in `slots` to host memory; returns a function that writes them back.
+
+        For a step that is run several times: each run advances the states.
+        """
+        if not self.state_tensors or not slots:
+            return lambda: None
+        on_host = self._on_host(len(slots), self.state_tensors)
+        host = _HostBlocks(
+            self._opened.backend.transfer, self.state_tensors, on_host, self._default_stream, self._make_wait
+        )
+        host.move_out(slots, range(len(slots)))
+        return lambda: host.move_in(range(len(slots)), slots)
 
     @property
     def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """By tensor, its dtype and the shape of one block, with the heads of all ranks."""
-        return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.tensors.items()}
+        return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.block_tensors.items()}
 
     def alloc_swap_blocks(self, num_blocks: int) -> BlockMover:
         """Allocate host memory to swap `num_blocks` blocks to; OutOfMemoryError if there is too little."""
@@ -84,7 +117,9 @@ class KVMemory:
         """
         backend, index = self._opened.backend, self._opened.device.index
         stream = backend.streams.create(index) if has_own_stream else self._default_stream
-        return _HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._make_wait)
+        return _HostBlocks(
+            backend.transfer, self.block_tensors, self._on_host(num_blocks, self.block_tensors), stream, self._make_wait
+        )
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
         """Create the mover that swaps blocks concurrently with steps, with as much host memory (see `SwapStream`).
@@ -93,7 +128,9 @@ class KVMemory:
         """
         if self._opened.backend.capabilities.is_host_accessible:
             return None
-        self._swaps = SwapStream(self._opened, self.tensors, self._on_host(num_blocks), on_moved)
+        self._swaps = SwapStream(
+            self._opened, self.block_tensors, self._on_host(num_blocks, self.block_tensors), on_moved
+        )
         return self._swaps
 
     @property
@@ -112,18 +149,18 @@ class KVMemory:
         if self._swaps is not None:
             self._swaps.make_wait(stream)
 
-    def _on_host(self, num_blocks: int) -> dict[str, Tensor]:
-        """Allocate host memory laid out like the device's, in one buffer.
+    def _on_host(self, num_rows: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Allocate host memory for rows of `tensors`, laid out like the device's, in one buffer.
 
         It is touched at once, so that the budget is known to fit and the first move is as fast as later ones.
         """
-        sizes = [tensor.nbytes // tensor.shape[0] * num_blocks for tensor in self.tensors.values()]
+        sizes = [tensor.nbytes // tensor.shape[0] * num_rows for tensor in tensors.values()]
         starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
         backend = self._opened.backend
         buffer = backend.allocator.alloc(starts[-1], MemoryKind.PINNED)
         on_host = {
-            name: Tensor.of(buffer, tensor.dtype, (num_blocks, *tensor.shape[1:]), start)
-            for (name, tensor), start in zip(self.tensors.items(), starts[:-1], strict=True)
+            name: Tensor.of(buffer, tensor.dtype, (num_rows, *tensor.shape[1:]), start)
+            for (name, tensor), start in zip(tensors.items(), starts[:-1], strict=True)
         }
         for tensor in on_host.values():
             backend.transfer.fill(tensor, 0)

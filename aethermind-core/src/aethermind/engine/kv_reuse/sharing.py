@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aethermind.cache.layers import Paged, Shared
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.text_passes.text_pass import run_whole_text, text_logits
 from aethermind.errors import InvalidArgumentError
@@ -124,6 +125,8 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
 
 
 def _require_one_group(engine: Engine) -> None:
+    if not all(isinstance(entry, Paged | Shared) for entry in engine.compiled.cache_spec.layers):
+        raise InvalidArgumentError("Layers of this model keep other things than keys and values, which are not shared.")
     if len(engine.compiled.cache_spec.groups) > 1:
         raise InvalidArgumentError(
             "Layers of this model free blocks behind their sliding windows, so their keys and values are not kept side "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from aethermind.cache.groups import group_layers
 from aethermind.cache.spec import KVCacheSpec
+from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
@@ -52,7 +53,13 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     that does not fit into memory.
     """
     wanted_len = _wanted_len(config, model.config)
-    spec = _minimal_spec(config) if isinstance(model, TextEncoder) else _choose_spec(config, dtype, model, wanted_len)
+    spec = _minimal_spec(config)
+    if not isinstance(model, TextEncoder):
+        spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
+    if not spec.has_attention:  # blocks of whole contexts, which take no memory: one for each sequence
+        num_blocks = config.num_kv_blocks or spec.num_slots - 1
+        _check_fits(num_blocks, spec, opened)
+        return KVPlan(spec, num_blocks, 0, wanted_len)
     num_swap_blocks = _num_swap_blocks(config, spec)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
@@ -83,7 +90,8 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
     """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token.
 
     Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
-    there is one group, because stored blocks hold all layers of their tokens.
+    there is one group, because stored blocks hold all layers of their tokens. A model without attention has blocks of
+    `max_model_len` tokens, in which nothing is stored.
     """
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
@@ -94,7 +102,50 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
     scale_bits = 32 if stored in CODE_DTYPES else 0
     layers, block_size, most = cache_layout(model), config.block_size, config.max_num_batched_tokens
     groups = group_layers(layers, block_size, max_model_len, most) if config.kv_store is None else ()
-    return KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, most)
+    spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, most)
+    return spec if spec.has_attention else replace(spec, block_size=max_model_len)
+
+
+def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> KVCacheSpec:
+    """Add state slots for all requests that run at once, as many as a third of the device's memory holds."""
+    if not spec.is_recurrent:
+        return spec
+    _refuse_options_of_attention(config)
+    max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+    total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
+    num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else max_num_seqs
+    if num_affordable < max_num_seqs:
+        num_affordable = max(1, num_affordable)
+        logger.warning(
+            "The state of a sequence takes %s, and %s holds those of %s, so no more requests run at once, though "
+            "max_num_seqs is %s.",
+            _size(spec.bytes_per_slot),
+            opened.device,
+            num_affordable,
+            max_num_seqs,
+        )
+    return replace(spec, num_slots=min(max_num_seqs, num_affordable) + NUM_RESERVED_SLOTS)
+
+
+def _refuse_options_of_attention(config: EngineConfig) -> None:
+    """Raise InvalidArgumentError for options that need keys and values of each token in all layers."""
+    if config.speculative_method is not None:
+        raise InvalidArgumentError(
+            "Speculative decoding drops the tokens of wrong drafts, and this model's recurrent layers keep one state "
+            "of all tokens, from which none can be dropped. Leave speculative_method out.",
+            param="speculative_method",
+        )
+    if config.kv_store is not None:
+        raise InvalidArgumentError(
+            "A KV store shares the keys and values of prefixes, and this model's recurrent layers keep a state of "
+            "whole sequences instead. Leave kv_store out.",
+            param="kv_store",
+        )
+    if config.tensor_parallel_size > 1:
+        raise InvalidArgumentError(
+            "This model's recurrent layers are not split between ranks. Leave tensor_parallel_size out.",
+            param="tensor_parallel_size",
+        )
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
@@ -140,7 +191,13 @@ def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len:
 
 def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None:
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
-    wanted = num_blocks * cache.bytes_per_block
+    states = cache.num_slots * cache.bytes_per_slot
+    if total and states > total:
+        raise OutOfMemoryError(
+            f"The recurrent states of {cache.num_slots} sequences take {states} bytes, and {opened.device} has {total} "
+            "in all. Choose a smaller model."
+        )
+    wanted = num_blocks * cache.bytes_per_block + states
     if total and wanted > total:
         raise OutOfMemoryError(
             f"{num_blocks} KV blocks of {cache.block_size} tokens take {wanted} bytes, and {opened.device} has {total} "
@@ -149,6 +206,8 @@ def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None
 
 
 def _num_swap_blocks(config: EngineConfig, cache: KVCacheSpec) -> int:
+    if cache.is_recurrent:  # a state is not swapped out, so preempted requests are recomputed
+        return 0
     wanted, total = config.swap_space * 2**30, host_memory_bytes()
     if total and wanted > total:
         raise OutOfMemoryError(
@@ -170,10 +229,12 @@ class MemoryNeeds:
 
     Attributes:
         block_parts: the bytes of one KV block in each cache tensor, before `footprint` rounds them.
+        states: the bytes of all recurrent states.
     """
 
     weights: int
     steps: int
+    states: int
     block_parts: tuple[int, ...]
     footprint: Callable[[int], int]
 
@@ -190,11 +251,15 @@ class MemoryNeeds:
             plans.append(compiled.compile(GraphKey(has_adapters=True)).plan)
         weights = sum(map(footprint, allocation_sizes(plans, types)))
         steps = sum(_step_bytes(compiled, plan) for plan in plans)
-        parts = tuple(type.nbytes({}) // compiled.num_kv_blocks for type in plain.states.values())
+        of_slots = compiled.cache_spec.state_shapes.keys()
+        parts = tuple(
+            type.nbytes({}) // compiled.num_kv_blocks for name, type in plain.states.items() if name not in of_slots
+        )
+        states = sum(footprint(plain.states[name].nbytes({})) for name in of_slots)
         if compiled.draft is None:
-            return cls(weights, steps, parts, footprint)
+            return cls(weights, steps, states, parts, footprint)
         draft = cls.of(compiled.draft, is_draft=True)
-        return cls(weights + draft.weights, steps + draft.steps, parts + draft.block_parts, footprint)
+        return cls(weights + draft.weights, steps + draft.steps, states, parts + draft.block_parts, footprint)
 
     def of_blocks(self, num_blocks: int) -> int:
         """The bytes of so many blocks."""
@@ -212,7 +277,7 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
     free = opened.backend.free_memory()
     assert free is not None, "called for devices that report free memory"
     in_use = total - free
-    available = int(config.gpu_memory_utilization * total) - in_use - needs.weights - needs.steps
+    available = int(config.gpu_memory_utilization * total) - in_use - needs.weights - needs.steps - needs.states
     block = max(1, sum(needs.block_parts))
     num_blocks = min(compiled.num_kv_blocks, available // block)
     while num_blocks > 0 and (excess := needs.of_blocks(num_blocks) - available) > 0:
@@ -223,6 +288,7 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
         raise OutOfMemoryError(
             f"{opened.device} has too little memory for a KV cache of {num_tokens} tokens, which takes "
             f"{_size(needs.of_blocks(num_wanted))}: weights take {_size(needs.weights)}, steps {_size(needs.steps)}, "
+            f"{f'recurrent states {_size(needs.states)}, ' if needs.states else ''}"
             f"{_size(in_use)} of its {_size(total)} are in use, and {config.gpu_memory_utilization:.0%} may be. "
             "Lower --max-model-len or --max-num-batched-tokens, raise --gpu-memory-utilization, choose a smaller "
             "model, or end what else uses the device."

@@ -197,7 +197,14 @@ def _compile_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, open
         executor="auto",
         tensor_parallel_size=1,
     )
-    return compile_model(runtime, config.draft_model, draft_config, opened=opened)
+    draft = compile_model(runtime, config.draft_model, draft_config, opened=opened)
+    if draft.cache_spec.is_recurrent:
+        raise InvalidArgumentError(
+            f"The draft model {config.draft_model} has recurrent layers, whose state cannot drop the tokens of wrong "
+            "drafts. Choose one without.",
+            param="draft_model",
+        )
+    return draft
 
 
 def _max_symbols(

@@ -187,8 +187,8 @@ def write_key_shift(
     tables: dict[RopeConfig, Value] = {}
     seen: set[Value] = set()
     for layer, tensors in enumerate(declare_caches(builder, cache, num_blocks)):
-        keys, scales, rope = tensors["k_cache"], tensors.get("k_scale"), config.rope_of(layer)
-        if keys in seen or rope is None:
+        keys, scales, rope = tensors.get("k_cache"), tensors.get("k_scale"), config.rope_of(layer)
+        if keys is None or keys in seen or rope is None:
             continue
         seen.add(keys)
         if rope not in tables:

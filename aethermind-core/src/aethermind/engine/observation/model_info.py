@@ -42,18 +42,22 @@ class ModelInfo:
     weight_formats: tuple[str, ...] = ()
     ignored_options: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    state_bytes: int = 0
+    """Those of `kv_cache_bytes` that are recurrent states, a fixed number for each of the requests that run at once."""
 
 
 def log_loaded(info: ModelInfo) -> None:
     """Log the model, the device and the time of loading."""
+    states = f" (recurrent states {info.state_bytes / 1e9:.2f} GB)" if info.state_bytes else ""
     _log.info(
-        "loaded %s on %s in %.2f s: %s, weights %.2f GB, KV cache %.2f GB, contexts of %d tokens",
+        "loaded %s on %s in %.2f s: %s, weights %.2f GB, KV cache %.2f GB%s, contexts of %d tokens",
         info.model,
         info.device,
         info.load_s,
         info.dtype,
         info.weight_bytes / 1e9,
         info.kv_cache_bytes / 1e9,
+        states,
         info.max_model_len,
     )
 
@@ -91,4 +95,5 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         weight_formats=tuple(use.name for use in format_uses(compiled)),
         ignored_options=ignored_options(engine.scheduler.policy),
         adapters=tuple(compiled.config.adapters or ()),
+        state_bytes=compiled.cache_spec.num_slots * compiled.cache_spec.bytes_per_slot,
     )

@@ -1,6 +1,6 @@
 """A profiler of steps: the time of every kernel call by the device's clock, with its bytes and operations; memory use.
 
-profiler = Profiler(compiled.operators, repeat=3)
+profiler = Profiler(compiled.operators, engine.runner.kv_memory, repeat=3)
 engine.runner.observer = profiler
 ...                                 # generate
 table = total(profiler.steps, key=lambda call: call.operator)
@@ -23,6 +23,7 @@ from aethermind.hal.host_memory import resident_bytes
 from aethermind.ops.operator import Call, Cost, OperatorRegistry, cost_of
 
 if TYPE_CHECKING:
+    from aethermind.engine.kv_memory.memory import KVMemory
     from aethermind.engine.steps.model_runner import ModelRunner
     from aethermind.hal.backend import MeasuredLimits
 
@@ -73,23 +74,28 @@ class Profiler:
     """A step observer of `ModelRunner` that records a profile of every step.
 
     Each step runs `repeat` times plainly and `repeat` times with a mark behind every call, alternately. Repeated runs
-    of a plan leave the same values.
+    of a plan leave the same values, because recurrent states in `memory` are restored before each.
     """
 
-    def __init__(self, operators: OperatorRegistry, repeat: int = 3) -> None:
+    def __init__(self, operators: OperatorRegistry, memory: KVMemory, repeat: int = 3) -> None:
         self.steps: list[StepProfile] = []
         self._operators = operators
+        self._memory = memory
         self._repeat = repeat
 
     def __call__(self, executor: PlanExecutor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
         """Run and time one step."""
         unmarked: list[float] = []
         marked: list[list[float]] = []
+        slots = executor.host_inputs.get("state_slots", ())
+        restore_states = self._memory.save_states([int(slot) for slot in slots[: len(decision.scheduled)]])
         for _ in range(self._repeat):
+            restore_states()
             started = time.perf_counter()
             executor.run(symbols)
             executor.synchronize()
             unmarked.append(time.perf_counter() - started)
+            restore_states()
             marked.append(executor.run_timed(symbols))
         shape = StepShape.of(symbols, decision)
         plan = executor.plan

@@ -131,6 +131,7 @@ class Request:
         "eos_token_ids",
         "extra_key",
         "finish_reason",
+        "fork_at",
         "max_total_tokens",
         "needs_prompt_logprobs",
         "num_accepted_tokens",
@@ -222,6 +223,9 @@ class Request:
         self.num_preemptions = 0
         self.num_tokens_at_resume = 0
         """Number of prompt and output tokens when it was last resumed after a preemption."""
+        self.fork_at = 0
+        """The number of computed tokens at which a step of this request ends, so that other answers to its prompt can
+        fork a recurrent state of exactly these tokens; 0 for any."""
         self.needs_prompt_logprobs = False
         """Whether log probabilities of its prompt are to be computed before it is admitted (`prompt_logprobs`)."""
         self.state = RequestState.WAITING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aethermind.cache.outcome import CacheOutcome
 from aethermind.engine.requests.output import RequestMetrics
 from aethermind.engine.requests.output_delta import OutputDelta, OutputReader, error_type_of
 from aethermind.engine.requests.request import RequestState
@@ -52,7 +53,8 @@ class SampleGroup:
         """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
 
         If no sibling's prompt is computed they remain pending. If none is being computed either, or windows of all
-        siblings have freed blocks that the prompt's last token sees, one is queued.
+        siblings have freed blocks that the prompt's last token sees, or their recurrent states are those of more
+        tokens, one is queued.
         """
         num_started = 0
         while self.pending and num_started < num_slots:
@@ -62,8 +64,9 @@ class SampleGroup:
                 if all(request.is_finished or _holds_prompt(request) for request in begun):
                     waiting.add(self.pending.pop(0), now)
                 break
+            if cache.fork(source.request_id, self.pending[0].request_id) is not CacheOutcome.OK:
+                break  # no state slot is free
             child = self.pending.pop(0)
-            cache.fork(source.request_id, child.request_id)
             # The last token of the prompt is computed again: the first output token is sampled from its logits.
             child.num_computed_tokens = child.num_prompt_tokens - 1
             cache.truncate(child.request_id, child.num_computed_tokens)
@@ -109,7 +112,9 @@ class SampleGroup:
         )
 
     def _forkable(self, cache: KVCache) -> Request | None:
-        """A running request whose sequence holds the whole prompt, and all that the windows of its last token see."""
+        """A running request whose sequence holds the prompt up to its last token, all that this token's windows see,
+        and the recurrent state before it.
+        """
         return next(
             (
                 request
@@ -121,7 +126,8 @@ class SampleGroup:
 
 
 def _holds_prompt(request: Request) -> bool:
-    return request.state is RequestState.RUNNING and request.num_computed_tokens >= request.num_prompt_tokens
+    """Whether all of a prompt is computed but perhaps its last token, which each answer computes for its logits."""
+    return request.state is RequestState.RUNNING and request.num_computed_tokens >= request.num_prompt_tokens - 1
 
 
 def answer_ids(request_id: str, num_answers: int) -> list[str]:

@@ -178,3 +178,8 @@ class SchedulingStep(NamedTuple):
         """Return how many of a prompt's `remaining` tokens still fit into the step."""
         num_left = self.budget.max_num_batched_tokens - self.decision.num_batched_tokens
         return min(remaining, num_left, self.budget.max_prefill_chunk or remaining)
+
+    def chunk_of(self, request: Request, num_computed: int) -> int:
+        """Return how many tokens of a request behind the first `num_computed` the step computes."""
+        end = request.fork_at if num_computed < request.fork_at else request.num_tokens
+        return self.chunk(end - num_computed)

@@ -132,6 +132,16 @@ class Scheduler:
             num_tokens = request.num_computed_tokens - num_tokens
             request.num_computed_tokens = self._cache.take_back(request.request_id, num_tokens)
 
+    def discard(self, decision: ScheduleDecision) -> None:
+        """Drop what a failed step may have left of the recurrent states of its requests, which run on: a repeated step
+        would advance them twice. Their tokens are computed again. Keys and values need nothing: they are overwritten.
+        """
+        if self._cache.is_recurrent:
+            for request, _, _ in decision.scheduled:
+                if request.state is RequestState.RUNNING:
+                    request.num_computed_tokens = 0
+                    self._cache.truncate(request.request_id, 0)
+
     def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
         """End a request in any state, between steps, and release its blocks."""
         if request.state is RequestState.RUNNING:
@@ -204,7 +214,7 @@ class Scheduler:
                 decision.num_batched_tokens += 1
         for request in prefills:
             num_uncomputed = request.num_uncomputed_tokens
-            chunk = step.chunk(num_uncomputed)
+            chunk = step.chunk_of(request, request.num_computed_tokens)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
             if self._preemptor.reserve_or_preempt(step, request, chunk):
@@ -218,7 +228,7 @@ class Scheduler:
         """Run the first request in rank if all wait for blocks, and preempt even requests that were just resumed."""
         request = min(step.running, key=lambda candidate: self._preemptor.rank(candidate, step.now))
         num_uncomputed = request.num_uncomputed_tokens
-        chunk = step.chunk(num_uncomputed)
+        chunk = step.chunk_of(request, request.num_computed_tokens)
         if self._preemptor.reserve_or_preempt(step, request, chunk, is_last_resort=True):
             step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_uncomputed))
             step.decision.num_batched_tokens = chunk

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.state_slots import NULL_SLOT
 from aethermind.engine.requests.request import Request
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS
@@ -97,7 +98,7 @@ def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
 
 class BatchWriter:
     """Writes a step's batch: token_ids, positions, slot_mapping, cu_seqlens_q, seqlens_k, block_tables and logits_rows
-    (see `model.step_inputs`), and the slots and tables of each further group of layers.
+    (see `model.step_inputs`), the slots and tables of each further group of layers, and state_slots.
     """
 
     def __init__(self, arrays: Mapping[str, Any], cache: KVCache) -> None:
@@ -110,6 +111,7 @@ class BatchWriter:
         self._seqlens_k = arrays["seqlens_k"]
         self._block_tables = arrays["block_tables"]
         self._logits_rows = arrays["logits_rows"]
+        self._state_slots = arrays.get("state_slots")
         self._ramp = np.arange(len(self._cu_seqlens_q), dtype=self._cu_seqlens_q.dtype)
         self._indices = np.arange(len(self._positions), dtype=self._positions.dtype)
         self._offsets = np.arange(cache.spec.block_size, dtype=self._slot_mapping.dtype)
@@ -153,6 +155,10 @@ class BatchWriter:
             position = end
         for group in self._groups:
             self._write_group(decision, group, width)
+        if self._state_slots is not None:
+            self._state_slots[: len(tables)] = [
+                cache.state_slot(entry.request.request_id) for entry in decision.scheduled
+            ]
         return sampled, width
 
     def _write_group(self, decision: ScheduleDecision, group: int, width: int) -> None:
@@ -282,12 +288,14 @@ class DecodePadding:
     """Pads a decode step to a batch size that the device has prepared, `batch_sizes` of `Capabilities`.
 
     Padding rows are sequences without queries and tokens with a negative slot, as operators define it (CUDA graphs use
-    them). Their results are never read.
+    them), and have the null slot of recurrent states. Their results are never read.
     """
 
     def __init__(self, arrays: Mapping[str, Any], symbols: Mapping[str, int], batch_sizes: Sequence[int]) -> None:
         self._arrays = arrays
         self._empty = _EMPTY | {name: -1 for name in arrays if name.startswith("slot_mapping.")}
+        if "state_slots" in arrays:
+            self._empty["state_slots"] = NULL_SLOT
         self._tables = [name for name in arrays if name.split(".")[0] == "block_tables"]
         self._most_blocks = symbols["B"]
         max_batch_size = min(symbols[name] for name in ("T", "S", "R"))

@@ -142,7 +142,7 @@ class ModelRunner:
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Bytes of device memory for keys and values."""
+        """Bytes of device memory for keys, values and recurrent states."""
         return self.kv_memory.nbytes
 
     @property
@@ -170,6 +170,7 @@ class ModelRunner:
         # Copies and shifts come first: the cache does not request them again if the step fails.
         self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
         self.kv_memory.copy_blocks(decision.copies)
+        self.kv_memory.copy_states(self._cache.state_copies)
         if decision.shifts:
             self.apply_rope_shift(decision.shifts)
         wanted, has_processors = _required_graph(decision, may_adapt=self.compiled.adapters is not None)

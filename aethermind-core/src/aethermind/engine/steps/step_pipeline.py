@@ -81,7 +81,8 @@ class StepPipeline:
         """Finish one step, after enqueueing the next one if that is possible.
 
         `is_next_known` means that the caller will not change running requests between this step and the next. After an
-        error requests are as before the step that was to be finished, and no step is in flight.
+        error requests are as before the step that was to be finished, and no step is in flight; those with a recurrent
+        state are computed again.
         """
         if not self.runs_ahead and self._ahead is None:
             return self._step_synchronously(budget)
@@ -151,7 +152,11 @@ class StepPipeline:
         """Run one step on a device that computes in the caller's thread."""
         started = self._clock()
         decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
-        sampled = self._runner.run(decision) if decision.scheduled else []
+        try:
+            sampled = self._runner.run(decision) if decision.scheduled else []
+        except BaseException:
+            self._scheduler.discard(decision)
+            raise
         self._scheduler.advance(decision)
         publish_prefix(self._cache, decision)
         return self._finished(decision, sampled, [decision], started)
@@ -214,6 +219,9 @@ class StepPipeline:
             self._scheduler.rollback(step.decision)
         for in_flight in (step, self._ahead):
             if in_flight is not None:
+                self._scheduler.discard(in_flight.decision)
                 self._release(in_flight)
+        for decision in self._decisions:  # the last of them may be that of a step that could not be enqueued
+            self._scheduler.discard(decision)
         self._ahead = None
         self._decisions.clear()

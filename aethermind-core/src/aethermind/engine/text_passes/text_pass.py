@@ -64,6 +64,7 @@ def run_text(
                     f"The KV cache has too few free blocks for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
                 )
             memory.wait_for_swaps()
+            memory.copy_states(cache.state_copies)
             if fill is not None:
                 fill(start, count)
             symbols = _write(executor, cache, token_ids[start : start + count], start)
@@ -88,6 +89,8 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
         "block_tables": table,
         "logits_rows": range(count),
     }
+    if cache.is_recurrent:
+        given["state_slots"] = (cache.state_slot(_SEQUENCE_ID),)
     for group in range(1, cache.num_groups):
         given[f"block_tables.{group}"] = cache.block_table(_SEQUENCE_ID, group)
         cache.fill_slots(_SEQUENCE_ID, start, count, inputs[f"slot_mapping.{group}"], group=group)

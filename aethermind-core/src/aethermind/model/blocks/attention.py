@@ -174,12 +174,12 @@ def attend(
 
 def for_cache(operator: str, inputs: StepInputs) -> str:
     """The name of an operator's variant for this step's cache, plain or quantised."""
-    return f"{operator}_quantized" if "k_scale" in inputs.caches[0] else operator
+    return f"{operator}_quantized" if inputs.k_scales else operator
 
 
 def layer_cache(inputs: StepInputs, layer: int) -> tuple[Value, ...]:
     """A layer's key and value cache, and their scales if it is quantised."""
-    return tuple(inputs.caches[layer].values())
+    return tuple(tensor for name, tensor in inputs.caches[layer].items() if name.endswith(("_cache", "_scale")))
 
 
 def rope_table(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int) -> Value:

@@ -1,0 +1,63 @@
+"""State slots: where the recurrent state of each sequence is, for models with recurrent layers.
+
+A state tensor is [num_slots, …], and slot *s* of the cache is row *s* of all state tensors. A sequence has one slot
+from its first reservation until it ends. Blocks of keys can be shared and dropped one by one, because each token has
+its own; a state stands for all tokens of its sequence at once and is overwritten by each step. So it can be copied, but
+not shared, and a sequence can drop either none of its tokens or all. (vLLM: the state indices of `mamba_cache_params`;
+llama.cpp: `llama_memory_recurrent`.)
+
+A slot is not cleared: the operators count the state of a sequence as zero in the step that computes its first token
+(see `ops.catalog`), whatever the slot holds. No sequence has slot 0, the null slot: the padding of steps reads and
+writes there.
+"""
+
+from __future__ import annotations
+
+__all__ = ["NULL_SLOT", "NUM_RESERVED_SLOTS", "StateSlots"]
+
+NULL_SLOT = 0
+"""The slot of padding, and of a sequence that has none yet."""
+
+NUM_RESERVED_SLOTS = 2
+"""Slots besides those of running requests: the null slot, and one for what a step's end or a whole text takes for a
+moment, a fork of a request that ends or a text that is embedded or scored."""
+
+
+class StateSlots:
+    """Slots `1 … num_slots - 1`, each free or one sequence's, and the copies that forks need. Not thread-safe."""
+
+    __slots__ = ("_free", "copies")
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots - 1, NULL_SLOT, -1))
+        self.copies: list[tuple[int, int]] = []
+        """`(source, destination)` slots of forks, to copy in order before the next run of a graph. Until then no graph
+        has written to a source, even if its sequence has ended since."""
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no sequence has."""
+        return len(self._free)
+
+    def allocate(self) -> int | None:
+        """Take the slot that was freed last; None if there is none.
+
+        A step in flight may still write to it. Steps and copies run in the order in which they are enqueued, so the
+        sequence that gets the slot is computed after that.
+        """
+        return self._free.pop() if self._free else None
+
+    def fork(self, slot: int) -> int | None:
+        """Take a slot for a copy of the state in `slot`; None if there is none. The null slot has nothing to copy."""
+        if slot == NULL_SLOT:
+            return NULL_SLOT
+        copy = self.allocate()
+        if copy is not None:
+            self.copies.append((slot, copy))
+        return copy
+
+    def free(self, slot: int) -> None:
+        """Give a slot back; the null slot is none."""
+        if slot != NULL_SLOT:
+            assert slot not in self._free, f"state slot {slot} is already free"
+            self._free.append(slot)

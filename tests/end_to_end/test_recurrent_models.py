@@ -1,0 +1,313 @@
+"""Models with recurrent layers: the state of a sequence is never another's, nor that of other tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.end_to_end.recurrent_model import OpenRecurrent, expected_logits, recurrent_models, weights_of
+
+from aethermind import Runtime, SamplingParams
+from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
+from aethermind.cli.models import estimate_memory
+from aethermind.engine.engine import Engine
+from aethermind.engine.observation.model_info import describe_model
+from aethermind.engine.observation.profiler import Profiler
+from aethermind.engine.requests.request import RequestOptions
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.in_flight_step import InFlightStep
+from aethermind.engine.steps.model_runner import SampledToken
+from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.hal.builtin_backends import NumpyBackend
+from aethermind.hal.device import DeviceProperties
+from aethermind.hal.host_memory import HostDevices
+
+KINDS = ["recurrent", "hybrid"]
+PROMPTS = [[5, 9, 300, 41] * 3, [7] * 23, list(range(40, 61)), [11, 12], [13]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def open_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OpenRecurrent:
+    return recurrent_models(monkeypatch, tmp_path)
+
+
+def run(engine: Engine, answers: dict[str, list[list[int]]] | None = None) -> dict[str, list[list[int]]]:
+    """Step until all requests have ended; returns the answers by request."""
+    answers = {} if answers is None else answers
+    while engine.has_unfinished:
+        for output in engine.step():
+            answers[output.request_id] = [completion.token_ids for completion in output.outputs]
+    assert engine.cache.num_free_slots == engine.compiled.cache_spec.num_slots - 1
+    assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
+    return answers
+
+
+def ask(engine: Engine, params: SamplingParams = GREEDY) -> list[list[int]]:
+    """The first answers to all prompts, asked together."""
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, params)
+    answers = run(engine)
+    return [answers[str(index)][0] for index in range(len(PROMPTS))]
+
+
+def alone(engine: Engine) -> list[list[int]]:
+    """The answers to all prompts, asked one after the other."""
+    answers = []
+    for prompt in PROMPTS:
+        engine.add_request("alone", prompt, GREEDY)
+        answers.append(run(engine)["alone"][0])
+    return answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_tokens_are_those_of_the_whole_text(open_model: OpenRecurrent, device: str, kind: str) -> None:
+    engine = open_model(kind, device=device, max_num_seqs=64, max_num_batched_tokens=64)
+    text = np.random.default_rng(3).integers(0, 400, 50).tolist()
+    weights = weights_of(engine)
+    wanted = expected_logits(kind, weights, text)
+    np.testing.assert_allclose(text_logits(engine, text), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    for prompt, answer in zip(PROMPTS, ask(engine), strict=True):
+        logits = expected_logits(kind, weights, [*prompt, *answer])[len(prompt) - 1 : -1]
+        assert logits.argmax(axis=1).tolist() == answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 5, "max_num_seqs": 3},
+        {"num_kv_blocks": 14, "block_size": 4, "swap_space": 0.01},
+        {"block_size": 1, "kv_cache_dtype": "int8", "max_num_batched_tokens": 16},
+    ],
+    ids=["chunks", "few_blocks", "cells"],
+)
+def test_tokens_equal_those_of_each_prompt_alone(open_model: OpenRecurrent, kind: str, options: dict[str, Any]) -> None:
+    """Prefill chunks and decodes in one step, slots that were others' before, and preemption."""
+    expected = alone(open_model(kind, kv_cache_dtype=options.get("kv_cache_dtype", "auto")))
+    engine = open_model(kind, **options)
+    assert ask(engine) == expected
+    assert ask(engine) == expected
+    if kind == "hybrid" and "num_kv_blocks" in options:
+        assert engine.num_preemptions > 0
+        assert engine.compiled.num_swap_blocks == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_num_seqs", [2, 8])
+def test_several_answers_to_a_prompt_fork_its_state(open_model: OpenRecurrent, kind: str, max_num_seqs: int) -> None:
+    """Where all answers run at once, the prompt is computed once; the last token of it by each answer."""
+    expected = alone(open_model(kind))
+    engine = open_model(kind, max_num_seqs=max_num_seqs, max_num_batched_tokens=16)
+    num_computed = _count_calls(engine, lambda decision, *_: decision.num_batched_tokens)
+    several = SamplingParams(n=3, temperature=0.0, max_tokens=12, ignore_eos=True)
+    for index, prompt in enumerate(PROMPTS[:2] if max_num_seqs > 2 else PROMPTS):
+        engine.add_request(str(index), prompt, several)
+    for name, answers in run(engine).items():
+        assert answers == [expected[int(name)]] * 3
+    if max_num_seqs > 2:
+        assert num_computed() == sum(len(prompt) - 1 + 3 * 12 for prompt in PROMPTS[:2])
+
+
+def test_no_more_sequences_run_than_there_are_slots(open_model: OpenRecurrent) -> None:
+    engine = open_model("hybrid", max_num_seqs=2)
+    assert engine.compiled.cache_spec.num_slots == 2 + NUM_RESERVED_SLOTS
+    seen: set[tuple[int, ...]] = set()
+    launch = engine.runner.launch
+
+    def watched(decision: ScheduleDecision, *more: Any) -> Any:
+        seen.add(tuple(engine.cache.state_slot(entry.request.request_id) for entry in decision.scheduled))
+        return launch(decision, *more)
+
+    engine.runner.launch = watched  # type: ignore[method-assign]
+    ask(engine)
+    assert max(map(len, seen)) == 2
+    assert all(len(set(slots)) == len(slots) and 0 not in slots for slots in seen)
+
+
+def test_a_text_is_embedded_and_scored_beside_a_full_batch(open_model: OpenRecurrent) -> None:
+    expected = alone(open_model("hybrid"))
+    engine = open_model("hybrid", max_num_seqs=2)
+    engine.add_request("0", PROMPTS[0], GREEDY)
+    engine.add_request("1", PROMPTS[1], GREEDY)
+    engine.step()
+    first = engine.embed(PROMPTS[2], "last", is_normalized=False)
+    engine.step()
+    np.testing.assert_array_equal(engine.embed(PROMPTS[2], "last", is_normalized=False), first)
+    scored = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+    engine.add_request("2", PROMPTS[2], scored)
+    assert run(engine) == {str(index): [expected[index]] for index in range(3)}
+
+
+def test_sessions_and_equal_prompts_are_computed_again(open_model: OpenRecurrent) -> None:
+    engine = open_model("hybrid", block_size=4)
+    expected = alone(engine)
+    for name, prompt in (("a", PROMPTS[0]), ("b", PROMPTS[0] + expected[0][:3])):
+        engine.add_request(name, prompt, GREEDY, options=RequestOptions(session="talk"))
+        (answer,) = run(engine)[name]
+        assert answer[: 12 - 3] == expected[0][3 * (name == "b") :][: 12 - 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_run_ahead(open_model: OpenRecurrent, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Requests that end without notice leave a step in flight, which writes to a slot that another request gets."""
+    monkeypatch.setenv("AETHERMIND_SIM_SEED", str(seed))
+    expected = alone(open_model("hybrid"))
+    engine = open_model("hybrid", device="sim", max_num_seqs=3, max_num_batched_tokens=16)
+    for index, answer in enumerate(expected):
+        stops = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=[answer[2 + index]], ignore_eos=True)
+        engine.add_request(str(index), PROMPTS[index], stops)
+    engine.add_request("several", PROMPTS[2], SamplingParams(n=2, temperature=0.0, max_tokens=12, ignore_eos=True))
+    ahead = _count_calls(engine, lambda _, before=None: before is not None)
+    answers = run(engine)
+    assert ahead() > 5
+    assert answers.pop("several") == [expected[2]] * 2
+    assert answers == {
+        str(index): [answer[: answer.index(answer[2 + index]) + 1]] for index, answer in enumerate(expected)
+    }
+
+
+@pytest.mark.parametrize("fails", ["before", "after", "when read"])
+@pytest.mark.parametrize(("on", "is_every_third"), [("cpu", False), ("sim", False), ("sim", True)])
+def test_requests_of_a_failed_step_are_computed_again(
+    open_model: OpenRecurrent, monkeypatch: pytest.MonkeyPatch, on: str, is_every_third: bool, fails: str
+) -> None:
+    """A step that is repeated would advance the states of its sequences twice, whether it ran ahead or not."""
+    expected = alone(open_model("hybrid"))
+    engine = open_model("hybrid", device=on, max_num_batched_tokens=16)
+    if is_every_third:
+        may_run_ahead, turns = engine.pipeline._may_run_ahead, cycle([True, False, False])
+        monkeypatch.setattr(engine.pipeline, "_may_run_ahead", lambda *given: may_run_ahead(*given) and next(turns))
+    failing = _failing(engine, {3, 8, 13}, fails)
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, GREEDY)
+    answers: dict[str, list[list[int]]] = {}
+    for _ in range(3):
+        with pytest.raises(AetherMindError, match="broken"):
+            run(engine, answers)
+    assert run(engine, answers) == {str(index): [answer] for index, answer in enumerate(expected)}
+    assert failing() > 13
+
+
+def _failing(engine: Engine, steps: set[int], when: str) -> Callable[[], int]:
+    """Make steps of these numbers fail, before or after the device computed them; returns a count of steps."""
+    number, launch = 0, engine.runner.launch
+
+    def broken(*arguments: Any) -> InFlightStep:
+        nonlocal number
+        number += 1
+        if number - 1 not in steps:
+            return launch(*arguments)
+        if when == "before":
+            raise AetherMindError("The device is broken.")
+        step = launch(*arguments)
+        if when == "after":
+            step.read()
+            raise AetherMindError("The device is broken.")
+        step.read = partial(_read_and_fail, step.read)
+        return step
+
+    engine.runner.launch = broken  # type: ignore[method-assign]
+    return lambda: number
+
+
+def _count_calls(engine: Engine, count: Callable[..., int]) -> Callable[[], int]:
+    """Add up `count` of the arguments of all launches from now on; returns a function to the sum."""
+    total, launch = 0, engine.runner.launch
+
+    def counted(*arguments: Any) -> InFlightStep:
+        nonlocal total
+        total += count(*arguments)
+        return launch(*arguments)
+
+    engine.runner.launch = counted  # type: ignore[method-assign]
+    return lambda: total
+
+
+def _read_and_fail(read: Callable[[], list[SampledToken]]) -> list[SampledToken]:
+    read()
+    raise AetherMindError("The device is broken.")
+
+
+def test_a_model_without_attention_has_a_cache_of_states_only(open_model: OpenRecurrent) -> None:
+    engine = open_model("recurrent", max_num_seqs=3, max_model_len=None)
+    compiled = engine.compiled
+    assert compiled.max_model_len == compiled.model.config.max_position_embeddings
+    assert compiled.cache_spec.bytes_per_block == 0
+    assert compiled.num_kv_blocks == 3 + NUM_RESERVED_SLOTS - 1
+    assert engine.runner.kv_cache_bytes == compiled.cache_spec.num_slots * compiled.cache_spec.bytes_per_slot
+    assert compiled.cache_spec.bytes_per_slot == 2 * 16 * 4
+
+
+def test_the_bytes_of_states_are_estimated_and_described(open_model: OpenRecurrent) -> None:
+    engine = open_model("hybrid", num_kv_blocks=8)
+    compiled, info = engine.compiled, describe_model(engine, 0.0)
+    assert info.state_bytes == compiled.cache_spec.num_slots * 2 * 16 * 4
+    assert info.kv_cache_bytes == info.state_bytes + 8 * compiled.cache_spec.bytes_per_block
+    path, config = compiled.source.path, replace(compiled.config, num_kv_blocks=8)
+    estimate = estimate_memory(Runtime.boot(), path, config)
+    assert (estimate["kv_cache_bytes"], estimate["state_bytes"]) == (info.kv_cache_bytes, info.state_bytes)
+
+
+def test_states_fit_a_third_of_the_memory(open_model: OpenRecurrent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose memory holds the states of fewer sequences runs fewer at once."""
+    expected = alone(open_model("recurrent"))
+    of_device = HostDevices.properties
+    bytes_of_five = 5 * 2 * 16 * 4
+
+    def small(self: HostDevices, index: int) -> DeviceProperties:
+        return replace(of_device(self, index), total_memory_bytes=3 * bytes_of_five)
+
+    monkeypatch.setattr(HostDevices, "properties", small)
+    engine = open_model("recurrent", device="numpy", max_num_seqs=8)
+    assert engine.compiled.cache_spec.num_slots == 5
+    assert engine.budget.max_num_seqs == 3
+    assert ask(engine) == expected
+
+
+def test_padded_decodes_leave_states_alone(open_model: OpenRecurrent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding of a decode step has the null slot, which no sequence has."""
+    expected = alone(open_model("hybrid"))
+    create = NumpyBackend.__init__
+
+    def with_sizes(self: NumpyBackend) -> None:
+        create(self)
+        self.capabilities = replace(self.capabilities, batch_sizes=(2, 4, 8))
+
+    monkeypatch.setattr(NumpyBackend, "__init__", with_sizes)
+    engine = open_model("hybrid", device="numpy")
+    inputs = engine.runner.executor.host_inputs
+    inputs["state_slots"][:] = 77
+    assert ask(engine) == expected
+    assert inputs["state_slots"][: len(PROMPTS) + 1].max() < 77
+    assert inputs["state_slots"][len(PROMPTS) : 8].tolist() == [0, 0, 0]
+
+
+def test_a_profiled_step_advances_states_once(open_model: OpenRecurrent) -> None:
+    engine = open_model("hybrid", max_num_batched_tokens=16)
+    expected = ask(engine)
+    engine.runner.observer = Profiler(engine.compiled.operators, engine.runner.kv_memory, repeat=2)
+    assert ask(engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative_method": "prompt_lookup"}, "Speculative decoding drops"),
+        ({"kv_store": "host:1MiB"}, "A KV store shares"),
+        ({"tensor_parallel_size": 2}, "not split between ranks"),
+    ],
+    ids=["speculation", "store", "ranks"],
+)
+def test_options_that_need_keys_of_each_token_are_refused(
+    open_model: OpenRecurrent, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        open_model("hybrid", **options)
