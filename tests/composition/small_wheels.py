@@ -7,6 +7,8 @@ from pathlib import Path
 from textwrap import dedent
 from zipfile import ZipFile
 
+from aethermind.plugins import API_VERSION
+
 __all__ = ["of_api_versions", "plugin_wheel", "under_version"]
 
 
@@ -15,7 +17,7 @@ def plugin_wheel(
     distribution: str,
     source: str,
     *,
-    api_versions: tuple[int, ...] = (1,),
+    api_versions: tuple[int, ...] = (API_VERSION,),
     requires: str = "aethermind-core",
     version: str = "1.0",
 ) -> Path:

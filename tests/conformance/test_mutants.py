@@ -22,7 +22,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "mutants-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mutants\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[aethermind.plugins.v1]\nmutants = tests.conformance.mutants\n")
+    (info / "entry_points.txt").write_text("[aethermind.plugins.v2]\nmutants = tests.conformance.mutants\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
 

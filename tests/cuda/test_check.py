@@ -141,7 +141,7 @@ def test_the_source_tree_takes_precedence_over_installed_packages(tmp_path: Path
     found = {one.metadata["Name"]: one for one in importlib.metadata.distributions(path=[str(tmp_path)])}
     assert set(found) == set(tree.PACKAGES)
     assert [(entry.group, entry.value) for entry in found["aethermind-cuda"].entry_points] == [
-        ("aethermind.plugins.v1", "aethermind_cuda.plugin")
+        ("aethermind.plugins.v2", "aethermind_cuda.plugin")
     ]
     assert found["aethermind-cuda"].version == importlib.metadata.version("aethermind-cuda")
 

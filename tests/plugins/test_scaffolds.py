@@ -130,7 +130,7 @@ def test_pip_builds_a_wheel_that_holds_everything(backend: Scaffolded, tmp_path:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
         points = archive.read("aethermind_my_chip-0.1.0.dist-info/entry_points.txt").decode()
     assert packed == expected
-    assert "[aethermind.plugins.v1]\nmy-chip = aethermind_my_chip.plugin" in points
+    assert "[aethermind.plugins.v2]\nmy-chip = aethermind_my_chip.plugin" in points
 
 
 def test_the_templates_are_in_the_cores_wheel() -> None:

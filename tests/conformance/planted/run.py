@@ -57,7 +57,7 @@ class Finding:
 def installed() -> Iterator[Mapping[str, str]]:
     """The environment in which the subjects are a package."""
     with TemporaryDirectory() as folder:
-        entry_points = "[aethermind.plugins.v1]\nplanted = tests.conformance.planted.plugin\n"
+        entry_points = "[aethermind.plugins.v2]\nplanted = tests.conformance.planted.plugin\n"
         write_distribution(Path(folder), "planted", entry_points, version="1.0")
         path = os.pathsep.join(filter(None, (folder, str(ROOT), os.environ.get("PYTHONPATH"))))
         # One thread a process, but for workers of the device: the runner has several processes.

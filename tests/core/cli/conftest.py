@@ -13,6 +13,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind.cli.app import app
 from aethermind.llm import CompletionOutput, ModelInfo, RequestOutput, SamplingParams
+from aethermind.plugins import API_VERSION
 
 Invoke = Callable[..., typer.testing.Result]
 
@@ -119,7 +120,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     """`install_plugin("name", source)` puts a distribution `fake-name 9.9` with one entry point on sys.path."""
     fakes = FakeDistributions(tmp_path, monkeypatch)
 
-    def install(name: str, source: str, api_version: int = 1) -> None:
+    def install(name: str, source: str, api_version: int = API_VERSION) -> None:
         fakes.install(name, source, api_versions=(api_version,))
 
     return install

@@ -13,7 +13,7 @@ HOOK = "from aethermind.plugins import hookimpl\n"
 
 def test_reports_machine_devices_and_plugins(invoke: Any) -> None:
     report = json.loads(invoke("doctor", "--json").stdout)
-    assert report["plugin_api_version"] == report["contract"] == 1
+    assert report["plugin_api_version"] == report["contract"] == 2
     assert report["machine"]["num_cores"] >= 1
     devices = {device["name"]: device for device in report["devices"]}
     assert devices["numpy"]["is_available"]

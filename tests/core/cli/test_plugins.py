@@ -31,9 +31,9 @@ def test_json(invoke: Any, broken_plugins: dict[str, str]) -> None:
     qwen2 = by_name["qwen2"]
     assert qwen2["status"] == "loaded"
     assert (qwen2["error"], qwen2["advice"], qwen2["is_ours"]) == (None, "", True)
-    assert (qwen2["api_version"], qwen2["api_versions"]) == ("1", ["1"])
-    assert (qwen2["contract"], qwen2["contracts"]) == ("1", ["1"]), "the deprecated names"
-    assert qwen2["negotiation"] == "it supports plugin API 1, this core supports 1; they use 1."
+    assert (qwen2["api_version"], qwen2["api_versions"]) == ("2", ["2"])
+    assert (qwen2["contract"], qwen2["contracts"]) == ("2", ["2"]), "the deprecated names"
+    assert qwen2["negotiation"] == "it supports plugin API 2, this core supports 1 to 2; they use 2."
     assert qwen2["load_ms"] > 0
     assert qwen2["register_ms"] > 0
     for name, reason in broken_plugins.items():

@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from aethermind.plugins import doctor_checks, sandbox_load
+from aethermind.plugins import API_VERSION, doctor_checks, sandbox_load
 from aethermind.runtime import isolated_devices, kernel_hints
 
 __all__ = ["FakeDistributions", "write_distribution"]
@@ -50,7 +50,7 @@ class FakeDistributions:
         source: str,
         *,
         distribution: str | None = None,
-        api_versions: tuple[int, ...] = (1,),
+        api_versions: tuple[int, ...] = (API_VERSION,),
         version: str = "9.9",
         requires: str = "",
     ) -> str:

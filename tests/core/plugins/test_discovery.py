@@ -31,7 +31,7 @@ def test_discovery_imports_nothing_and_lists_first_party_packages_first(fakes: F
     assert {"aardvark", "zebra", "qwen2"} <= set(names)
     assert module not in sys.modules
     zebra = record_of(records, "zebra")
-    assert (zebra.title, zebra.api_version, zebra.status) == ("zebra (fake-zebra 9.9)", "1", "loaded")
+    assert (zebra.title, zebra.api_version, zebra.status) == ("zebra (fake-zebra 9.9)", "2", "loaded")
 
 
 OWN_VERSION = version("aethermind-core")
@@ -69,7 +69,7 @@ def test_the_allow_list_applies_before_anything_is_loaded(
 def test_a_distribution_found_twice_counts_once(fakes: FakeDistributions, tmp_path: Path) -> None:
     fakes.install("twice", "", version="2.0")
     later = tmp_path / "later"
-    fakes.write("fake-twice", "[aethermind.plugins.v1]\ntwice = old\n", version="1.0", folder=later)
+    fakes.write("fake-twice", "[aethermind.plugins.v2]\ntwice = old\n", version="1.0", folder=later)
     sys.path.append(str(later))
     try:
         assert record_of(discover(), "twice").version == "2.0"
@@ -77,18 +77,18 @@ def test_a_distribution_found_twice_counts_once(fakes: FakeDistributions, tmp_pa
         sys.path.remove(str(later))
 
 
-@pytest.mark.parametrize("api_versions", [(1, 2), (2, 1), (0, 1, 2)])
+@pytest.mark.parametrize("api_versions", [(1, 2, 3), (3, 2), (0, 1, 2)])
 def test_a_plugin_for_several_api_versions_is_used_with_this_one(
     fakes: FakeDistributions, api_versions: tuple[int, ...]
 ) -> None:
     fakes.install("modern", "", api_versions=api_versions)
     record = record_of(discover(), "modern")
     load_plugins([record])
-    assert (record.api_version, record.error) == ("1", None)
+    assert (record.api_version, record.error) == ("2", None)
 
 
 def test_unreadable_metadata_of_other_packages_is_skipped(fakes: FakeDistributions) -> None:
-    fakes.write("rubbish", "[aethermind.plugins.v1]\nthis is not an entry point\n")
+    fakes.write("rubbish", "[aethermind.plugins.v2]\nthis is not an entry point\n")
     fakes.install("fine", "")
     assert record_of(discover(), "fine").error is None
 
@@ -103,11 +103,11 @@ def test_unreadable_metadata_of_other_packages_is_skipped(fakes: FakeDistributio
         ("import no_such_module", "importing it raised ModuleNotFoundError: No module named 'no_such_module'."),
         (
             "@hookimpl\ndef register_devcies(registry): ...",
-            "its hooks do not match plugin API 1: PluginValidationError: unknown hook 'register_devcies'",
+            "its hooks do not match plugin API 2: PluginValidationError: unknown hook 'register_devcies'",
         ),
         (
             "@hookimpl\ndef register_devices(registry, colour): ...",
-            "its hooks do not match plugin API 1: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
+            "its hooks do not match plugin API 2: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_mistyped_hook_gets_the_nearest_name(fakes: FakeDistributions) -> None
 
 
 def test_an_entry_point_without_its_module(fakes: FakeDistributions) -> None:
-    fakes.write("ghost", "[aethermind.plugins.v1]\nghost = nowhere.at_all\n")
+    fakes.write("ghost", "[aethermind.plugins.v2]\nghost = nowhere.at_all\n")
     record = record_of(discover(), "ghost")
     load_plugins([record])
     assert record.error == "importing it raised ModuleNotFoundError: No module named 'nowhere'."
@@ -146,10 +146,10 @@ def test_a_plugin_of_another_api_version_is_not_imported(fakes: FakeDistribution
     module = fakes.install("future", "", api_versions=(7,))
     record = record_of(discover(), "future")
     load_plugins([record])
-    assert record.error == "it supports plugin API 7, this core supports 1."
+    assert record.error == "it supports plugin API 7, this core supports 1 to 2."
     assert record.advice == (
         "Install a newer core (pip install --upgrade aethermind-core), "
-        "or a version of fake-future made for plugin API 1."
+        "or a version of fake-future made for plugin API 2."
     )
     assert module not in sys.modules
 

@@ -157,7 +157,7 @@ def test_a_change_of_a_module_beside_the_plugin_invalidates_the_verdict(sandboxe
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
     (package / "plugin.py").write_text(LOADED)
-    sandboxed.write("fake-rogue", "[aethermind.plugins.v1]\nrogue = rogue_package.inner.plugin\n")
+    sandboxed.write("fake-rogue", "[aethermind.plugins.v2]\nrogue = rogue_package.inner.plugin\n")
     assert tried().error is None
     (package / "kernels.py").touch()
     assert tried().error is None

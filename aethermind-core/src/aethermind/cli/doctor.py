@@ -48,7 +48,7 @@ def examine(runtime: Runtime) -> dict[str, Any]:
     return {
         "version": console.version(),
         "plugin_api_version": API_VERSION,
-        "contract": API_VERSION,  # its deprecated name, kept for plugin API version 1
+        "contract": API_VERSION,  # its deprecated name, kept while plugin API version 1 is supported
         "machine": _examine_machine(),
         "devices": devices,
         "auto_device": usable[0] if usable else None,

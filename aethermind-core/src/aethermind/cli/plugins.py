@@ -100,7 +100,7 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
         {name: getattr(record, name) for name in _FIELDS}
         | {
             "negotiation": negotiate(record.api_versions, record.distribution).summary,
-            # Deprecated names of is_first_party, api_version and api_versions, kept for plugin API version 1.
+            # Deprecated names of is_first_party, api_version and api_versions, kept while version 1 is supported.
             "is_ours": record.is_first_party,
             "contract": record.api_version,
             "contracts": record.api_versions,

@@ -1,6 +1,6 @@
 """The hooks that a plugin may implement, and their documentation.
 
-A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v1`. It implements any of the
+A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v2`. It implements any of the
 functions below, marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: a hook claims names, gives
 the import path of each object, and imports nothing heavy. Every `register_*` hook receives a registry and may be called
 again, for another runtime or after another plugin failed, so it keeps no state of its own.
@@ -48,7 +48,7 @@ __all__ = [
     "hookspec",
 ]
 
-API_VERSION = 1
+API_VERSION = 2
 OLDEST_API_VERSION = 1
 ENTRY_POINT_PREFIX = "aethermind.plugins.v"
 ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{API_VERSION}"
@@ -61,7 +61,7 @@ hookimpl = pluggy.HookimplMarker("aethermind")
 
 
 class HookSpecs:
-    """The hooks of plugin API version 1."""
+    """The hooks of plugin API versions 1 and 2, which have the same ones."""
 
     @hookspec
     def register_devices(self, registry: DeviceRegistry) -> None:
