@@ -45,7 +45,8 @@ def run(engine: Engine, answers: dict[str, list[list[int]]] | None = None) -> di
     while engine.has_unfinished:
         for output in engine.step():
             answers[output.request_id] = [completion.token_ids for completion in output.outputs]
-    assert engine.cache.num_free_slots == engine.compiled.cache_spec.num_slots - 1
+    spec = engine.compiled.cache_spec
+    assert engine.cache.num_free_slots == spec.num_slots - spec.num_snapshots - 1
     assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
     return answers
 
@@ -118,7 +119,7 @@ def test_several_answers_to_a_prompt_fork_its_state(open_model: OpenRecurrent, k
 
 def test_no_more_sequences_run_than_there_are_slots(open_model: OpenRecurrent) -> None:
     engine = open_model("hybrid", max_num_seqs=2)
-    assert engine.compiled.cache_spec.num_slots == 2 + NUM_RESERVED_SLOTS
+    assert engine.compiled.cache_spec.num_slots == 2 + NUM_RESERVED_SLOTS + 2
     seen: set[tuple[int, ...]] = set()
     launch = engine.runner.launch
 
@@ -146,13 +147,27 @@ def test_a_text_is_embedded_and_scored_beside_a_full_batch(open_model: OpenRecur
     assert run(engine) == {str(index): [expected[index]] for index in range(3)}
 
 
-def test_sessions_and_equal_prompts_are_computed_again(open_model: OpenRecurrent) -> None:
-    engine = open_model("hybrid", block_size=4)
-    expected = alone(engine)
-    for name, prompt in (("a", PROMPTS[0]), ("b", PROMPTS[0] + expected[0][:3])):
-        engine.add_request(name, prompt, GREEDY, options=RequestOptions(session="talk"))
-        (answer,) = run(engine)[name]
-        assert answer[: 12 - 3] == expected[0][3 * (name == "b") :][: 12 - 3]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on", ["cpu", "sim"])
+def test_a_conversation_continues_from_the_last_snapshot(open_model: OpenRecurrent, kind: str, on: str) -> None:
+    """Each turn reuses the full blocks of the one before, an aborted turn and a changed one those of its prompt."""
+    plain = open_model(kind, enable_prefix_caching=False)
+    engine = open_model(kind, device=on, block_size=4, max_num_batched_tokens=16)
+    block_size = engine.compiled.cache_spec.block_size
+    talk, seen = list(PROMPTS[0]), 0
+    for turn in range(4):
+        plain.add_request("talk", talk, GREEDY)
+        (expected,) = run(plain)["talk"]
+        engine.add_request("talk", talk, GREEDY, options=RequestOptions(session="talk"))
+        request = engine._outputs["talk"].request
+        answers = run(engine)
+        assert answers["talk"] == [expected]
+        assert request.num_cached_tokens == seen // block_size * block_size
+        seen = len(talk) + len(expected) - 1
+        talk = [*talk, *expected, 30 + turn, 31]
+    engine.add_request("changed", [*PROMPTS[0][:9], 77, 78], GREEDY)
+    plain.add_request("changed", [*PROMPTS[0][:9], 77, 78], GREEDY)
+    assert run(engine) == run(plain)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -241,7 +256,7 @@ def test_a_model_without_attention_has_a_cache_of_states_only(open_model: OpenRe
     compiled = engine.compiled
     assert compiled.max_model_len == compiled.model.config.max_position_embeddings
     assert compiled.cache_spec.bytes_per_block == 0
-    assert compiled.num_kv_blocks == 3 + NUM_RESERVED_SLOTS - 1
+    assert compiled.num_kv_blocks * compiled.cache_spec.block_size >= 3 * compiled.max_model_len
     assert engine.runner.kv_cache_bytes == compiled.cache_spec.num_slots * compiled.cache_spec.bytes_per_slot
     assert compiled.cache_spec.bytes_per_slot == 2 * 16 * 4
 

@@ -6,7 +6,7 @@ writes gets a copy first (copy on write). The cache does not know the content or
 
 Where layers with a sliding window are groups of their own (see `groups`), a sequence has a block table for each group,
 and a group with a window frees the blocks behind it as the sequence grows. In a model with recurrent layers it has a
-state slot besides (see `state_slots`), and all of its tokens are computed by itself: prefixes are not shared.
+state slot besides (see `state_slots`), and shares prefixes up to a snapshot (see `state_snapshots`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Protocol
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.block_stats import BlockInfo, count_states, inspect_blocks
 from aethermind.cache.outcome import CacheOutcome, OpenResult, ReserveResult, SaveResult
-from aethermind.cache.positions import PLAIN, BlockShift, block_shifts
-from aethermind.cache.prefix_cache import NoPrefixCache, PrefixCache
+from aethermind.cache.positions import PLAIN
+from aethermind.cache.prefix_cache import HashedPrefixCache, NoPrefixCache, PrefixCache
+from aethermind.cache.reservations import RESERVED, grow, grow_groups, slots_of
 from aethermind.cache.sequence import (
     CachedSequence,
     CacheState,
@@ -34,6 +35,7 @@ from aethermind.cache.sequence_swapper import SequenceSwapper
 from aethermind.cache.serialization import BlockContents, pack_sequence, unpack_sequence
 from aethermind.cache.spec import CacheLayout, KVCacheSpec, spec_for_layout
 from aethermind.cache.state_slots import NULL_SLOT, StateSlots
+from aethermind.cache.state_snapshots import StateSnapshots
 from aethermind.cache.swap_store import NoSwapStore, SwapStore
 from aethermind.errors import InvalidArgumentError
 
@@ -46,8 +48,6 @@ class SlotArray(Protocol):
     def __setitem__(self, key: slice, value: list[int], /) -> None: ...
 
 
-# Results that most calls return, created once.
-_RESERVED = ReserveResult(CacheOutcome.OK)
 _UNKNOWN = ReserveResult(CacheOutcome.UNKNOWN_SEQUENCE)
 
 
@@ -64,6 +64,7 @@ class KVCache:
         "_block_size",
         "_sequences",
         "_slots",
+        "_snapshots",
         "_swapper",
         "_windows",
         "capacity_tokens",
@@ -112,7 +113,10 @@ class KVCache:
             self._allocator, self._block_size, NoSwapStore() if swap_store is None else swap_store, swap_threshold
         )
         self._sequences: dict[str, CachedSequence] = {}
-        self._slots = StateSlots(self.spec.num_slots) if self.spec.is_recurrent else None
+        self._slots = StateSlots(self.spec.num_slots - self.spec.num_snapshots) if self.spec.is_recurrent else None
+        self._snapshots: StateSnapshots | None = None
+        if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
+            self._snapshots = StateSnapshots(self.spec, self._slots, prefix_cache)
         self.has_moved = False
         """Whether positions may differ from indices in some sequence; False saves a lookup for each token."""
 
@@ -164,6 +168,11 @@ class KVCache:
         return 0 if self._slots is None else self._slots.num_free
 
     @property
+    def chunk_alignment(self) -> int:
+        """Tokens of which a chunk should end at a multiple, so that a state is kept there; 1 if none is kept."""
+        return 1 if self._snapshots is None else self._block_size
+
+    @property
     def state_copies(self) -> list[tuple[int, int]]:
         """`(source, destination)` state slots to copy before a graph runs next; the caller clears the list then."""
         return [] if self._slots is None else self._slots.copies
@@ -182,18 +191,26 @@ class KVCache:
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         """Return the blocks of group 0 that `open` with these ids would reuse, idle or in use."""
-        if self._slots is not None:  # no state is kept that a sequence could continue from
-            return []
-        if self._windows:
-            return list(self._match_groups(token_ids, extra_key)[0])
-        blocks = self._allocator.prefix_cache.match(token_ids, extra_key)
-        return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
+        return list(self._match_tables(token_ids, extra_key)[0])
 
-    def _match_groups(self, token_ids: Sequence[int], extra_key: bytes) -> Sequence[Sequence[int]]:
-        if self._slots is not None:
-            return ((),) * (1 + len(self._windows))
-        found = self._allocator.prefix_cache.match_groups(token_ids[: max(len(token_ids) - 1, 0)], extra_key)
-        return found or ((),) * (1 + len(self._windows))
+    def _match_tables(self, token_ids: Sequence[int], extra_key: bytes) -> Sequence[Sequence[int]]:
+        """Return the blocks of each group that `open` would reuse: with recurrent layers, those up to a snapshot."""
+        token_ids = token_ids[: max(len(token_ids) - 1, 0)]
+        if self._slots is None:
+            return self._cached_tables(token_ids, extra_key)
+        if self._snapshots is not None:
+            blocks = self._allocator.prefix_cache.match(token_ids, extra_key)
+            while count := self._snapshots.longest_prefix(blocks):
+                tables = self._cached_tables(token_ids[: count * self._block_size], extra_key)
+                if len(tables[0]) == count:
+                    return tables
+                blocks = tables[0]  # windows see less of what is cached
+        return ((),) * self.num_groups
+
+    def _cached_tables(self, token_ids: Sequence[int], extra_key: bytes) -> Sequence[Sequence[int]]:
+        if not self._windows:
+            return (self._allocator.prefix_cache.match(token_ids, extra_key),)
+        return self._allocator.prefix_cache.match_groups(token_ids, extra_key) or ((),) * self.num_groups
 
     @property
     def num_groups(self) -> int:
@@ -240,7 +257,7 @@ class KVCache:
     ) -> None:
         """Write the slots of `count` tokens from index `start` on to `out[out_offset : out_offset + count]`."""
         table = self.block_table(seq_id, group)
-        out[out_offset : out_offset + count] = _slots_of(table, start, count, self._block_size)
+        out[out_offset : out_offset + count] = slots_of(table, start, count, self._block_size)
 
     # -- lifecycle of a sequence -----------------------------------------------------------------------------
 
@@ -254,18 +271,16 @@ class KVCache:
             return OpenResult(CacheOutcome.ALREADY_OPEN)
         if len(token_ids) > self.max_model_len:
             return OpenResult(CacheOutcome.TOO_LONG)
-        if self._windows:
-            return self._open_groups(seq_id, token_ids, extra_key)
-        blocks = self.match(token_ids, extra_key)
-        self._allocator.acquire(blocks)
-        num_cached_tokens = len(blocks) * self._block_size
-        self._sequences[seq_id] = CachedSequence(blocks, num_cached_tokens, extra_key)
-        return OpenResult(CacheOutcome.OK, num_cached_tokens)
-
-    def _open_groups(self, seq_id: str, token_ids: Sequence[int], extra_key: bytes) -> OpenResult:
-        blocks, *window_blocks = self._match_groups(token_ids, extra_key)
+        tables = self._match_tables(token_ids, extra_key)
+        state_slot = NULL_SLOT
+        if self._snapshots is not None and tables[0]:
+            state_slot = self._snapshots.restore(tables[0][-1])
+            if state_slot == NULL_SLOT:  # none is free, and the first reservation will have none either
+                tables = ((),) * self.num_groups
+        blocks, *window_blocks = tables
         num_cached_tokens = len(blocks) * self._block_size
         sequence = CachedSequence(blocks, num_cached_tokens, extra_key, self._windows, window_blocks)
+        sequence.state_slot = state_slot
         self._allocator.acquire(sequence.held_blocks())
         self._sequences[seq_id] = sequence
         return OpenResult(CacheOutcome.OK, num_cached_tokens)
@@ -282,7 +297,7 @@ class KVCache:
         if sequence is None:
             return _UNKNOWN
         if sequence.num_tokens + num_new_tokens <= sequence.num_writable:
-            return _RESERVED
+            return RESERVED
         end = sequence.num_tokens + num_new_tokens
         if sequence.state is not CacheState.ACTIVE:
             return ReserveResult(CacheOutcome.ILLEGAL_STATE)
@@ -291,10 +306,10 @@ class KVCache:
         needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT
         if needs_slot and not self.num_free_slots:
             return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
-        grow = _grow_groups if self._windows else _grow
-        result = grow(sequence, end, self._swapper, self._block_size, self.max_model_len)
+        reserve = grow_groups if self._windows else grow
+        result = reserve(sequence, end, self._swapper, self._block_size, self.max_model_len)
         if needs_slot and self._slots is not None and result.outcome is CacheOutcome.OK:
-            sequence.state_slot = self._slots.allocate() or NULL_SLOT
+            sequence.state_slot = self._slots.allocate()
         return result
 
     def commit(self, seq_id: str, num_new_tokens: int) -> CacheOutcome:
@@ -305,6 +320,8 @@ class KVCache:
         num_tokens = sequence.num_tokens + num_new_tokens
         assert num_tokens <= sequence.num_writable, f"{num_tokens} tokens committed, {sequence.num_writable} reserved"
         sequence.num_tokens = num_tokens
+        if self._snapshots is not None and num_tokens % self._block_size == 0:
+            self._snapshots.take(sequence)
         return CacheOutcome.OK
 
     def fork(self, parent_id: str, child_id: str) -> CacheOutcome:
@@ -319,8 +336,8 @@ class KVCache:
             return CacheOutcome.ALREADY_OPEN
         if parent.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
-        state_slot = NULL_SLOT if self._slots is None else self._slots.fork(parent.state_slot)
-        if state_slot is None:
+        state_slot = NULL_SLOT if self._slots is None else self._slots.copy(parent.state_slot)
+        if state_slot == NULL_SLOT != parent.state_slot:
             return CacheOutcome.NO_FREE_BLOCKS
         self._swapper.drop_reservation(parent)
         self._allocator.acquire(parent.held_blocks() if self._windows else parent.block_table)
@@ -356,6 +373,8 @@ class KVCache:
         self._allocator.trim(sequence, 0)
         if self._slots is not None:
             self._slots.free(sequence.state_slot)
+        if self._snapshots is not None:
+            self._snapshots.drop(sequence)
         self._swapper.forget(seq_id, sequence)
         del self._sequences[seq_id]
         return CacheOutcome.OK
@@ -364,11 +383,10 @@ class KVCache:
         num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
         if num_full := num_known // self._block_size:
             token_ids, blocks = token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
-            if self._windows:
-                window_blocks = [table[:num_full] for table in sequence.window_tables]
-                self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key, window_blocks)
-                return
-            self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key)
+            of_windows = ([table[:num_full] for table in sequence.window_tables],) if self._windows else ()
+            self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key, *of_windows)
+            if self._snapshots is not None:
+                self._snapshots.publish(sequence, token_ids)
 
     # -- parts of a sequence ---------------------------------------------------------------------------------
 
@@ -430,6 +448,8 @@ class KVCache:
         if outcome is CacheOutcome.OK:
             self._allocator.release(dropped)
             self._swapper.drop_reservation(sequence)
+            if self._snapshots is not None and sequence.num_tokens < sequence.num_snapshot_tokens:
+                self._snapshots.drop(sequence)
             self.has_moved = self.has_moved or sequence.positions is not PLAIN
         return outcome
 
@@ -507,77 +527,3 @@ class KVCache:
         self._sequences[seq_id] = sequence
         self.has_moved = self.has_moved or sequence.positions is not PLAIN
         return OpenResult(CacheOutcome.OK, sequence.num_tokens)
-
-
-def _grow(
-    sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
-) -> ReserveResult:
-    """Reserve slots for `sequence` from its last computed token up to index `end`; all or nothing.
-
-    Blocks that it writes, or whose keys are rotated, must not be shared: shared ones are replaced by copies.
-    """
-    table, pool = sequence.block_table, swapper.pool
-    num_tokens = sequence.num_tokens
-    shifts: list[BlockShift] = []
-    if sequence.positions is not PLAIN:
-        shifts = list(block_shifts(sequence.positions, range(len(table)), block_size, num_tokens))
-    changed = {shift.block for shift in shifts}
-    # Among the blocks to be written only the partly filled one can be shared: sharing drops all reservations.
-    if (partial := num_tokens // block_size) < len(table):
-        changed.add(partial)
-    shared = sorted(index for index in changed if pool.ref_count(table[index]) > 1)
-    num_missing = max(-(-end // block_size) - len(table), 0)
-    blocks = swapper.allocate(num_missing + len(shared))
-    if blocks is None:
-        return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
-    copies = []
-    for index in shared:
-        source, table[index] = table[index], blocks.pop()
-        pool.release(source)
-        copies.append((source, table[index]))
-    table.extend(blocks)
-    sequence.num_writable = min(len(table) * block_size, max_model_len)
-    if not copies and not shifts:
-        return _RESERVED
-    sequence.positions = sequence.positions.with_keys_shifted() if shifts else sequence.positions
-    in_place = tuple(shift._replace(block=table[shift.block]) for shift in shifts)
-    return ReserveResult(CacheOutcome.OK, tuple(copies), in_place)
-
-
-def _grow_groups(
-    sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
-) -> ReserveResult:
-    """Reserve slots in every group up to index `end`, after freeing blocks that windows hide; all or nothing.
-
-    Shared blocks that the sequence writes, the partly filled one of each group, are replaced by copies.
-    """
-    swapper.release_hidden(sequence)
-    pool, partial, size = swapper.pool, sequence.num_tokens // block_size, len(sequence.block_table)
-    shared = [table for table in sequence.tables if partial < size and pool.ref_count(table[partial]) > 1]
-    num_missing = max(-(-end // block_size) - size, 0)
-    blocks = swapper.allocate(num_missing * len(sequence.tables) + len(shared))
-    if blocks is None:
-        return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
-    copies = []
-    for table in shared:
-        source, table[partial] = table[partial], blocks.pop()
-        pool.release(source)
-        copies.append((source, table[partial]))
-    for index, table in enumerate(sequence.tables):
-        table.extend(blocks[index * num_missing : (index + 1) * num_missing])
-    sequence.num_writable = min(len(sequence.block_table) * block_size, max_model_len)
-    return ReserveResult(CacheOutcome.OK, tuple(copies)) if copies else _RESERVED
-
-
-def _slots_of(block_table: Sequence[int], start: int, count: int, block_size: int) -> list[int]:
-    """Return the slots of `count` tokens from index `start` on, block by block."""
-    end = start + count
-    assert 0 <= start <= end <= len(block_table) * block_size, f"tokens {start} to {end} are not reserved"
-    slots: list[int] = []
-    while start < end:
-        index, offset = divmod(start, block_size)
-        length = min(block_size - offset, end - start)
-        first = block_table[index] * block_size + offset
-        slots.extend(range(first, first + length))
-        start += length
-    return slots

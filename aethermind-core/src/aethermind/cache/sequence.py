@@ -87,9 +87,11 @@ class CachedSequence:
         "is_pinned",
         "num_freed",
         "num_original",
+        "num_snapshot_tokens",
         "num_tokens",
         "num_writable",
         "positions",
+        "snapshot",
         "state",
         "state_slot",
         "window_tables",
@@ -123,6 +125,9 @@ class CachedSequence:
         self.state = CacheState.ACTIVE
         self.state_slot = NULL_SLOT
         """The slot of its recurrent state, which a sequence with tokens has if the model has recurrent layers."""
+        self.snapshot = NULL_SLOT
+        """The slot of a copy of the state after its first `num_snapshot_tokens` tokens, not published yet."""
+        self.num_snapshot_tokens = 0
         self.is_pinned = False
 
     def fork(self, state_slot: int) -> CachedSequence:

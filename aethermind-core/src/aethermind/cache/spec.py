@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from aethermind.cache.groups import LayerGroup, most_window_blocks
 from aethermind.cache.layers import LayerCache, Paged, attention_of, recurrent_of, source_layer
+from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["CacheLayout", "KVCacheSpec", "spec_for_layout"]
@@ -36,7 +37,9 @@ class KVCacheSpec:
     max_new_tokens: int = 1
     """The most tokens for which a sequence reserves blocks at a time, for `num_blocks_for` with several groups."""
     num_slots: int = 0
-    """State slots of a model with recurrent layers, the null slot 0 among them (see `state_slots`)."""
+    """State slots of a model with recurrent layers, the null slot 0 and snapshots among them (see `state_slots`)."""
+    num_snapshots: int = 0
+    """The last slots, which keep states for the prefix cache (see `state_snapshots`)."""
 
     def __post_init__(self) -> None:
         if not self.layers or self.block_size < 1:
@@ -95,6 +98,11 @@ class KVCacheSpec:
         return {
             f"{name}.{layer}": shape for layer, state in states if state is not None for name, shape in state.tensors
         }
+
+    @property
+    def most_sequences(self) -> int:
+        """Requests that can run at once in a model with recurrent layers."""
+        return self.num_slots - self.num_snapshots - NUM_RESERVED_SLOTS
 
     @property
     def bytes_per_slot(self) -> int:

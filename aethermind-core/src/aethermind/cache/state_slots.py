@@ -24,37 +24,37 @@ moment, a fork of a request that ends or a text that is embedded or scored."""
 
 
 class StateSlots:
-    """Slots `1 … num_slots - 1`, each free or one sequence's, and the copies that forks need. Not thread-safe."""
+    """Slots of sequences, `1 … end - 1`, each free or one sequence's, and the copies of states. Not thread-safe."""
 
     __slots__ = ("_free", "copies")
 
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots - 1, NULL_SLOT, -1))
+    def __init__(self, end: int) -> None:
+        self._free = list(range(end - 1, NULL_SLOT, -1))
         self.copies: list[tuple[int, int]] = []
-        """`(source, destination)` slots of forks, to copy in order before the next run of a graph. Until then no graph
-        has written to a source, even if its sequence has ended since."""
+        """`(source, destination)` slots of forks and snapshots, to copy in order before the next run of a graph. Until
+        then no graph has written to a source, even if its sequence has ended since."""
 
     @property
     def num_free(self) -> int:
         """Slots that no sequence has."""
         return len(self._free)
 
-    def allocate(self) -> int | None:
-        """Take the slot that was freed last; None if there is none.
+    def allocate(self) -> int:
+        """Take the slot that was freed last; the null slot if there is none.
 
         A step in flight may still write to it. Steps and copies run in the order in which they are enqueued, so the
         sequence that gets the slot is computed after that.
         """
-        return self._free.pop() if self._free else None
+        return self._free.pop() if self._free else NULL_SLOT
 
-    def fork(self, slot: int) -> int | None:
-        """Take a slot for a copy of the state in `slot`; None if there is none. The null slot has nothing to copy."""
+    def copy(self, slot: int) -> int:
+        """Take a slot for a copy of the state in `slot`; the null slot if there is none, or for the null slot."""
         if slot == NULL_SLOT:
             return NULL_SLOT
-        copy = self.allocate()
-        if copy is not None:
-            self.copies.append((slot, copy))
-        return copy
+        taken = self.allocate()
+        if taken != NULL_SLOT:
+            self.copies.append((slot, taken))
+        return taken
 
     def free(self, slot: int) -> None:
         """Give a slot back; the null slot is none."""

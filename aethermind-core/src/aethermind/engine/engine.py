@@ -10,7 +10,6 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.open_cache import open_cache
@@ -118,7 +117,7 @@ class Engine(ThreadSafeEngine):
         self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         if self.cache.is_recurrent:
-            max_num_seqs = min(max_num_seqs, compiled.cache_spec.num_slots - NUM_RESERVED_SLOTS)
+            max_num_seqs = min(max_num_seqs, compiled.cache_spec.most_sequences)
         self._planned_budget = self.budget = StepBudget(
             max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=compiled.max_draft_tokens
         )

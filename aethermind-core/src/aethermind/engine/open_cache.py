@@ -11,15 +11,12 @@ from aethermind.cache.prefix_cache import HashedPrefixCache
 from aethermind.cache.swap_store import HostSwapStore
 from aethermind.engine.kv_offload import fingerprint
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, TimedSwapStore
-from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
     from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["open_cache"]
-
-logger = get_logger(__name__)
 
 _SWAP_THRESHOLD = 0.9
 """The fraction of blocks held by sequences above which parked ones are swapped out."""
@@ -51,9 +48,6 @@ def open_cache(
 
 def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefixCache | None:
     if not compiled.config.enable_prefix_caching:
-        return None
-    if compiled.cache_spec.is_recurrent:
-        logger.info("Prefix caching is off: the state of this model's recurrent layers is that of whole sequences.")
         return None
     if compiled.config.kv_store is None:
         salt = repr((str(compiled.source.path), compiled.dtype.label, compiled.config.quantization))

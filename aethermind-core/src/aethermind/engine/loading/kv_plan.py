@@ -30,6 +30,10 @@ __all__ = ["KVPlan", "MemoryNeeds", "fitting_num_blocks", "for_whole_texts", "pl
 
 logger = get_logger(__name__)
 
+_MOST_EMPTY_BLOCKS = 512
+"""Blocks of a context in which nothing is stored, because the model has no attention: they count tokens, and the prefix
+cache finds snapshots by them."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
@@ -56,10 +60,8 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     spec = _minimal_spec(config)
     if not isinstance(model, TextEncoder):
         spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
-    if not spec.has_attention:  # blocks of whole contexts, which take no memory: one for each sequence
-        num_blocks = config.num_kv_blocks or spec.num_slots - 1
-        _check_fits(num_blocks, spec, opened)
-        return KVPlan(spec, num_blocks, 0, wanted_len)
+    if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
+        config = replace(config, num_kv_blocks=spec.num_slots * spec.num_blocks_for(wanted_len))
     num_swap_blocks = _num_swap_blocks(config, spec)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
@@ -90,8 +92,8 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
     """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token.
 
     Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
-    there is one group, because stored blocks hold all layers of their tokens. A model without attention has blocks of
-    `max_model_len` tokens, in which nothing is stored.
+    there is one group, because stored blocks hold all layers of their tokens. A model without attention stores nothing
+    in its blocks, so their number is limited instead: a context has at most `_MOST_EMPTY_BLOCKS`.
     """
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
@@ -103,28 +105,35 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
     layers, block_size, most = cache_layout(model), config.block_size, config.max_num_batched_tokens
     groups = group_layers(layers, block_size, max_model_len, most) if config.kv_store is None else ()
     spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, most)
-    return spec if spec.has_attention else replace(spec, block_size=max_model_len)
+    return (
+        spec
+        if spec.has_attention
+        else replace(spec, block_size=max(block_size, -(-max_model_len // _MOST_EMPTY_BLOCKS)))
+    )
 
 
 def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> KVCacheSpec:
-    """Add state slots for all requests that run at once, as many as a third of the device's memory holds."""
+    """Add state slots for all requests that run at once, and as many for snapshots if prefixes are cached, as far as a
+    third of the device's memory holds them.
+    """
     if not spec.is_recurrent:
         return spec
     _refuse_options_of_attention(config)
     max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
-    num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else max_num_seqs
-    if num_affordable < max_num_seqs:
-        num_affordable = max(1, num_affordable)
+    num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 2 * max_num_seqs
+    num_seqs = min(max_num_seqs, max(1, num_affordable))
+    if num_seqs < max_num_seqs:
         logger.warning(
             "The state of a sequence takes %s, and %s holds those of %s, so no more requests run at once, though "
             "max_num_seqs is %s.",
             _size(spec.bytes_per_slot),
             opened.device,
-            num_affordable,
+            num_seqs,
             max_num_seqs,
         )
-    return replace(spec, num_slots=min(max_num_seqs, num_affordable) + NUM_RESERVED_SLOTS)
+    num_snapshots = min(max_num_seqs, max(0, num_affordable - num_seqs)) if config.enable_prefix_caching else 0
+    return replace(spec, num_slots=num_seqs + NUM_RESERVED_SLOTS + num_snapshots, num_snapshots=num_snapshots)
 
 
 def _refuse_options_of_attention(config: EngineConfig) -> None:

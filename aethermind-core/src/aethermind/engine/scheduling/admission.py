@@ -130,14 +130,14 @@ class Admission:
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
-            chunk = step.chunk_of(request, request.num_computed_tokens)
+            chunk = step.chunk_of(request, request.num_computed_tokens, cache.chunk_alignment)
             result = cache.reserve(request_id, chunk)
             assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted, but no blocks are free"
             step.decision.prepare(result)
             return chunk
         opened = cache.open(request_id, request.all_token_ids, request.extra_key)
         assert opened.outcome is CacheOutcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
-        chunk = step.chunk_of(request, opened.num_cached_tokens)
+        chunk = step.chunk_of(request, opened.num_cached_tokens, cache.chunk_alignment)
         if cache.reserve(request_id, chunk).outcome is not CacheOutcome.OK:
             cache.release(request_id)
             return 0

@@ -179,7 +179,12 @@ class SchedulingStep(NamedTuple):
         num_left = self.budget.max_num_batched_tokens - self.decision.num_batched_tokens
         return min(remaining, num_left, self.budget.max_prefill_chunk or remaining)
 
-    def chunk_of(self, request: Request, num_computed: int) -> int:
-        """Return how many tokens of a request behind the first `num_computed` the step computes."""
+    def chunk_of(self, request: Request, num_computed: int, alignment: int) -> int:
+        """Return how many tokens of a request after the first `num_computed` the step computes.
+
+        The chunk ends at a multiple of `alignment` tokens if it reaches one.
+        """
         end = request.fork_at if num_computed < request.fork_at else request.num_tokens
-        return self.chunk(end - num_computed)
+        chunk = self.chunk(end - num_computed)
+        aligned = (num_computed + chunk) // alignment * alignment - num_computed
+        return aligned if aligned > 0 else chunk

@@ -214,7 +214,7 @@ class Scheduler:
                 decision.num_batched_tokens += 1
         for request in prefills:
             num_uncomputed = request.num_uncomputed_tokens
-            chunk = step.chunk_of(request, request.num_computed_tokens)
+            chunk = step.chunk_of(request, request.num_computed_tokens, self._cache.chunk_alignment)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
             if self._preemptor.reserve_or_preempt(step, request, chunk):
@@ -228,7 +228,7 @@ class Scheduler:
         """Run the first request in rank if all wait for blocks, and preempt even requests that were just resumed."""
         request = min(step.running, key=lambda candidate: self._preemptor.rank(candidate, step.now))
         num_uncomputed = request.num_uncomputed_tokens
-        chunk = step.chunk_of(request, request.num_computed_tokens)
+        chunk = step.chunk_of(request, request.num_computed_tokens, self._cache.chunk_alignment)
         if self._preemptor.reserve_or_preempt(step, request, chunk, is_last_resort=True):
             step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_uncomputed))
             step.decision.num_batched_tokens = chunk

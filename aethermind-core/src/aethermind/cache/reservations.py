@@ -1,0 +1,89 @@
+"""Reservations: the blocks of tokens about to be computed, with copies of shared blocks that these tokens write to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aethermind.cache.outcome import CacheOutcome, ReserveResult
+from aethermind.cache.positions import PLAIN, BlockShift, block_shifts
+from aethermind.cache.sequence import CachedSequence
+from aethermind.cache.sequence_swapper import SequenceSwapper
+
+__all__ = ["RESERVED", "grow", "grow_groups", "slots_of"]
+
+RESERVED = ReserveResult(CacheOutcome.OK)
+"""The result of most reservations, created once."""
+
+
+def grow(
+    sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
+) -> ReserveResult:
+    """Reserve slots for `sequence` from its last computed token up to index `end`; all or nothing.
+
+    Blocks that it writes, or whose keys are rotated, must not be shared: shared ones are replaced by copies.
+    """
+    table, pool = sequence.block_table, swapper.pool
+    num_tokens = sequence.num_tokens
+    shifts: list[BlockShift] = []
+    if sequence.positions is not PLAIN:
+        shifts = list(block_shifts(sequence.positions, range(len(table)), block_size, num_tokens))
+    changed = {shift.block for shift in shifts}
+    # Among the blocks to be written only the partly filled one can be shared: sharing drops all reservations.
+    if (partial := num_tokens // block_size) < len(table):
+        changed.add(partial)
+    shared = sorted(index for index in changed if pool.ref_count(table[index]) > 1)
+    num_missing = max(-(-end // block_size) - len(table), 0)
+    blocks = swapper.allocate(num_missing + len(shared))
+    if blocks is None:
+        return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
+    copies = []
+    for index in shared:
+        source, table[index] = table[index], blocks.pop()
+        pool.release(source)
+        copies.append((source, table[index]))
+    table.extend(blocks)
+    sequence.num_writable = min(len(table) * block_size, max_model_len)
+    if not copies and not shifts:
+        return RESERVED
+    sequence.positions = sequence.positions.with_keys_shifted() if shifts else sequence.positions
+    in_place = tuple(shift._replace(block=table[shift.block]) for shift in shifts)
+    return ReserveResult(CacheOutcome.OK, tuple(copies), in_place)
+
+
+def grow_groups(
+    sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
+) -> ReserveResult:
+    """Reserve slots in every group up to index `end`, after freeing blocks that windows hide; all or nothing.
+
+    Shared blocks that the sequence writes, the partly filled one of each group, are replaced by copies.
+    """
+    swapper.release_hidden(sequence)
+    pool, partial, size = swapper.pool, sequence.num_tokens // block_size, len(sequence.block_table)
+    shared = [table for table in sequence.tables if partial < size and pool.ref_count(table[partial]) > 1]
+    num_missing = max(-(-end // block_size) - size, 0)
+    blocks = swapper.allocate(num_missing * len(sequence.tables) + len(shared))
+    if blocks is None:
+        return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
+    copies = []
+    for table in shared:
+        source, table[partial] = table[partial], blocks.pop()
+        pool.release(source)
+        copies.append((source, table[partial]))
+    for index, table in enumerate(sequence.tables):
+        table.extend(blocks[index * num_missing : (index + 1) * num_missing])
+    sequence.num_writable = min(len(sequence.block_table) * block_size, max_model_len)
+    return ReserveResult(CacheOutcome.OK, tuple(copies)) if copies else RESERVED
+
+
+def slots_of(block_table: Sequence[int], start: int, count: int, block_size: int) -> list[int]:
+    """Return the slots of `count` tokens from index `start` on, block by block."""
+    end = start + count
+    assert 0 <= start <= end <= len(block_table) * block_size, f"tokens {start} to {end} are not reserved"
+    slots: list[int] = []
+    while start < end:
+        index, offset = divmod(start, block_size)
+        length = min(block_size - offset, end - start)
+        first = block_table[index] * block_size + offset
+        slots.extend(range(first, first + length))
+        start += length
+    return slots
