@@ -98,11 +98,6 @@ class _Row:
         return ", ".join(f"`{name}`" for name in names) or "no"
 
     @property
-    def takes_lora(self) -> bool:
-        """Adapters name a checkpoint's tensors, so that their graph must have the same ones."""
-        return bool(self.models) and not any(hasattr(model, "adapt") for model in self.models)
-
-    @property
     def answers(self) -> str:
         """What its answer format finds in an answer."""
         found = self.runtime.answer_formats.find(self.name)
@@ -119,7 +114,6 @@ class _Row:
             f"`{self.name}`",
             self.layers,
             self.gguf,
-            "yes" if self.takes_lora else "no",
             self.answers.replace("|", r"\|"),
             str(len(self.cases)),
             f"`{self.package}`",
@@ -134,7 +128,7 @@ def with_table(page: str) -> str:
     names = [name for name in runtime.architectures.names() if runtime.architectures.provider(name) in own]
     order = list(_PUBLISHED)
     rows = [_Row(name, runtime) for name in sorted(names, key=order.index)]
-    head = ("Models", "`architectures`", "Layers", "`.gguf`", "LoRA", "Thoughts and calls", "Cases", "Package")
+    head = ("Models", "`architectures`", "Layers", "`.gguf`", "Thoughts and calls", "Cases", "Package")
     table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(map(str, rows))
     return re.sub(
         f"({re.escape(_BEGIN)}).*?({re.escape(_END)})", lambda found: found[1] + table + found[2], page, flags=re.DOTALL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,10 @@ def write_adapter(
     return directory
 
 
-def adapt_weights(weights: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """A model's weights with an adapter merged into them, in float64 on the way."""
+def adapt_weights(
+    weights: Mapping[str, Any], directory: Path, transposed: Collection[str] = frozenset()
+) -> dict[str, Any]:
+    """A model's weights with an adapter merged into them, in float64 on the way; `transposed` are stored [in, out]."""
     from safetensors.numpy import load_file
 
     config = json.loads((directory / "adapter_config.json").read_text())
@@ -85,5 +87,6 @@ def adapt_weights(weights: Mapping[str, Any], directory: Path) -> dict[str, Any]
             weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
             up = tensors[name.replace("lora_A", "lora_B")]
             product = up.astype(np.float64) @ down.astype(np.float64) * scale
+            product = product.T if weight in transposed else product
             merged[weight] = (merged[weight].astype(np.float64) + product).astype(merged[weight].dtype)
     return merged

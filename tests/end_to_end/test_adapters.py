@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from tests.adapters import PROJECTIONS, adapt_weights, linear_shapes, write_adapter
+from tests.adapters import adapt_weights, write_adapter
+from transformers.pytorch_utils import Conv1D
 
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
@@ -24,16 +25,23 @@ from aethermind.testing.families import SMALL, ModelCase
 from aethermind.testing.families.parity import assert_close_to, random_prompts
 from aethermind.testing.families.transformers_reference import TransformersReference, outputs_of, pretrained
 
+GPT2 = {"vocab_size": 131, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 CASES = (
     ModelCase("qwen2", "Qwen2ForCausalLM"),
     ModelCase("qwen2_tied", "Qwen2ForCausalLM", {**SMALL, "tie_word_embeddings": True}),
     ModelCase("qwen3", "Qwen3ForCausalLM", {**SMALL, "head_dim": 16}),
     ModelCase("llama", "LlamaForCausalLM"),
+    ModelCase("phi3", "Phi3ForCausalLM", {**SMALL, "pad_token_id": None}),
+    ModelCase("glm", "GlmForCausalLM", {**SMALL, "pad_token_id": None, "head_dim": 16}),
+    ModelCase("gpt2", "GPT2LMHeadModel", GPT2),
+    ModelCase("qwen2_moe", "Qwen2MoeForCausalLM", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2}),
 )
+ATTENTION = ("q_proj", "v_proj", "qkv_proj", "c_attn")
+MLP = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "c_fc", "c_proj")
 ADAPTERS: dict[str, dict[str, Any]] = {
-    "all": {"rank": 5},
-    "attention": {"rank": 16, "targets": ("q_proj", "v_proj"), "use_rslora": True, "dtype": ml_dtypes.bfloat16},
-    "mlp": {"rank": 1, "targets": PROJECTIONS[4:], "dtype": np.float16},
+    "all": {"rank": 5, "targets": (*ATTENTION, "k_proj", "o_proj", *MLP)},
+    "attention": {"rank": 16, "targets": ATTENTION, "use_rslora": True, "dtype": ml_dtypes.bfloat16},
+    "mlp": {"rank": 1, "targets": MLP, "dtype": np.float16},
 }
 NUM_TOKENS = 12
 
@@ -53,8 +61,11 @@ def compared(
     case: ModelCase = request.param
     root = tmp_path_factory.mktemp(case.name)
     TransformersReference().write(case, root / "model")
+    modules = dict(pretrained(case.architecture, root / "model").named_modules())
+    shapes = {name: tuple(one.weight.shape) for name, one in modules.items() if isinstance(one, torch.nn.Linear)}
+    shapes |= {name: tuple(one.weight.shape)[::-1] for name, one in modules.items() if isinstance(one, Conv1D)}
     paths = {
-        name: write_adapter(root / name, linear_shapes(case.config), seed=seed, size=0.5, **options)
+        name: write_adapter(root / name, shapes, seed=seed, size=0.5, **options)
         for seed, (name, options) in enumerate(ADAPTERS.items())
     }
     references = {name: partial(outputs_of, merged(case, root / "model", path)) for name, path in paths.items()}
@@ -69,7 +80,8 @@ def merged(case: ModelCase, model: Path, adapter: Path) -> Any:
     """Transformers' model with an adapter in its weights, in float64."""
     found = pretrained(case.architecture, model)
     weights = {name: parameter.detach().numpy() for name, parameter in found.named_parameters()}
-    changed = adapt_weights(weights, adapter)
+    transposed = {f"{name}.weight" for name, module in found.named_modules() if isinstance(module, Conv1D)}
+    changed = adapt_weights(weights, adapter, transposed)
     with torch.no_grad():
         for name, parameter in found.named_parameters():
             parameter.copy_(torch.from_numpy(changed[name]))

@@ -294,7 +294,12 @@ def test_unknown_adapters_are_refused(llm: LLM, model: LLM) -> None:
 
 
 def test_options_that_exclude_adapters(adapters: dict[str, Path], runtime: Runtime, tmp_path: Path) -> None:
-    config = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 20}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel takes no adapters"):
-        compile_model(runtime, tmp_path, device="numpy", adapters=adapters)
+    config: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+    config |= {"intermediate_size": 8, "max_position_embeddings": 16}
+    for name, options, message in (
+        ("BertModel", {}, "BertModel is an encoder, which takes no adapters"),
+        ("Phi3ForCausalLM", {"load_format": "dummy"}, "Phi3ForCausalLM takes no adapters with dummy weights"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+        with pytest.raises(ConfigError, match=message):
+            compile_model(runtime, tmp_path, device="numpy", adapters=adapters, **options)

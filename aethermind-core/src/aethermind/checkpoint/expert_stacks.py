@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.remapped import StoredRows
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import drop_mapped_pages
@@ -61,14 +62,14 @@ class StackedTensors:
     """
 
     def __init__(self, stored: StoredTensors, stacks: Mapping[str, TensorStack | FusedSlice]) -> None:
-        self._stored = stored
+        self.stored = stored
         self._stacks = dict(stacks)
         used = {name for stack in stacks.values() for name in _names_of(stack)}
         self._others = {name for name in stored.names if name not in used}
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(name for name in self._stored.names if name in self._others), *self._stacks)
+        return (*(name for name in self.stored.names if name in self._others), *self._stacks)
 
     @property
     def total_bytes(self) -> int:
@@ -76,11 +77,11 @@ class StackedTensors:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return self._stored.paths
+        return self.stored.paths
 
     @property
     def zero_bias_names(self) -> tuple[str, ...]:
-        return self._stored.zero_bias_names
+        return self.stored.zero_bias_names
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor; CheckpointError for an unknown name, and for experts of different shapes or dtypes."""
@@ -94,21 +95,29 @@ class StackedTensors:
         stack = self._stacks.get(name)
         if stack is None:
             self._other(name)
-            return self._stored.array(name)
+            return self.stored.array(name)
         if isinstance(stack, FusedSlice):
             return self._fused(stack)
         if len(stack.stored_names) == 1:
-            return self._stored.array(stack.stored_names[0])
+            return self.stored.array(stack.stored_names[0])
         info = self._info_of_stack(stack)
         return self._dense(stack, info) if info.weight_format is None else self._quantised(stack, info)
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """Return which stored matrix a tensor is; None for experts, and for no tensor."""
+        if name in self._others:
+            return StoredRows(name)
+        stack = self._stacks.get(name)
+        names = stack.stored_names if isinstance(stack, TensorStack) else ()
+        return StoredRows(names[0]) if len(names) == 1 else None
 
     def _other(self, name: str) -> TensorInfo:
         if name not in self._others:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
-        return self._stored.info(name)
+        return self.stored.info(name)
 
     def _info_of_stack(self, stack: TensorStack) -> TensorInfo:
-        infos = [self._stored.info(name) for name in stack.stored_names]
+        infos = [self.stored.info(name) for name in stack.stored_names]
         first = infos[0]
         if len(infos) == 1:
             return first
@@ -125,7 +134,7 @@ class StackedTensors:
         return replace(first, shape=shape, begin=0, end=sum(info.num_bytes for info in infos))
 
     def _info_of_fused(self, stack: FusedSlice) -> TensorInfo:
-        stored = self._stored.info(stack.stored_name)
+        stored = self.stored.info(stack.stored_name)
         if stored.weight_format is not None or len(stored.shape) not in ((3,) if stack.is_transposed else (2, 3)):
             raise CheckpointError(
                 f"{stack.stored_name} {list(stored.shape)} is not a tensor of plain numbers with a matrix for each "
@@ -138,7 +147,7 @@ class StackedTensors:
 
     def _fused(self, stack: FusedSlice) -> Array:
         info = self._info_of_fused(stack)
-        values = self._stored.array(stack.stored_name)
+        values = self.stored.array(stack.stored_name)
         assert not isinstance(values, QuantizedWeight), "its description says that it is plain"
         matrices = (values.swapaxes(1, 2) if stack.is_transposed else values)[:, stack.rows]
         stacked = matrices.reshape(info.shape)
@@ -175,7 +184,7 @@ class StackedTensors:
         """Yield the stored tensors with their rows in the stack; mapped pages are dropped after each."""
         per_expert = num_rows // len(stack.stored_names)
         for number, name in enumerate(stack.stored_names):
-            values = self._stored.array(name)
+            values = self.stored.array(name)
             yield slice(number * per_expert, (number + 1) * per_expert), values
             if not isinstance(values, QuantizedWeight):
                 drop_mapped_pages(values)

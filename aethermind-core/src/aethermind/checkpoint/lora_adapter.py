@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.remapped import StoredRows
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.file_faults import remedy
@@ -83,6 +84,15 @@ class Adapter:
                 seen.update(repr((module, scale, str(array.dtype), array.shape)).encode())
                 seen.update(np.ascontiguousarray(array).view(np.uint8).data)
         return cls(updates, seen.digest())
+
+    def sliced(self, rows: Mapping[str, StoredRows]) -> Adapter:
+        """Return the updates of weights that are rows of the adapted matrices."""
+        updates = {}
+        for weight, source in rows.items():
+            if (update := self.updates.get(source.stored_name)) is not None:
+                up = update.up if source.rows is None else np.ascontiguousarray(update.up[:, source.rows])
+                updates[weight] = LowRankUpdate(update.down, up)
+        return Adapter(updates, self.digest)
 
 
 def _open(directory: Path) -> SafetensorsFile:

@@ -20,7 +20,37 @@ from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["AdaptedTensors", "TensorSlice", "interleaved_heads", "pair_order"]
+__all__ = ["AdaptedTensors", "StoredRows", "TensorSlice", "interleaved_heads", "pair_order", "rows_of_stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """A model's matrix as rows of a stored one, which may be stored transposed; `rows` is None for all, in order."""
+
+    stored_name: str
+    rows: npt.NDArray[np.int64] | None = None
+
+    def of(self, further: StoredRows) -> StoredRows:
+        """Return these rows where the stored matrix is itself made of rows of another one."""
+        if self.rows is None or further.rows is None:
+            return StoredRows(further.stored_name, self.rows if further.rows is None else further.rows)
+        return StoredRows(further.stored_name, further.rows[self.rows])
+
+
+def rows_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> StoredRows | None:
+    """Return which rows of which matrix of `stored` a tensor is in a view of it, or in a view of such a view.
+
+    None if it is not made of rows of one matrix, or if the view does not say: views may have a method `stored_rows` for
+    their tensors, and then the attribute `stored`.
+    """
+    found = StoredRows(name)
+    while view is not stored:
+        stored_rows = getattr(view, "stored_rows", None)
+        further = None if stored_rows is None else stored_rows(found.stored_name)
+        if further is None:
+            return None
+        found, view = found.of(further), view.stored  # type: ignore[attr-defined]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +108,7 @@ class AdaptedTensors:
     def __init__(self, stored: StoredTensors, parts: Mapping[str, TensorSlice]) -> None:
         """Slices of tensors that the checkpoint lacks are left out; the model's check of names reports them."""
         there = set(stored.names)
-        self._stored = stored
+        self.stored = stored
         self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
         used = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
         self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used}
@@ -93,15 +123,15 @@ class AdaptedTensors:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return self._stored.paths
+        return self.stored.paths
 
     @property
     def zero_bias_names(self) -> tuple[str, ...]:
-        return self._stored.zero_bias_names
+        return self.stored.zero_bias_names
 
     def info(self, name: str) -> TensorInfo:
         part = self._part(name)
-        stored = self._stored.info(part.stored_name)
+        stored = self.stored.info(part.stored_name)
         if part.is_whole:
             return stored
         if stored.weight_format is not None and (part.is_transposed or part.added is not None):
@@ -109,8 +139,8 @@ class AdaptedTensors:
         shape = stored.shape[::-1] if part.is_transposed else stored.shape
         num_rows = len(range(shape[0])[part.begin : part.end]) if shape else 0
         row_bytes = stored.num_bytes // max(shape[0], 1) if shape else 0
-        if part.added is not None and self._stored.info(part.added).shape[1:] != shape[1:]:
-            added = list(self._stored.info(part.added).shape)
+        if part.added is not None and self.stored.info(part.added).shape[1:] != shape[1:]:
+            added = list(self.stored.info(part.added).shape)
             raise CheckpointError(
                 f"{part.added} {added} cannot be added to {part.stored_name} {list(shape)}. Check that config.json and "
                 "the weights belong to the same model."
@@ -119,7 +149,7 @@ class AdaptedTensors:
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
         part = self._part(name)
-        values = self._stored.array(part.stored_name)
+        values = self.stored.array(part.stored_name)
         if part.is_whole:
             return values
         if isinstance(values, QuantizedWeight):
@@ -132,10 +162,21 @@ class AdaptedTensors:
             rows = rows[list(part.order)]
         if part.added is None:
             return rows
-        added = self._stored.array(part.added)
+        added = self.stored.array(part.added)
         if isinstance(added, QuantizedWeight):
             raise _is_quantised(part.added)
         return np.asarray(rows + added[0])
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """Return which rows of a stored matrix a tensor is; None if something is added to them, or for no tensor."""
+        part = self._parts.get(name)
+        if part is None or part.added is not None:
+            return None
+        if part.begin == 0 and part.end is None and part.order is None:
+            return StoredRows(part.stored_name)
+        shape = self.stored.info(part.stored_name).shape
+        rows = np.arange(shape[-1] if part.is_transposed else shape[0])[part.begin : part.end]
+        return StoredRows(part.stored_name, rows if part.order is None else rows[list(part.order)])
 
     def _part(self, name: str) -> TensorSlice:
         if name not in self._parts:

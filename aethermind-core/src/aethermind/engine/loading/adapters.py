@@ -18,6 +18,8 @@ from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.lora_adapter import Adapter
+    from aethermind.checkpoint.remapped import StoredRows
+    from aethermind.checkpoint.source import StoredTensors
     from aethermind.engine.loading.tensor_parallel import TensorParallel
 
 __all__ = ["Adapters"]
@@ -39,8 +41,18 @@ class Adapters:
     parameters: Mapping[str, Array]
 
     @classmethod
-    def read(cls, paths: Mapping[str, str], graph: Graph, operators: OperatorRegistry, dtype: DType) -> Self:
+    def read(
+        cls,
+        paths: Mapping[str, str],
+        graph: Graph,
+        operators: OperatorRegistry,
+        dtype: DType,
+        remapped: tuple[StoredTensors, StoredTensors] | None = None,
+    ) -> Self:
         """Read adapters from directories, by name, for the model of a graph that computes in `dtype`.
+
+        An adapter has the names and shapes of the checkpoint. `remapped` are the checkpoint in the graph's names and as
+        it is stored, where these differ; weights that are not rows of one stored matrix cannot be adapted.
 
         ConfigError and CheckpointError say what is wrong with a directory, or what does not fit the model.
         """
@@ -48,7 +60,13 @@ class Adapters:
 
         shapes = {name: resolve(type.shape, {}) for name, type in adaptable_weights(graph, operators).items()}
         matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items()}
-        adapters = {name: Adapter.read(env.expand_home(path), matrices) for name, path in paths.items()}
+        if remapped is None:
+            adapters = {name: Adapter.read(env.expand_home(path), matrices) for name, path in paths.items()}
+        else:
+            rows = _stored_rows(matrices, *remapped)
+            stored = {one.stored_name: _matrix(remapped[1], one, matrices[weight][1]) for weight, one in rows.items()}
+            found = {name: Adapter.read(env.expand_home(path), stored) for name, path in paths.items()}
+            adapters = {name: adapter.sliced(rows) for name, adapter in found.items()}
         ranks: dict[str, int] = {}
         parameters: dict[str, Array] = {}
         for weight in matrices:
@@ -86,6 +104,23 @@ class Adapters:
         if name not in self.choices:
             raise InvalidArgumentError(f"There is no adapter {name!r:.100}; there are {', '.join(self.choices)}.")
         return self.choices[name]
+
+
+def _stored_rows(
+    matrices: Mapping[str, tuple[int, int]], view: StoredTensors, stored: StoredTensors
+) -> dict[str, StoredRows]:
+    """Map weights to their rows in the stored checkpoint, without those that are not rows of one matrix."""
+    from aethermind.checkpoint.remapped import rows_of_stored
+
+    found = {weight: rows_of_stored(view, weight, stored) for weight in matrices}
+    names = set(stored.names)
+    return {weight: rows for weight, rows in found.items() if rows is not None and rows.stored_name in names}
+
+
+def _matrix(stored: StoredTensors, rows: StoredRows, num_inputs: int) -> tuple[int, int]:
+    """Return [N, K] of a stored matrix, which may be stored as [K, N]."""
+    num_rows, num_columns = stored.info(rows.stored_name).shape
+    return (num_rows, num_columns) if num_columns == num_inputs else (num_columns, num_rows)
 
 
 def _joined(weight: str, adapters: Mapping[str, Adapter], dtype: DType) -> tuple[Array, Array, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
@@ -14,19 +14,24 @@ from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
 from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
-from aethermind.engine.loading.model_weights import is_base_model, stored_formats
+from aethermind.engine.loading.model_weights import is_base_model, remapped_checkpoint, stored_formats
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
-from aethermind.model.architecture import AdaptsWeights, TextEncoder
+from aethermind.model.architecture import AdaptsWeights, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.known_fields import check_fields
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from aethermind.text.tokenizer import MAX_END_TOKENS
+
+if TYPE_CHECKING:
+    from aethermind.checkpoint.source import StoredTensors
+    from aethermind.graph.ir import Graph
+    from aethermind.model.source import ModelSource
 
 __all__ = ["compile_model", "open_to_explain"]
 
@@ -82,12 +87,8 @@ def compile_model(
         builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else held_formats(stored_formats(source, network), opened.dispatcher)
-    if config.adapters and (is_encoder or isinstance(network, AdaptsWeights)):
-        raise ConfigError(
-            f"{name} takes no adapters: its weights are named and laid out otherwise than PEFT names them. Leave the "
-            "adapters out."
-        )
-    adapters = Adapters.read(config.adapters, graph, operators, dtype) if config.adapters else None
+    remapped = _adaptable_checkpoint(config, source, name, network, graph) if config.adapters else None
+    adapters = Adapters.read(config.adapters, graph, operators, dtype, remapped) if config.adapters else None
     if parallel is not None:
         if adapters is not None:
             adapters = adapters.divided(parallel, adapters.add_to(graph, operators))
@@ -123,6 +124,22 @@ def compile_model(
     )
     is_runnable = opened.backend.capabilities.is_host_accessible or not compiled.step.fallbacks
     return _with_fitting_blocks(runtime, compiled) if kv.has_most_blocks and is_runnable else compiled
+
+
+def _adaptable_checkpoint(
+    config: EngineConfig, source: ModelSource, name: str, network: CausalLM | TextEncoder, graph: Graph
+) -> tuple[StoredTensors, StoredTensors] | None:
+    """Return what `Adapters.read` takes as `remapped`; ConfigError for a model without adapters."""
+    if isinstance(network, TextEncoder):
+        raise ConfigError(f"{name} is an encoder, which takes no adapters. Leave the adapters out.")
+    if config.load_format != "dummy":
+        return remapped_checkpoint(source, network, [value.name for value in graph.parameters])
+    if isinstance(network, AdaptsWeights):
+        raise ConfigError(
+            f"{name} takes no adapters with dummy weights, because adapters have the names of a checkpoint. Leave the "
+            "adapters out."
+        )
+    return None
 
 
 def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:

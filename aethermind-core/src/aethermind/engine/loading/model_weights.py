@@ -70,6 +70,18 @@ def stored_formats(source: ModelSource, model: CausalLM | TextEncoder) -> dict[s
     return {name: format for name, format in found.items() if format is not None}
 
 
+def remapped_checkpoint(
+    source: ModelSource, model: CausalLM, wanted: Collection[str]
+) -> tuple[StoredTensors, StoredTensors] | None:
+    """Return a checkpoint in the names of a model's parameters, which are `wanted`, and as it is stored; None if the
+    model reads it as it is.
+    """
+    if not isinstance(model, AdaptsWeights):
+        return None
+    stored = with_whole_names(source.weights(), wanted)
+    return model.adapt(stored), stored
+
+
 def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -> TensorSource:
     from aethermind.checkpoint.dummy import DummyCheckpoint
     from aethermind.checkpoint.source import match_names
