@@ -17,6 +17,8 @@ from aethermind import Runtime, SamplingParams
 from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.cli.models import estimate_memory
 from aethermind.engine.engine import Engine
+from aethermind.engine.kv_reuse.sharing import kv_similarity
+from aethermind.engine.loading.kv_plan import MemoryNeeds
 from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.observation.profiler import Profiler
 from aethermind.engine.requests.request import RequestOptions
@@ -282,8 +284,27 @@ def test_states_fit_a_third_of_the_memory(open_model: OpenRecurrent, monkeypatch
 
     monkeypatch.setattr(HostDevices, "properties", small)
     engine = open_model("recurrent", device="numpy", max_num_seqs=8)
-    assert engine.compiled.cache_spec.num_slots == 5
+    spec = engine.compiled.cache_spec
+    assert (spec.num_slots, spec.num_snapshots, engine.budget.max_num_seqs) == (5, 1, 2)
+    assert ask(engine) == expected
+    engine = open_model("recurrent", device="numpy", max_num_seqs=8, enable_prefix_caching=False)
     assert engine.budget.max_num_seqs == 3
+
+
+def test_states_are_counted_beside_blocks_in_device_memory(
+    open_model: OpenRecurrent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that reports its free memory gets as many blocks as fit beside the states of all requests."""
+    expected = alone(open_model("hybrid"))
+    monkeypatch.setenv("AETHERMIND_SIM_MEMORY", "1")
+    engine = open_model("hybrid", device="sim", max_num_batched_tokens=64)
+    compiled = engine.compiled
+    needs = MemoryNeeds.of(compiled)
+    assert needs.states >= compiled.cache_spec.num_slots * compiled.cache_spec.bytes_per_slot > 0
+    assert sum(needs.block_parts) == compiled.cache_spec.bytes_per_block
+    allowed = int(0.9 * (1 << 20))
+    in_all = needs.weights + needs.steps + needs.states + needs.of_blocks(compiled.num_kv_blocks)
+    assert in_all <= allowed < in_all + 2 * needs.of_blocks(1)
     assert ask(engine) == expected
 
 
@@ -326,3 +347,8 @@ def test_options_that_need_keys_of_each_token_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         open_model("hybrid", **options)
+
+
+def test_layers_without_keys_share_none(open_model: OpenRecurrent) -> None:
+    with pytest.raises(InvalidArgumentError, match="keep other things than keys and values"):
+        kv_similarity(open_model("hybrid"), PROMPTS[0])

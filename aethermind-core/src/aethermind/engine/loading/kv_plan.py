@@ -113,8 +113,9 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
 
 
 def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> KVCacheSpec:
-    """Add state slots for all requests that run at once, and as many for snapshots if prefixes are cached, as far as a
-    third of the device's memory holds them.
+    """Add state slots for all requests that run at once, and as many for snapshots if prefixes are cached.
+
+    If a third of the device's memory holds fewer, there are as many snapshots as requests, or one less.
     """
     if not spec.is_recurrent:
         return spec
@@ -122,7 +123,8 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
     max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 2 * max_num_seqs
-    num_seqs = min(max_num_seqs, max(1, num_affordable))
+    num_snapshots = min(max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
+    num_seqs = min(max_num_seqs, max(1, num_affordable - num_snapshots))
     if num_seqs < max_num_seqs:
         logger.warning(
             "The state of a sequence takes %s, and %s holds those of %s, so no more requests run at once, though "
@@ -132,7 +134,6 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
             num_seqs,
             max_num_seqs,
         )
-    num_snapshots = min(max_num_seqs, max(0, num_affordable - num_seqs)) if config.enable_prefix_caching else 0
     return replace(spec, num_slots=num_seqs + NUM_RESERVED_SLOTS + num_snapshots, num_snapshots=num_snapshots)
 
 

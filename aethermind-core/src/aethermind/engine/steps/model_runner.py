@@ -50,7 +50,9 @@ _PLAIN = GraphKey()
 _ADAPTED = GraphKey(has_adapters=True)
 
 StepObserver = Callable[[PlanExecutor, tuple[int, ...], ScheduleDecision], None]
-"""Runs a step in place of `executor.run(symbols)`, for instance to time it."""
+"""Runs a step in place of `executor.run(symbols)`, for instance to time it.
+
+Each run advances recurrent states, so an observer that runs a step again restores them (`KVMemory.save_states`)."""
 
 
 @dataclass(frozen=True, slots=True)
