@@ -15,7 +15,7 @@ from typing import Any
 from release.distributions import ROOT, distributions
 
 from aethermind import Runtime
-from aethermind.cache.layers import Window
+from aethermind.cache.layers import Window, has_latent
 from aethermind.model.architecture import TextEncoder, cache_layout
 from aethermind.testing.families import ModelCase
 
@@ -48,6 +48,8 @@ _PUBLISHED: Mapping[str, str] = {
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
     "Gemma3ForConditionalGeneration": "Gemma 3: the decoder of models that read pictures",
+    "DeepseekV2ForCausalLM": "DeepSeek V2, V2-Lite",
+    "DeepseekV3ForCausalLM": "DeepSeek V3, R1; Kimi K2",
     "GPT2LMHeadModel": "GPT-2",
     "BertModel": "BERT and sentence encoders based on it: vectors only",
 }
@@ -83,7 +85,7 @@ class _Row:
         if any(isinstance(model, TextEncoder) for model in self.models):
             return "attention in both directions"
         entries = [entry for model in self.models for entry in cache_layout(model)]
-        kinds = ["attention"]
+        kinds = ["latent attention" if has_latent(entries) else "attention"]
         if any(isinstance(entry, Window) for entry in entries):
             kinds.append("sliding window")
         if any(hasattr(model, "mixture") for model in self.models):

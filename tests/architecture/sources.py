@@ -20,6 +20,7 @@ PACKAGES = (
     "aethermind_glm",
     "aethermind_phi",
     "aethermind_gemma",
+    "aethermind_deepseek",
     "aethermind_gpt2",
     "aethermind_bert",
     "aethermind_sim",

@@ -41,6 +41,30 @@ _LLAMA_TOKENIZER = {
     "use_default_system_prompt": False,
 }
 
+_DEEPSEEK = {
+    **_TRAINED,
+    "attention_bias": False,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"},
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 128,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"},
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+}
+
 PUBLISHED: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "Qwen/Qwen2.5-7B-Instruct": (
         "qwen2",
@@ -347,6 +371,47 @@ PUBLISHED: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = {
                 "sliding_window": None,
                 "tie_word_embeddings": False,
                 "torch_dtype": "bfloat16",
+            },
+        },
+    ),
+    "deepseek-ai/DeepSeek-V3": (
+        "deepseek_v3",
+        {
+            "config.json": {
+                **_DEEPSEEK,
+                "architectures": ["DeepseekV3ForCausalLM"],
+                "ep_size": 1,
+                "first_k_dense_replace": 3,
+                "model_type": "deepseek_v3",
+                "n_group": 8,
+                "norm_topk_prob": True,
+                "num_nextn_predict_layers": 1,
+                "q_lora_rank": 1536,
+                "routed_scaling_factor": 2.5,
+                "scoring_func": "sigmoid",
+                "topk_group": 4,
+                "topk_method": "noaux_tc",
+            },
+        },
+    ),
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": (
+        "deepseek_v2",
+        {
+            "config.json": {
+                **_DEEPSEEK,
+                "architectures": ["DeepseekV2ForCausalLM"],
+                "aux_loss_alpha": 0.001,
+                "first_k_dense_replace": 1,
+                "model_type": "deepseek_v2",
+                "n_group": 1,
+                "norm_topk_prob": False,
+                "pretraining_tp": 1,
+                "q_lora_rank": None,
+                "routed_scaling_factor": 1.0,
+                "scoring_func": "softmax",
+                "seq_aux": True,
+                "topk_group": 1,
+                "topk_method": "greedy",
             },
         },
     ),

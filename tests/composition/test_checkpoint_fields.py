@@ -13,6 +13,7 @@ from tests.composition.published_fields import PUBLISHED
 from transformers.utils.quantization_config import AwqConfig, GPTQConfig
 
 import aethermind_bert.architecture
+import aethermind_deepseek.architecture
 import aethermind_gemma.architecture
 import aethermind_glm.architecture
 import aethermind_gpt2.architecture
@@ -75,6 +76,8 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "starcoder2": (aethermind_llama.starcoder2.STARCODER2, SIZES),
     "gemma2": (aethermind_gemma.architecture.GEMMA2, SIZES),
     "gemma3": (aethermind_gemma.architecture.GEMMA3, SIZES),
+    "deepseek_v2": (aethermind_deepseek.architecture.DEEPSEEK_V2, SIZES),
+    "deepseek_v3": (aethermind_deepseek.architecture.DEEPSEEK_V3, SIZES),
     "phi3": (aethermind_phi.architecture.PHI3, SIZES),
     "glm": (aethermind_glm.architecture.GLM, SIZES),
     "glm4": (aethermind_glm.architecture.GLM4, SIZES),
@@ -132,7 +135,22 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "num_experts_per_tok": (3, {}),
     "moe_intermediate_size": (24, {}),
     "shared_expert_intermediate_size": (24, {}),
-    "norm_topk_prob": (True, {}),
+    "kv_lora_rank": (24, {}),
+    "q_lora_rank": (24, {}),
+    "qk_nope_head_dim": (24, {}),
+    "qk_rope_head_dim": (24, {}),
+    "v_head_dim": (24, {}),
+    "n_routed_experts": (128, {}),
+    "n_shared_experts": (3, {}),
+    "first_k_dense_replace": (1, {}),
+    "moe_layer_freq": (2, {"first_k_dense_replace": 0}),
+    "topk_method": ("group_limited_greedy", {"n_group": 4, "topk_group": 2}),
+    "scoring_func": ("tanh", {}),
+    "n_group": (16, {"topk_method": "noaux_tc", "topk_group": 4}),
+    "topk_group": (2, {"topk_method": "noaux_tc", "n_group": 8}),
+    "routed_scaling_factor": (4.0, {}),
+    "rope_interleave": (False, {}),
+    "norm_topk_prob": (True, {"norm_topk_prob": False}),
     "decoder_sparse_step": (2, {}),
     "mlp_only_layers": ([1], {}),
     "qkv_bias": (False, {}),
@@ -200,6 +218,8 @@ IRRELEVANT = {
     "gemma2": ("use_sliding_window", "max_window_layers"),
     "gemma3": ("use_sliding_window", "max_window_layers"),
     "phi3": ("use_sliding_window", "max_window_layers"),
+    "deepseek_v2": ("sliding_window", "max_window_layers"),
+    "deepseek_v3": ("sliding_window", "max_window_layers"),
 }  # fmt: skip
 """What of the decoders' fields an architecture has no use for, by their beginnings."""
 

@@ -14,6 +14,7 @@ FAMILIES = {
     "aethermind-qwen2",
     "aethermind-llama",
     "aethermind-gemma",
+    "aethermind-deepseek",
     "aethermind-glm",
     "aethermind-phi",
     "aethermind-gpt2",
@@ -62,7 +63,7 @@ def test_the_smallest_is_small_and_generates(smallest: Environment) -> None:
     assert report["unmet_requirements"] == []
     listed = json.loads(smallest.run("aethermind", "plugins", "list", "--json").stdout)
     assert {(plugin["name"], plugin["status"], plugin["is_ours"]) for plugin in listed["plugins"]} == {
-        (name, "loaded", True) for name in ("bert", "cpu", "gemma", "glm", "gpt2", "llama", "phi", "qwen2")
+        (name, "loaded", True) for name in ("bert", "cpu", "deepseek", "gemma", "glm", "gpt2", "llama", "phi", "qwen2")
     }
 
 
@@ -127,7 +128,7 @@ def test_all_is_all(smallest: Environment, environments: Environments) -> None:
     environment = environments.make("--no-deps", "aethermind-core", "aethermind-cpu", *FAMILIES, *ours_of_all)
     assert ours(environment) == {
         f"aethermind-{name}"
-        for name in ("core", "cpu", "cuda", "cann", "qwen2", "llama", "phi", "glm", "gemma", "gpt2", "bert")
+        for name in ("core", "cpu", "cuda", "cann", "qwen2", "llama", "phi", "glm", "gemma", "deepseek", "gpt2", "bert")
     }
     assert {plugin["error"] for plugin in doctor(environment)["plugins"]} == {None}
     assert generates(environment)

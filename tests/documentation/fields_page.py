@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aethermind_bert.architecture
+import aethermind_deepseek.architecture
 import aethermind_gemma.architecture
 import aethermind_glm.architecture
 import aethermind_gpt2.architecture
@@ -66,6 +67,8 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of Gemma 2": aethermind_gemma.architecture.GEMMA2.known_fields,
     "config.json of Gemma 3": aethermind_gemma.architecture.GEMMA3.known_fields,
     "config.json of Gemma 3 with pictures": aethermind_gemma.architecture.GEMMA3_WITH_IMAGES.known_fields,
+    "config.json of DeepSeek-V2": aethermind_deepseek.architecture.DEEPSEEK_V2.known_fields,
+    "config.json of DeepSeek-V3": aethermind_deepseek.architecture.DEEPSEEK_V3.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

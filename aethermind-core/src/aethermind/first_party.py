@@ -33,6 +33,17 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
     "aethermind-cann": {"device": ("cann",)},
     "aethermind-cpu": {"device": ("cpu",)},
     "aethermind-cuda": {"device": ("cuda",)},
+    "aethermind-deepseek": {
+        "architecture": (
+            "DeepseekV2ForCausalLM",
+            "DeepseekV2Model",
+            "DeepseekV3ForCausalLM",
+            "DeepseekV3Model",
+            "deepseek_v2",
+            "deepseek_v3",
+            "kimi_k2",
+        )
+    },
     "aethermind-gemma": {
         "architecture": (
             "Gemma2ForCausalLM",

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.core.checkpoint.packed_layers import random_layer
 
-from aethermind.checkpoint import Checkpoint, FusedSlice, StackedTensors, TensorStack, expert_stacks
+from aethermind.checkpoint import (
+    Checkpoint,
+    FusedSlice,
+    HeadSlice,
+    StackedTensors,
+    TensorInfo,
+    TensorStack,
+    expert_stacks,
+)
 from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 from aethermind.errors import CheckpointError
-from aethermind.ops.weight_format import QuantizedWeight
+from aethermind.ops.weight_format import QuantizedWeight, parse_format
 
 MODULE = "model.layers.0.mlp.experts"
 RNG = np.random.default_rng(3)
@@ -145,3 +154,55 @@ def test_experts_in_several_formats_are_dense(tmp_path: Path) -> None:
     assert isinstance(stack, np.ndarray)
     assert (info.weight_format, info.shape, info.dtype, stack.dtype) == (None, (96, 128), np.float16, np.float16)
     np.testing.assert_allclose(stack, values, rtol=2e-3)
+
+
+HEADS = RNG.standard_normal((3 * 5, 64)).astype(np.float32)  # three heads of five rows
+
+
+def heads_of(stored: Any) -> StackedTensors:
+    parts = {"k": HeadSlice("b", 3, end=2, is_transposed=True), "v": HeadSlice("b", 3, begin=2)}
+    return StackedTensors(stored, {**parts, "absent": HeadSlice("c", 3)})
+
+
+def test_matrices_of_heads_are_taken_apart(tmp_path: Path) -> None:
+    tensors = heads_of(stored(tmp_path, {"b": HEADS, "other": DOWN}))
+    by_head = HEADS.reshape(3, 5, 64)
+    wanted = {"k": by_head[:, :2].transpose(0, 2, 1).reshape(3 * 64, 2), "v": by_head[:, 2:].reshape(9, 64)}
+    assert set(tensors.names) == {"k", "v", "other"}
+    for name, values in wanted.items():
+        info = tensors.info(name)
+        assert (info.shape, info.dtype, info.num_bytes) == (values.shape, values.dtype, values.nbytes)
+        np.testing.assert_array_equal(tensors.array(name), values)
+    with pytest.raises(CheckpointError, match=r"b \[15, 64\] is not a matrix for each of 4 heads"):
+        StackedTensors(stored(tmp_path, {"b": HEADS}), {"k": HeadSlice("b", 4)}).info("k")
+
+
+def test_quantised_matrices_of_heads_stay_so_unless_they_are_transposed() -> None:
+    format = parse_format("int8")
+    assert format is not None
+    weight = format.quantize(HEADS)
+
+    class Quantised:
+        names, paths, total_bytes, zero_bias_names = ("b",), (), weight.codes.nbytes, ()
+
+        def info(self, name: str) -> TensorInfo:
+            return TensorInfo("int8", weight.shape, 0, 15 * 68, format)
+
+        def array(self, name: str) -> QuantizedWeight:
+            return weight
+
+    tensors = heads_of(Quantised())
+    assert (tensors.info("v").weight_format, tensors.info("v").num_bytes) == (format, 9 * 68)
+    values, transposed = tensors.array("v"), tensors.array("k")
+    assert isinstance(values, QuantizedWeight)
+    np.testing.assert_array_equal(values.codes, weight.codes.reshape(3, 5, 64)[:, 2:].reshape(9, 64))
+    exact = format.dequantize(weight, "float16").reshape(3, 5, 64)[:, :2].transpose(0, 2, 1).reshape(192, 2)
+    np.testing.assert_array_equal(transposed, exact)
+    info = tensors.info("k")
+    assert (info.dtype, info.shape, info.num_bytes) == (transposed.dtype, exact.shape, exact.nbytes)
+
+
+def test_tensors_of_further_layers_are_left_out(tmp_path: Path) -> None:
+    names = [f"model.layers.{layer}.a" for layer in (0, 9, 10)]
+    tensors = StackedTensors(stored(tmp_path, {**dict.fromkeys(names, DOWN), "b": DOWN}), {}, num_layers=10)
+    assert set(tensors.names) == {*names[:2], "b"}

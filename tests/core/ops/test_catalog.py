@@ -13,6 +13,8 @@ from tests.core.ops import torch_mixture, torch_recurrent
 from tests.core.ops.torch_cache import (
     kv_cache_write,
     kv_cache_write_quantized,
+    latent_cache_write,
+    mla_attention,
     paged_attention,
     paged_attention_quantized,
     rope,
@@ -278,6 +280,11 @@ TORCH: dict[str, Callable[..., Any]] = {
     "merge_last": lambda x: x.flatten(-2),
     "select": lambda x, index: x.select(1, index),
     "concat": lambda a, b: torch.cat([a, b], dim=1),
+    "slice_last": lambda x, begin, size: x.narrow(-1, begin, size),
+    "concat_last": lambda a, b: torch.cat([a, b], dim=-1),
+    "latent_cache_write": latent_cache_write,
+    "mla_attention": mla_attention,
+    "linear_per_head": lambda x, w, num_heads: torch.einsum("thk,hnk->thn", x, w.unflatten(0, (num_heads, -1))),
     "clamped_silu_mul": torch_mixture.clamped_silu_mul,
     "router_logits": functional.linear,
     "router_topk": torch_mixture.router_topk,
@@ -295,7 +302,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 73
+    assert len(OPERATORS) == 78
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from torch.nn import functional
 __all__ = [
     "kv_cache_write",
     "kv_cache_write_quantized",
+    "latent_cache_write",
+    "mla_attention",
     "paged_attention",
     "paged_attention_quantized",
     "rope",
@@ -121,3 +123,14 @@ def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, 
             heads = functional.scaled_dot_product_attention(*operands, attn_mask=mask, scale=scale)
         out[begin:end] = heads.transpose(0, 1)
     return out
+
+
+def latent_cache_write(k, slot_mapping, k_cache):
+    return kv_cache_write(k, k, slot_mapping, k_cache, k_cache)[0]
+
+
+def mla_attention(q, k_cache, cu_seqlens_q, seqlens_k, block_tables, value_dim, scale):
+    whole = paged_attention(
+        q, k_cache, k_cache, cu_seqlens_q, seqlens_k, block_tables, None, None, scale, window=0, softcap=0
+    )
+    return whole[..., :value_dim]

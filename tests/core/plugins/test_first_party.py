@@ -107,7 +107,7 @@ def test_a_known_package_is_named_with_the_command_that_installs_it(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("architecture", "DeepseekV3ForCausalLM"), ("gguf", "mamba"), ("device", "mps"), ("gguf", "LlamaForCausalLM")],
+    [("architecture", "JambaForCausalLM"), ("gguf", "mamba"), ("device", "mps"), ("gguf", "LlamaForCausalLM")],
 )
 def test_an_unknown_name_has_no_known_package(kind: Any, name: str) -> None:
     assert provider_of(kind, name) is None
@@ -163,7 +163,7 @@ def test_registries_name_the_first_party_package(install: Callable[..., None], m
     for look_up, end in (
         (lambda: runtime.architectures.get("MistralForCausalLM"), "`pip install aethermind-llama`."),
         (
-            lambda: runtime.architectures.get("DeepseekV3ForCausalLM"),
+            lambda: runtime.architectures.get("JambaForCausalLM"),
             "`aethermind plugin new model NAME` creates its skeleton.",
         ),
         (lambda: runtime.gguf_families.get("llama"), "`pip install aethermind-llama`."),

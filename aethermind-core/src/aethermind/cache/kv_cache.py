@@ -17,6 +17,7 @@ from typing import Protocol
 
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.block_stats import BlockInfo, count_states, inspect_blocks
+from aethermind.cache.layers import has_latent
 from aethermind.cache.outcome import CacheOutcome, OpenResult, ReserveResult, SaveResult
 from aethermind.cache.positions import PLAIN
 from aethermind.cache.prefix_cache import HashedPrefixCache, NoPrefixCache, PrefixCache
@@ -433,8 +434,10 @@ class KVCache:
 
         `PARTIAL_BLOCK` if the first of them is not the first of a block, `OUT_OF_ORDER` if they would get positions
         among or before those of the preceding tokens, `WINDOWS_FREED` with several groups, `RECURRENT_STATE` if the
-        model has recurrent layers.
+        model has recurrent layers, `LATENT_KEYS` if it has layers of latent attention.
         """
+        if has_latent(self.spec.layers):
+            return CacheOutcome.LATENT_KEYS
         return self._change(seq_id, lambda sequence: shift_tokens(sequence, start, delta, self._block_size))
 
     def _change(self, seq_id: str, change: Callable[[CachedSequence], RangeResult]) -> CacheOutcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aethermind.errors import InvalidArgumentError
@@ -10,12 +10,14 @@ from aethermind.errors import InvalidArgumentError
 __all__ = [
     "AttentionCache",
     "Hybrid",
+    "Latent",
     "LayerCache",
     "Paged",
     "Recurrent",
     "Shared",
     "Window",
     "attention_of",
+    "has_latent",
     "recurrent_of",
     "source_layer",
 ]
@@ -45,6 +47,30 @@ class Window(Paged):
     """Keys and values of which a query sees those of the last `window` tokens, its own included."""
 
     window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A latent vector and a rotated key of every token, which all heads share: `k_cache` [1, rank + rope_dim].
+
+    There is no `v_cache`, since values are the first `rank` elements of the keys (multi-head latent attention;
+    DeepSeek-V2, 2024, arXiv:2405.04434).
+    """
+
+    rank: int
+    rope_dim: int
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.rope_dim < 0:
+            raise InvalidArgumentError(
+                f"A latent cache of rank {self.rank} and {self.rope_dim} rotated elements holds nothing; the rank must "
+                "be 1 or more, and rope_dim 0 or more."
+            )
+
+    @property
+    def rows(self) -> dict[str, tuple[int, int]]:
+        """The heads and elements that a token takes, by tensor."""
+        return {"k_cache": (1, self.rank + self.rope_dim)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +117,7 @@ class Recurrent:
         return {}
 
 
-AttentionCache = Paged | Window | Shared
+AttentionCache = Paged | Window | Latent | Shared
 """What a layer keeps of each token."""
 
 
@@ -117,6 +143,11 @@ def attention_of(entry: LayerCache) -> AttentionCache | None:
     if isinstance(entry, Hybrid):
         return entry.attention
     return None if isinstance(entry, Recurrent) else entry
+
+
+def has_latent(layers: Iterable[LayerCache]) -> bool:
+    """Whether any layer caches latent vectors, which are neither quantised nor rotated to other positions."""
+    return any(isinstance(attention_of(entry), Latent) for entry in layers)
 
 
 def recurrent_of(entry: LayerCache) -> Recurrent | None:

@@ -36,6 +36,9 @@ class CacheOutcome(Enum):
     """The state stands for all tokens of the sequence and is in device memory only: it cannot be that of fewer tokens
     (truncate the sequence to 0 and compute it again, see `KVCache.take_back`), and is not swapped out or saved."""
 
+    LATENT_KEYS = "of a model that caches latent vectors"
+    """Keys are not rotated where a cached row is more than a key (multi-head latent attention)."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:

@@ -5,7 +5,7 @@ SafetensorsFile   one .safetensors file, mapped into memory
 Checkpoint        a model directory's weights, in one file or in shards with an index
 TorchFile         one .bin, .pt or .pth file, written by torch.save (needs torch)
 AdaptedTensors    a checkpoint whose tensors are renamed, transposed or sliced to match a model's graph
-StackedTensors    a checkpoint in which a layer's experts are one matrix per projection
+StackedTensors    a checkpoint in which a layer's experts are one matrix per projection, and heads are taken apart
 DummyCheckpoint   random-looking weights, for running a model without its checkpoint
 match_names       the check that a set of weights is exactly what a model needs
 
@@ -16,7 +16,7 @@ imported only for such a file.
 from __future__ import annotations
 
 from aethermind.checkpoint.dummy import DummyCheckpoint
-from aethermind.checkpoint.expert_stacks import FusedSlice, StackedTensors, TensorStack, expert_stacks
+from aethermind.checkpoint.expert_stacks import FusedSlice, HeadSlice, StackedTensors, TensorStack, expert_stacks
 from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice, interleaved_heads
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
@@ -31,6 +31,7 @@ __all__ = [
     "Checkpoint",
     "DummyCheckpoint",
     "FusedSlice",
+    "HeadSlice",
     "SafetensorsFile",
     "StackedTensors",
     "StoredTensors",

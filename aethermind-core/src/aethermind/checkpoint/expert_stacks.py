@@ -2,11 +2,13 @@
 
 Graphs declare the experts of a projection as a stack [E · N, K], expert after expert. Checkpoints store one tensor
 [N, K] per expert, or one fused tensor [E, ...] for all, in which gate and up projections may share the rows, or the
-matrices may be transposed. Quantised experts are stacked in their own format.
+matrices may be transposed. Quantised experts are stacked in their own format. Projections with a matrix for each
+attention head are stacks, too, of which parts may be taken.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
@@ -23,7 +25,7 @@ from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["FusedSlice", "StackedTensors", "TensorStack", "expert_stacks"]
+__all__ = ["FusedSlice", "HeadSlice", "StackedTensors", "TensorStack", "expert_stacks"]
 
 Array = npt.NDArray[Any]
 
@@ -55,17 +57,43 @@ class FusedSlice:
         return slice(self.begin, self.end, self.step)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadSlice:
+    """A model's tensor as the same rows of every head's matrix in a stored stack [H · M, K].
+
+    Rows `begin` to `end`, N in all, are taken of each head: [H · N, K], or with `is_transposed` their transposes
+    [H · K, N]. Transposes of a quantised tensor are float16, since scales belong to rows.
+    """
+
+    stored_name: str
+    num_heads: int
+    begin: int = 0
+    end: int | None = None
+    is_transposed: bool = False
+
+
 class StackedTensors:
     """A checkpoint whose tensors are `stacks` of stored tensors, and the stored tensors that no stack uses.
 
     Implements `StoredTensors`. Immutable.
     """
 
-    def __init__(self, stored: StoredTensors, stacks: Mapping[str, TensorStack | FusedSlice]) -> None:
+    def __init__(
+        self,
+        stored: StoredTensors,
+        stacks: Mapping[str, TensorStack | FusedSlice | HeadSlice],
+        num_layers: int | None = None,
+    ) -> None:
+        """Stacks whose stored tensors are missing are left out; the model's check of names reports them.
+
+        `num_layers` leaves out the tensors `model.layers.{n}.…` of further layers, such as those that predict several
+        tokens.
+        """
+        there = set(stored.names)
         self.stored = stored
-        self._stacks = dict(stacks)
+        self._stacks = {name: stack for name, stack in stacks.items() if there.issuperset(_names_of(stack))}
         used = {name for stack in stacks.values() for name in _names_of(stack)}
-        self._others = {name for name in stored.names if name not in used}
+        self._others = {name for name in there - used if num_layers is None or _layer_of(name) < num_layers}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,6 +116,8 @@ class StackedTensors:
         stack = self._stacks.get(name)
         if isinstance(stack, FusedSlice):
             return self._info_of_fused(stack)
+        if isinstance(stack, HeadSlice):
+            return self._info_of_heads(stack)
         return self._other(name) if stack is None else self._info_of_stack(stack)
 
     def array(self, name: str) -> Array | QuantizedWeight:
@@ -98,6 +128,8 @@ class StackedTensors:
             return self.stored.array(name)
         if isinstance(stack, FusedSlice):
             return self._fused(stack)
+        if isinstance(stack, HeadSlice):
+            return self._heads(stack)
         if len(stack.stored_names) == 1:
             return self.stored.array(stack.stored_names[0])
         info = self._info_of_stack(stack)
@@ -155,6 +187,35 @@ class StackedTensors:
             drop_mapped_pages(values)
         return stacked
 
+    def _info_of_heads(self, stack: HeadSlice) -> TensorInfo:
+        stored = self.stored.info(stack.stored_name)
+        if len(stored.shape) != 2 or stored.shape[0] % stack.num_heads:
+            raise CheckpointError(
+                f"{stack.stored_name} {list(stored.shape)} is not a matrix for each of {stack.num_heads} heads. Check "
+                "that config.json and the weights belong to the same model."
+            )
+        num_rows, num_columns = len(range(stored.shape[0] // stack.num_heads)[stack.begin : stack.end]), stored.shape[1]
+        num_bytes = stored.num_bytes * num_rows * stack.num_heads // max(stored.shape[0], 1)
+        if not stack.is_transposed:
+            return replace(stored, shape=(stack.num_heads * num_rows, num_columns), begin=0, end=num_bytes)
+        shape = (stack.num_heads * num_columns, num_rows)
+        if stored.weight_format is not None:
+            return TensorInfo("F16", shape, 0, 2 * prod(shape))
+        return replace(stored, shape=shape, begin=0, end=num_bytes)
+
+    def _heads(self, stack: HeadSlice) -> Array | QuantizedWeight:
+        info, values = self._info_of_heads(stack), self.stored.array(stack.stored_name)
+        rows = np.arange(len(values) if isinstance(values, np.ndarray) else values.shape[0])
+        rows = rows.reshape(stack.num_heads, -1)[:, stack.begin : stack.end]
+        if isinstance(values, QuantizedWeight):
+            taken = values.take_rows(rows.ravel())
+            if not stack.is_transposed:
+                return taken
+            values, rows = taken.format.dequantize(taken, "float16"), np.arange(rows.size).reshape(rows.shape)
+        matrices = values[rows]
+        stacked: Array = (matrices.swapaxes(1, 2) if stack.is_transposed else matrices).reshape(info.shape)
+        return stacked
+
     def _dense(self, stack: TensorStack, info: TensorInfo) -> Array:
         stacked: Array | None = None
         for rows, stored in self._by_rows(stack, info.shape[0]):
@@ -190,8 +251,14 @@ class StackedTensors:
                 drop_mapped_pages(values)
 
 
-def _names_of(stack: TensorStack | FusedSlice) -> tuple[str, ...]:
+def _names_of(stack: TensorStack | FusedSlice | HeadSlice) -> tuple[str, ...]:
     return stack.stored_names if isinstance(stack, TensorStack) else (stack.stored_name,)
+
+
+def _layer_of(name: str) -> int:
+    """The number of the layer that a tensor belongs to, -1 for one outside."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 _GATE, _UP, _DOWN = "gate_proj", "up_proj", "down_proj"
@@ -203,7 +270,7 @@ def expert_stacks(
     modules: Mapping[str, str],
     num_experts: int,
     projections: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, TensorStack | FusedSlice]:
+) -> dict[str, TensorStack | FusedSlice | HeadSlice]:
     """Return the stacks of experts: `{module}.gate_proj.weight`, `up_proj` and `down_proj` for each of the `modules`.
 
     `modules` are the graph's names of experts (`model.layers.0.mlp.experts`) and the checkpoint's names of them. Stored
@@ -214,7 +281,7 @@ def expert_stacks(
     CheckpointError names the first tensor that is missing where a layer has some of its experts.
     """
     names = set(stored.names)
-    stacks: dict[str, TensorStack | FusedSlice] = {}
+    stacks: dict[str, TensorStack | FusedSlice | HeadSlice] = {}
     for module, stored_module in modules.items():
         for name in (_GATE, _UP, _DOWN):
             stored_name = projections.get(name, name)

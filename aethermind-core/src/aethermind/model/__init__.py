@@ -1,6 +1,6 @@
 """The toolkit of model packages: configuration, rotary frequencies, building blocks, and registries."""
 
-from aethermind.cache.layers import Hybrid, LayerCache, Paged, Recurrent, Shared, Window
+from aethermind.cache.layers import Hybrid, Latent, LayerCache, Paged, Recurrent, Shared, Window
 from aethermind.model.architecture import (
     AdaptsWeights,
     Architecture,
@@ -9,9 +9,9 @@ from aethermind.model.architecture import (
     TextEncoder,
     windowed_layout,
 )
-from aethermind.model.config import DecoderConfig, read_decoder_config
+from aethermind.model.config import DecoderConfig, positive_int, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
-from aethermind.model.mixture import MixtureConfig, read_mixture_config
+from aethermind.model.mixture import MixtureConfig, RouterConfig, read_mixture_config
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
 from aethermind.model.rope import read_rope
 from aethermind.model.step_inputs import StepInputs
@@ -30,16 +30,19 @@ __all__ = [
     "EmbeddingSpan",
     "Hybrid",
     "InputProcessor",
+    "Latent",
     "LayerCache",
     "MixtureConfig",
     "ModelRegistry",
     "Paged",
     "ProcessedPrompt",
     "Recurrent",
+    "RouterConfig",
     "Shared",
     "StepInputs",
     "TextEncoder",
     "Window",
+    "positive_int",
     "read_decoder_config",
     "read_mixture_config",
     "read_rope",

@@ -9,7 +9,28 @@ from typing import Any
 from aethermind.errors import ConfigError
 from aethermind.model.config import positive_int
 
-__all__ = ["MixtureConfig", "read_mixture_config"]
+__all__ = ["MixtureConfig", "RouterConfig", "read_mixture_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """How a router scores and chooses experts, see the operator `router_topk`; the defaults are a softmax over all.
+
+    Attributes:
+        is_sigmoid: whether scores are sigmoids instead of a softmax.
+        has_correction_bias: whether a bias of each expert, the parameter `gate.e_score_correction_bias`, is added to
+            the scores for the choice only.
+        num_groups, top_groups: experts are groups of neighbours, and a token's are in so many of the best groups.
+        group_score_k: the score of a group is the sum of so many of its best.
+        scale: the factor of all weights.
+    """
+
+    is_sigmoid: bool = False
+    has_correction_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score_k: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +44,8 @@ class MixtureConfig:
         renormalize: whether the router's probabilities of a token's experts are divided by their sum.
         is_sparse: for each layer, whether it is a mixture; the others are dense.
         shared_width: the intermediate size of an expert that all tokens use in addition; 0 where there is none.
+        has_shared_gate: whether the shared expert is scaled by a sigmoid of its own.
+        router: how experts are chosen.
     """
 
     num_experts: int
@@ -31,6 +54,8 @@ class MixtureConfig:
     renormalize: bool
     is_sparse: tuple[bool, ...]
     shared_width: int = 0
+    has_shared_gate: bool = True
+    router: RouterConfig = RouterConfig()
 
     @property
     def sparse_layers(self) -> tuple[int, ...]:

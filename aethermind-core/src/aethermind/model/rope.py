@@ -55,6 +55,11 @@ class RopeConfig:
         """The number of positions that the scaling reaches; 0 without scaling."""
         return int(self.factor * self.original_max_position_embeddings)
 
+    @property
+    def score_scale(self) -> float:
+        """The factor by which YaRN with `mscale_all_dim` multiplies all scores of attention (DeepSeek-V2), else 1."""
+        return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
 
 def read_rope(
     fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, has_partial_rotary: bool = False

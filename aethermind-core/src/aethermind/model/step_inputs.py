@@ -56,10 +56,11 @@ class StepInputs:
     logits_rows: Value
     caches: tuple[Mapping[str, Value], ...]
     """By layer, the tensors of its cache: `k_cache` [num_blocks, num_kv_heads, block_size, key_dim] and `v_cache` […,
-    value_dim], with `k_scale` and `v_scale`, f32[num_blocks, num_kv_heads, block_size], if they are quantised. A layer
-    that shares another's has that one's tensors. Layers of several groups have tensors in common, in which their rows
-    are disjoint: an operator that writes or reads them takes `GraphBuilder.latest`. A recurrent layer has the tensors
-    that it declares, f32[num_slots, …], such as `recurrent_state`; see `state_slots`."""
+    value_dim], with `k_scale` and `v_scale`, f32[num_blocks, num_kv_heads, block_size], if they are quantised. A
+    `Latent` layer has no `v_cache`. A layer that shares another's has that one's tensors. Layers of several groups have
+    tensors in common, in which their rows are disjoint: an operator that writes or reads them takes
+    `GraphBuilder.latest`. A recurrent layer has the tensors that it declares, f32[num_slots, …], such as
+    `recurrent_state`; see `state_slots`."""
     embeddings: EmbeddingInputs | None = None
     window_tables: tuple[GroupTables, ...] = ()
     """The tables of the groups behind group 0, whose inputs are named `slot_mapping.1`, `block_tables.1`, …"""

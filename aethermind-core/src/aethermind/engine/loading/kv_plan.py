@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from aethermind.cache.groups import group_layers
+from aethermind.cache.layers import has_latent
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.engine.config import EngineConfig
@@ -103,6 +104,12 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
     layers, block_size, most = cache_layout(model), config.block_size, config.max_num_batched_tokens
+    if stored in CODE_DTYPES and has_latent(layers):
+        raise InvalidArgumentError(
+            f"This model caches latent vectors, which are not quantised to {stored}: they are small as they are. Pass "
+            "auto as kv_cache_dtype.",
+            param="kv_cache_dtype",
+        )
     groups = group_layers(layers, block_size, max_model_len, most) if config.kv_store is None else ()
     spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, most)
     return (

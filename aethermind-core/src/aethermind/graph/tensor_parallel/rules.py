@@ -105,6 +105,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "kv_cache_write_quantized": (Rule({**_NEW, **_CODES}, _CODES_OUT),),
     "paged_attention": (Rule({"q": HEADS, **_CACHE, **_OF_HEADS}, {"out": HEADS}, even=("q",)),),
     "paged_attention_quantized": (Rule({"q": HEADS, **_CODES, **_OF_HEADS}, {"out": HEADS}, even=("q",)),),
+    "mla_attention": (Rule({"q": HEADS}, {"out": HEADS}),),
+    "linear_per_head": (
+        Rule({"x": HEADS, "w": _ROWS}, {"out": HEADS}, divided=("num_heads",), heads={"w": "num_heads"}),
+    ),
+    "slice_last": (Rule({"x": HEADS}, {"out": HEADS}),),
+    "concat_last": (Rule({"a": HEADS, "b": HEADS}, {"out": HEADS}),),
     "attention": (Rule(dict.fromkeys("qkv", HEADS), {"out": HEADS}, even=("q",)),),
     "merge_heads": (Rule({"x": HEADS}, {"out": _WIDTH}),),
     "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),

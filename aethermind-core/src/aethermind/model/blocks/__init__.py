@@ -1,7 +1,15 @@
 """The building blocks of models, as functions that write to a GraphBuilder."""
 
 from aethermind.model.blocks.attention import attention, cached_attention, rope_table, rope_tables
-from aethermind.model.blocks.decoder import DecoderVariant, FeedForward, VariantModel, decoder, variant_decoder
+from aethermind.model.blocks.decoder import (
+    Attention,
+    DecoderVariant,
+    FeedForward,
+    VariantModel,
+    decoder,
+    variant_decoder,
+)
+from aethermind.model.blocks.latent_attention import LatentAttention, split_latent_projections
 from aethermind.model.blocks.layers import (
     embedding,
     geglu_mlp,
@@ -15,8 +23,10 @@ from aethermind.model.blocks.layers import (
 from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
 
 __all__ = [
+    "Attention",
     "DecoderVariant",
     "FeedForward",
+    "LatentAttention",
     "VariantModel",
     "attention",
     "cached_attention",
@@ -32,6 +42,7 @@ __all__ = [
     "moe_mlp",
     "rope_table",
     "rope_tables",
+    "split_latent_projections",
     "swiglu_mlp",
     "variant_decoder",
 ]

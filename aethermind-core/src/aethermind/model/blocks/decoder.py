@@ -18,13 +18,18 @@ from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, swigl
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["DecoderVariant", "FeedForward", "VariantModel", "decoder", "variant_decoder"]
+__all__ = ["Attention", "DecoderVariant", "FeedForward", "VariantModel", "decoder", "variant_decoder"]
 
 FeedForward = Callable[[GraphBuilder, Value, int], Value]
 """Writes the feed-forward network of a layer: `mlp(builder, x, layer)` returns its output for x, both F[T, D].
 
 A model is compared by value, so that what a `DecoderVariant` holds should be a function of a module or a frozen
 dataclass, not a closure.
+"""
+
+Attention = Callable[[GraphBuilder, Value, Value | None, StepInputs, int], Value]
+"""Writes the attention of a layer: `attention(builder, x, rope_table, inputs, layer)` returns its output for x, both
+F[T, D]. Like a `FeedForward`, it should be a value.
 """
 
 
@@ -47,6 +52,7 @@ class DecoderVariant:
         embedding_factor, residual_factor, logits_factor: what embeddings, the output of every block, and logits are
             multiplied by.
         mlp: writes the feed-forward networks; None for `swiglu_mlp`.
+        attention: writes the attention of layers; None for `blocks.attention` with the flags above.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -69,6 +75,7 @@ class DecoderVariant:
     residual_factor: float = 1.0
     logits_factor: float = 1.0
     mlp: FeedForward | None = None
+    attention: Attention | None = None
 
 
 def variant_decoder(
@@ -92,22 +99,7 @@ def variant_decoder(
     x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
     for layer in range(config.num_hidden_layers):
         base = f"{prefix}.layers.{layer}"
-        mixed_TD = attention(
-            builder,
-            x_TD,
-            tables[layer],
-            inputs,
-            config,
-            layer,
-            f"{base}.self_attn",
-            has_qkv_bias=variant.has_qkv_bias,
-            has_qk_norm=variant.has_qk_norm,
-            has_output_bias=variant.has_output_bias,
-            is_qk_norm_whole=variant.is_qk_norm_whole,
-            scale=variant.attention_scale,
-            softcap=variant.attention_softcap,
-            norm_offset=variant.norm_offset if variant.has_qk_norm else 0.0,
-        )
+        mixed_TD = _attention(builder, x_TD, tables[layer], inputs, config, layer, base, variant)
         is_last = layer == config.num_hidden_layers - 1
         if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
             mixed_TD, residual_TD = (
@@ -175,6 +167,36 @@ class VariantModel:
 
 def _named(base: str, norm: str | None) -> str | None:
     return None if norm is None else f"{base}.{norm}"
+
+
+def _attention(
+    builder: GraphBuilder,
+    x_TD: Value,
+    rope_table_TR: Value | None,
+    inputs: StepInputs,
+    config: DecoderConfig,
+    layer: int,
+    base: str,
+    variant: DecoderVariant,
+) -> Value:
+    if variant.attention is not None:
+        return variant.attention(builder, x_TD, rope_table_TR, inputs, layer)
+    return attention(
+        builder,
+        x_TD,
+        rope_table_TR,
+        inputs,
+        config,
+        layer,
+        f"{base}.self_attn",
+        has_qkv_bias=variant.has_qkv_bias,
+        has_qk_norm=variant.has_qk_norm,
+        has_output_bias=variant.has_output_bias,
+        is_qk_norm_whole=variant.is_qk_norm_whole,
+        scale=variant.attention_scale,
+        softcap=variant.attention_softcap,
+        norm_offset=variant.norm_offset if variant.has_qk_norm else 0.0,
+    )
 
 
 def _mlp(

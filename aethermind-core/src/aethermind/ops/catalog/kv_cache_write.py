@@ -15,7 +15,13 @@ from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.operator import Array, Call, Cost, Operator, Sample
 from aethermind.ops.schema import CODE_DTYPES, OperatorSchema
 
-__all__ = ["KV_CACHE_WRITE", "KV_CACHE_WRITE_QUANTIZED", "quantized_bytes", "random_slots"]
+__all__ = [
+    "KV_CACHE_WRITE",
+    "KV_CACHE_WRITE_QUANTIZED",
+    "LATENT_CACHE_WRITE",
+    "quantized_bytes",
+    "random_slots",
+]
 
 
 def _write_reference(k: Array, v: Array, slot_mapping: Array, k_cache: Array, v_cache: Array) -> tuple[Array, Array]:
@@ -25,10 +31,10 @@ def _write_reference(k: Array, v: Array, slot_mapping: Array, k_cache: Array, v_
 
 
 def _write_update(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    k, v, slot_mapping = inputs[:3]
+    *rows, slot_mapping = inputs[: len(outputs) + 1]
     tokens = np.flatnonzero(slot_mapping >= 0)
     blocks, offsets = np.divmod(slot_mapping[tokens], outputs[0].shape[2])
-    for cache, values in zip(outputs, (k, v), strict=True):
+    for cache, values in zip(outputs, rows, strict=True):
         cache[blocks, :, offsets] = values[tokens]
 
 
@@ -77,6 +83,39 @@ KV_CACHE_WRITE = Operator(
     check=slots_of_cache,
 )
 """Write the keys and values of a step to their slots of the paged cache, in place."""
+
+
+def _latent_reference(k: Array, slot_mapping: Array, k_cache: Array) -> Array:
+    out = k_cache.copy()
+    _write_update((k, slot_mapping), (out,))
+    return out
+
+
+def _latent_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for sample in _write_samples(rng):
+        k, _, slot_mapping, k_cache, _ = sample.inputs
+        yield Sample(sample.label, (k, slot_mapping, k_cache))
+
+
+def _latent_cost(call: Call) -> Cost:
+    return Cost(call.bytes_in("k", "slot_mapping"), call.bytes_in("k"))
+
+
+LATENT_CACHE_WRITE = Operator(
+    schema=OperatorSchema.parse(
+        """latent_cache_write(k: F[T, K, C], slot_mapping: i64[T], k_cache: F[N, K, P, C])
+        -> (k_out: F[N, K, P, C] = k_cache)"""
+    ),
+    summary="Token t is written to block slot // P at offset slot % P; a negative slot skips the token.",
+    reference=_latent_reference,
+    update=_write_update,
+    samples=_latent_samples,
+    tolerances=EXACT,
+    gathered=frozenset({"k_cache"}),
+    cost=_latent_cost,
+    check=slots_of_cache,
+)
+"""Write the rows of a step to their slots of a cache whose values are parts of its keys, see `mla_attention`."""
 
 
 def _quantized_reference(

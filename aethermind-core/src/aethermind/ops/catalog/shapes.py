@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from aethermind.errors import OperatorError
+from aethermind.ops.catalog._index_checks import Shapes
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["CONCAT", "MERGE_HEADS", "MERGE_LAST", "PERMUTE_HEADS", "SELECT", "SPLIT_HEADS", "SPLIT_LAST", "TRANSPOSE"]
+__all__ = [
+    "CONCAT",
+    "CONCAT_LAST",
+    "MERGE_HEADS",
+    "MERGE_LAST",
+    "PERMUTE_HEADS",
+    "SELECT",
+    "SLICE_LAST",
+    "SPLIT_HEADS",
+    "SPLIT_LAST",
+    "TRANSPOSE",
+]
 
 
 def _split_heads_reference(x: Array, *, num_heads: int) -> Array:
@@ -175,3 +188,56 @@ CONCAT = Operator(
     tolerances=EXACT,
 )
 """A copy of the vectors of every token in a and b, side by side."""
+
+
+def _slice_last_reference(x: Array, *, begin: int, size: int) -> Array:
+    return x[..., begin : begin + size]
+
+
+def _slice_last_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, begin, size in (
+        ((3, 7), 2, 5),
+        ((1, 8, 64), 0, 48),
+        ((0, 4, 8), 3, 2),
+        ((17, 3, 33), 32, 1),
+        ((300, 10), 0, 10),
+    ):
+        label = f"{'x'.join(map(str, shape))}_from_{begin}_{size}"
+        yield Sample(label, (normal(rng, *shape),), {"begin": begin, "size": size})
+
+
+def _slice_last_check(_: Mapping[str, Array], shapes: Shapes) -> None:
+    if shapes["out"][-1] > shapes["x"][-1]:
+        raise OperatorError(f"A vector of {shapes['x'][-1]} elements has no slice of {shapes['out'][-1]}.")
+
+
+SLICE_LAST = Operator(
+    schema=OperatorSchema.parse("slice_last(x: F[..., D]; begin: int = 0, size: int) -> (out: F[..., size])"),
+    summary="A copy of x[..., begin : begin + size]; begin + size is at most D.",
+    reference=_slice_last_reference,
+    samples=_slice_last_samples,
+    tolerances=EXACT,
+    gathered=frozenset({"x"}),
+    check=_slice_last_check,
+)
+"""A copy of adjacent elements of every vector."""
+
+
+def _concat_last_reference(a: Array, b: Array) -> Array:
+    return np.concatenate([a, b], axis=-1)
+
+
+def _concat_last_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, first, second in (((3,), 2, 5), ((1, 8), 48, 16), ((0, 4), 3, 2), ((17, 3), 32, 1), ((300,), 1, 9)):
+        inputs = normal(rng, *shape, first), normal(rng, *shape, second)
+        yield Sample(f"{'x'.join(map(str, shape))}_{first}_and_{second}", inputs)
+
+
+CONCAT_LAST = Operator(
+    schema=OperatorSchema.parse("concat_last(a: F[..., A], b: F[..., B]) -> (out: F[..., A+B])"),
+    summary="A copy in which every vector of a is followed by the elements of that of b.",
+    reference=_concat_last_reference,
+    samples=_concat_last_samples,
+    tolerances=EXACT,
+)
+"""A copy of the vectors of a and b, joined one by one."""

@@ -1,0 +1,1 @@
+"""DeepSeek V2, V3 and R1 for AetherMind."""
