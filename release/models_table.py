@@ -45,6 +45,7 @@ _PUBLISHED: Mapping[str, str] = {
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4-mini",
     "GlmForCausalLM": "GLM-4-9B (`-hf`)",
     "Glm4ForCausalLM": "GLM-4-0414, GLM-Z1-0414",
+    "Glm4MoeForCausalLM": "GLM-4.5, GLM-4.5-Air, GLM-4.6",
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
     "Gemma3ForConditionalGeneration": "Gemma 3: the decoder of models that read pictures",

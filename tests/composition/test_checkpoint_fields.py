@@ -16,6 +16,7 @@ import aethermind_bert.architecture
 import aethermind_deepseek.architecture
 import aethermind_gemma.architecture
 import aethermind_glm.architecture
+import aethermind_glm.mixture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
 import aethermind_llama.cohere
@@ -81,6 +82,7 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "phi3": (aethermind_phi.architecture.PHI3, SIZES),
     "glm": (aethermind_glm.architecture.GLM, SIZES),
     "glm4": (aethermind_glm.architecture.GLM4, SIZES),
+    "glm4_moe": (aethermind_glm.mixture.GLM4_MOE, SIZES),
     "gpt2": (aethermind_gpt2.architecture.GPT2, GPT2_SIZES),
     "bert": (aethermind_bert.architecture.BERT, SIZES),
 }
@@ -140,9 +142,9 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "qk_nope_head_dim": (24, {}),
     "qk_rope_head_dim": (24, {}),
     "v_head_dim": (24, {}),
-    "n_routed_experts": (128, {}),
+    "n_routed_experts": (96, {}),
     "n_shared_experts": (3, {}),
-    "first_k_dense_replace": (1, {}),
+    "first_k_dense_replace": (2, {"num_hidden_layers": 4}),
     "moe_layer_freq": (2, {"first_k_dense_replace": 0}),
     "topk_method": ("group_limited_greedy", {"n_group": 4, "topk_group": 2}),
     "scoring_func": ("tanh", {}),
@@ -150,6 +152,7 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "topk_group": (2, {"topk_method": "noaux_tc", "n_group": 8}),
     "routed_scaling_factor": (4.0, {}),
     "rope_interleave": (False, {}),
+    "use_qk_norm": (True, {}),
     "norm_topk_prob": (True, {"norm_topk_prob": False}),
     "decoder_sparse_step": (2, {}),
     "mlp_only_layers": ([1], {}),

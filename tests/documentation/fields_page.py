@@ -9,6 +9,7 @@ import aethermind_bert.architecture
 import aethermind_deepseek.architecture
 import aethermind_gemma.architecture
 import aethermind_glm.architecture
+import aethermind_glm.mixture
 import aethermind_gpt2.architecture
 import aethermind_llama.architecture
 import aethermind_llama.cohere
@@ -64,6 +65,7 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of StarCoder2": aethermind_llama.starcoder2.STARCODER2.known_fields,
     "config.json of Phi-3 and Phi-4": aethermind_phi.architecture.PHI3.known_fields,
     "config.json of GLM-4": aethermind_glm.architecture.GLM4.known_fields,
+    "config.json of GLM-4.5": aethermind_glm.mixture.GLM4_MOE.known_fields,
     "config.json of Gemma 2": aethermind_gemma.architecture.GEMMA2.known_fields,
     "config.json of Gemma 3": aethermind_gemma.architecture.GEMMA3.known_fields,
     "config.json of Gemma 3 with pictures": aethermind_gemma.architecture.GEMMA3_WITH_IMAGES.known_fields,

@@ -58,7 +58,17 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
         "gguf": ("gemma2", "gemma3"),
     },
     "aethermind-glm": {
-        "architecture": ("Glm4ForCausalLM", "Glm4Model", "GlmForCausalLM", "GlmModel", "glm", "glm4"),
+        "architecture": (
+            "Glm4ForCausalLM",
+            "Glm4Model",
+            "Glm4MoeForCausalLM",
+            "Glm4MoeModel",
+            "GlmForCausalLM",
+            "GlmModel",
+            "glm",
+            "glm4",
+            "glm4_moe",
+        ),
         "gguf": ("glm4",),
     },
     "aethermind-gpt2": {"architecture": ("GPT2LMHeadModel", "GPT2Model", "gpt2")},

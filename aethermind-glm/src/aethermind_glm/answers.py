@@ -7,4 +7,4 @@ from aethermind.text import AnswerFormat
 __all__ = ["GLM4"]
 
 GLM4 = AnswerFormat(reasoning=("<think>", "</think>"))
-"""GLM-Z1 writes its reasoning between these tags."""
+"""GLM-Z1 and GLM-4.5 write their reasoning between these tags."""

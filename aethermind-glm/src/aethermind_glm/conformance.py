@@ -20,4 +20,18 @@ CASES = (
         {"glm4": {}, "glm4_whole_heads_no_bias": {"attention_bias": False, "rope_parameters": _WHOLE}},
         base=_BASE,
     ),
+    *variations(
+        "Glm4MoeForCausalLM",
+        {
+            "glm4_moe": {"use_qk_norm": True, "n_group": 4, "topk_group": 2},
+            "glm4_moe_bias_no_qk_norm": {"attention_bias": True, "routed_scaling_factor": 1.5, "norm_topk_prob": False},
+        },
+        base={
+            **_BASE,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
 )

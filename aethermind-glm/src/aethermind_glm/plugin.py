@@ -1,4 +1,4 @@
-"""What this package registers: two architectures, their answer formats and GGUF files."""
+"""What this package registers: three architectures, their answer formats and GGUF files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ def register_architectures(registry: Any) -> None:
     register = partial(registry.register, provider=_PROVIDER, cases=_CASES)
     register("GlmForCausalLM", "aethermind_glm.architecture:GLM", aliases=("GlmModel", "glm"))
     register("Glm4ForCausalLM", "aethermind_glm.architecture:GLM4", aliases=("Glm4Model", "glm4"))
+    register("Glm4MoeForCausalLM", "aethermind_glm.mixture:GLM4_MOE", aliases=("Glm4MoeModel", "glm4_moe"))
 
 
 @hookimpl
 def register_answer_formats(registry: Any) -> None:
-    registry.register("Glm4ForCausalLM", "aethermind_glm.answers:GLM4", provider=_PROVIDER)
+    for name in ("Glm4ForCausalLM", "Glm4MoeForCausalLM"):
+        registry.register(name, "aethermind_glm.answers:GLM4", provider=_PROVIDER)
 
 
 @hookimpl

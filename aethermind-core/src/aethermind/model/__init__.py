@@ -11,7 +11,7 @@ from aethermind.model.architecture import (
 )
 from aethermind.model.config import DecoderConfig, positive_int, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
-from aethermind.model.mixture import MixtureConfig, RouterConfig, read_mixture_config
+from aethermind.model.mixture import MixtureConfig, RouterConfig, read_deepseek_mixture, read_mixture_config
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
 from aethermind.model.rope import read_rope
 from aethermind.model.step_inputs import StepInputs
@@ -44,6 +44,7 @@ __all__ = [
     "Window",
     "positive_int",
     "read_decoder_config",
+    "read_deepseek_mixture",
     "read_mixture_config",
     "read_rope",
     "windowed_layout",

@@ -9,7 +9,7 @@ from typing import Any
 from aethermind.errors import ConfigError
 from aethermind.model.config import positive_int
 
-__all__ = ["MixtureConfig", "RouterConfig", "read_mixture_config"]
+__all__ = ["MixtureConfig", "RouterConfig", "read_deepseek_mixture", "read_mixture_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +99,62 @@ def read_mixture_config(
         tuple((layer + 1) % step == 0 and layer not in dense for layer in range(num_layers)),
         0 if shared_width is None else positive_int(fields, shared_width),
     )
+
+
+def read_deepseek_mixture(fields: Mapping[str, Any], num_layers: int) -> MixtureConfig:
+    """Read the fields about experts in DeepSeek's form, which GLM-4.5 has, too; `fields` include defaults.
+
+    Layer i is sparse from `first_k_dense_replace` on, where `moe_layer_freq` divides i. The shared experts are one of
+    `n_shared_experts` times the width. `topk_method` is greedy, group_limited_greedy or noaux_tc (with a correction
+    bias), `scoring_func` softmax or sigmoid. ConfigError names a bad field.
+    """
+    num_experts, num_chosen = positive_int(fields, "n_routed_experts"), positive_int(fields, "num_experts_per_tok")
+    width, step = positive_int(fields, "moe_intermediate_size"), positive_int(fields, "moe_layer_freq")
+    first, shared = (_count(fields, name) for name in ("first_k_dense_replace", "n_shared_experts"))
+    router = _read_router(fields, num_experts)
+    available = num_experts * router.top_groups // router.num_groups
+    if num_chosen > available:
+        raise ConfigError(f"num_experts_per_tok ({num_chosen}) in config.json is more than the {available} experts.")
+    return MixtureConfig(
+        num_experts,
+        num_chosen,
+        width,
+        bool(fields.get("norm_topk_prob", router.is_sigmoid)),
+        tuple(layer >= first and layer % step == 0 for layer in range(num_layers)),
+        shared * width,
+        has_shared_gate=False,
+        router=router,
+    )
+
+
+_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
+
+
+def _read_router(fields: Mapping[str, Any], num_experts: int) -> RouterConfig:
+    method, scoring, scale = fields["topk_method"], fields["scoring_func"], fields["routed_scaling_factor"]
+    if method not in _METHODS:
+        raise ConfigError(f"topk_method {method!r} in config.json is none of {', '.join(_METHODS)}.")
+    if scoring not in ("softmax", "sigmoid"):
+        raise ConfigError(f"scoring_func {scoring!r} in config.json is neither softmax nor sigmoid.")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
+        raise ConfigError(f"routed_scaling_factor in config.json should be a positive number, got {scale!r}.")
+    has_bias = method == "noaux_tc"
+    router = RouterConfig(is_sigmoid=scoring == "sigmoid", has_correction_bias=has_bias, scale=float(scale))
+    if method == "greedy":
+        return router
+    num_groups, top_groups = positive_int(fields, "n_group"), positive_int(fields, "topk_group")
+    if num_experts % num_groups or top_groups > num_groups:
+        raise ConfigError(
+            f"n_group ({num_groups}) in config.json should divide n_routed_experts ({num_experts}), and topk_group "
+            f"({top_groups}) be at most n_group."
+        )
+    # The score of a group is that of its best expert, or the sum of its best two where a bias balances load.
+    best = min(2, num_experts // num_groups) if has_bias else 1
+    return RouterConfig(router.is_sigmoid, has_bias, num_groups, top_groups, best, router.scale)
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} in config.json should be 0 or a positive integer, got {value!r}.")
+    return value
