@@ -121,7 +121,7 @@ def test_several_answers_to_a_prompt_fork_its_state(open_model: OpenRecurrent, k
 
 def test_no_more_sequences_run_than_there_are_slots(open_model: OpenRecurrent) -> None:
     engine = open_model("hybrid", max_num_seqs=2)
-    assert engine.compiled.cache_spec.num_slots == 2 + NUM_RESERVED_SLOTS + 2
+    assert engine.compiled.cache_spec.num_slots == 2 + NUM_RESERVED_SLOTS + 4
     seen: set[tuple[int, ...]] = set()
     launch = engine.runner.launch
 

@@ -31,7 +31,7 @@ __all__ = ["KVPlan", "MemoryNeeds", "fitting_num_blocks", "for_whole_texts", "pl
 
 logger = get_logger(__name__)
 
-_MOST_EMPTY_BLOCKS = 512
+_MOST_EMPTY_BLOCKS = 4096
 """Blocks of a context in which nothing is stored, because the model has no attention: they count tokens, and the prefix
 cache finds snapshots by them."""
 
@@ -62,7 +62,7 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     if not isinstance(model, TextEncoder):
         spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
-        config = replace(config, num_kv_blocks=spec.num_slots * spec.num_blocks_for(wanted_len))
+        config = replace(config, num_kv_blocks=(spec.most_sequences + 1) * spec.num_blocks_for(wanted_len))
     num_swap_blocks = _num_swap_blocks(config, spec)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
@@ -120,17 +120,18 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
 
 
 def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> KVCacheSpec:
-    """Add state slots for all requests that run at once, and as many for snapshots if prefixes are cached.
+    """Add state slots for all requests that run at once, and two snapshots for each if prefixes are cached: one of its
+    own, and one that the prefix cache keeps.
 
-    If a third of the device's memory holds fewer, there are as many snapshots as requests, or one less.
+    If a third of the device's memory holds fewer, half of the slots are for snapshots.
     """
     if not spec.is_recurrent:
         return spec
     _refuse_options_of_attention(config)
     max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
-    num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 2 * max_num_seqs
-    num_snapshots = min(max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
+    num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs
+    num_snapshots = min(2 * max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
     num_seqs = min(max_num_seqs, max(1, num_affordable - num_snapshots))
     if num_seqs < max_num_seqs:
         logger.warning(
