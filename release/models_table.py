@@ -42,6 +42,7 @@ _PUBLISHED: Mapping[str, str] = {
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "StableLmForCausalLM": "StableLM 3B, StableLM 2 1.6B",
     "Starcoder2ForCausalLM": "StarCoder2",
+    "GptOssForCausalLM": "gpt-oss-20b, gpt-oss-120b",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4-mini",
     "GlmForCausalLM": "GLM-4-9B (`-hf`)",
     "Glm4ForCausalLM": "GLM-4-0414, GLM-Z1-0414",

@@ -21,6 +21,7 @@ PACKAGES = (
     "aethermind_phi",
     "aethermind_gemma",
     "aethermind_deepseek",
+    "aethermind_gpt_oss",
     "aethermind_gpt2",
     "aethermind_bert",
     "aethermind_sim",

@@ -18,6 +18,7 @@ import aethermind_gemma.architecture
 import aethermind_glm.architecture
 import aethermind_glm.mixture
 import aethermind_gpt2.architecture
+import aethermind_gpt_oss.architecture
 import aethermind_llama.architecture
 import aethermind_llama.cohere
 import aethermind_llama.ernie
@@ -79,6 +80,7 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "gemma3": (aethermind_gemma.architecture.GEMMA3, SIZES),
     "deepseek_v2": (aethermind_deepseek.architecture.DEEPSEEK_V2, SIZES),
     "deepseek_v3": (aethermind_deepseek.architecture.DEEPSEEK_V3, SIZES),
+    "gpt_oss": (aethermind_gpt_oss.architecture.GPT_OSS, SIZES),
     "phi3": (aethermind_phi.architecture.PHI3, SIZES),
     "glm": (aethermind_glm.architecture.GLM, SIZES),
     "glm4": (aethermind_glm.architecture.GLM4, SIZES),
@@ -128,6 +130,8 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "logit_scale": (2.0, {}),
     "hidden_activation": ("gelu", {}),
     "query_pre_attn_scalar": (64, {}),
+    "swiglu_alpha": (1.0, {}),
+    "swiglu_limit": (2.0, {}),
     "attn_logit_softcapping": (20.0, {}),
     "final_logit_softcapping": (20.0, {}),
     "sliding_window_pattern": (2, {}),
@@ -220,6 +224,7 @@ IRRELEVANT = {
     "starcoder2": ("use_sliding_window", "max_window_layers"),
     "gemma2": ("use_sliding_window", "max_window_layers"),
     "gemma3": ("use_sliding_window", "max_window_layers"),
+    "gpt_oss": ("use_sliding_window", "max_window_layers"),
     "phi3": ("use_sliding_window", "max_window_layers"),
     "deepseek_v2": ("sliding_window", "max_window_layers"),
     "deepseek_v3": ("sliding_window", "max_window_layers"),
@@ -405,6 +410,7 @@ def test_ignored_fields_of_quantization_change_nothing(
         ("starcoder2", transformers.Starcoder2Config),
         ("gemma2", transformers.Gemma2Config),
         ("gemma3", transformers.Gemma3TextConfig),
+        ("gpt_oss", transformers.GptOssConfig),
         ("phi3", transformers.Phi3Config),
         ("glm", transformers.GlmConfig),
         ("glm4", transformers.Glm4Config),

@@ -15,6 +15,7 @@ FAMILIES = {
     "aethermind-llama",
     "aethermind-gemma",
     "aethermind-deepseek",
+    "aethermind-gpt-oss",
     "aethermind-glm",
     "aethermind-phi",
     "aethermind-gpt2",
@@ -63,7 +64,8 @@ def test_the_smallest_is_small_and_generates(smallest: Environment) -> None:
     assert report["unmet_requirements"] == []
     listed = json.loads(smallest.run("aethermind", "plugins", "list", "--json").stdout)
     assert {(plugin["name"], plugin["status"], plugin["is_ours"]) for plugin in listed["plugins"]} == {
-        (name, "loaded", True) for name in ("bert", "cpu", "deepseek", "gemma", "glm", "gpt2", "llama", "phi", "qwen2")
+        (name, "loaded", True)
+        for name in ("bert", "cpu", "deepseek", "gemma", "glm", "gpt-oss", "gpt2", "llama", "phi", "qwen2")
     }
 
 
@@ -128,7 +130,21 @@ def test_all_is_all(smallest: Environment, environments: Environments) -> None:
     environment = environments.make("--no-deps", "aethermind-core", "aethermind-cpu", *FAMILIES, *ours_of_all)
     assert ours(environment) == {
         f"aethermind-{name}"
-        for name in ("core", "cpu", "cuda", "cann", "qwen2", "llama", "phi", "glm", "gemma", "deepseek", "gpt2", "bert")
+        for name in (
+            "core",
+            "cpu",
+            "cuda",
+            "cann",
+            "qwen2",
+            "llama",
+            "phi",
+            "glm",
+            "gemma",
+            "deepseek",
+            "gpt-oss",
+            "gpt2",
+            "bert",
+        )
     }
     assert {plugin["error"] for plugin in doctor(environment)["plugins"]} == {None}
     assert generates(environment)

@@ -11,6 +11,7 @@ import aethermind_gemma.architecture
 import aethermind_glm.architecture
 import aethermind_glm.mixture
 import aethermind_gpt2.architecture
+import aethermind_gpt_oss.architecture
 import aethermind_llama.architecture
 import aethermind_llama.cohere
 import aethermind_llama.ernie
@@ -71,6 +72,7 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of Gemma 3 with pictures": aethermind_gemma.architecture.GEMMA3_WITH_IMAGES.known_fields,
     "config.json of DeepSeek-V2": aethermind_deepseek.architecture.DEEPSEEK_V2.known_fields,
     "config.json of DeepSeek-V3": aethermind_deepseek.architecture.DEEPSEEK_V3.known_fields,
+    "config.json of gpt-oss": aethermind_gpt_oss.architecture.GPT_OSS.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

@@ -71,6 +71,10 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
         ),
         "gguf": ("glm4",),
     },
+    "aethermind-gpt-oss": {
+        "architecture": ("GptOssForCausalLM", "GptOssModel", "gpt_oss"),
+        "gguf": ("gpt-oss",),
+    },
     "aethermind-gpt2": {"architecture": ("GPT2LMHeadModel", "GPT2Model", "gpt2")},
     "aethermind-llama": {
         "architecture": (

@@ -58,6 +58,7 @@ void bind_kernels(py::module_& module) {
            }),
            py::arg("bits"), py::arg("block"), py::arg("has_zero_point"), py::arg("has_offset"),
            py::arg("has_super_blocks"))
+      .def_static("mxfp4", [] { return QuantizedLayout{4, kGroupK, 0, 0, 0, 1}; })
       .def("packed_bytes",
            [](const QuantizedLayout& self, int64_t rows, int64_t cols) { return quantized_bytes(self, rows, cols); })
       .def(

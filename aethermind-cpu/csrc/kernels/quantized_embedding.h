@@ -37,8 +37,15 @@ struct ColumnBlock {
 
   // `group` is the k-group's index in the block; it selects the sub-scales of a super-block.
   ColumnBlock(const QuantizedLayout& layout, const char* block, int64_t group, int64_t column) {
-    scale = float16_of_column(block, column);
     zero = offset = 0.0f;
+    if (layout.is_mxfp4) {
+      float powers[kPanelColumns];
+      store(powers, load_powers_of_two(reinterpret_cast<const uint8_t*>(block)));
+      scale = 0.5f * powers[column];
+      steps = block + kExponentBytes + column * static_cast<int64_t>(sizeof(uint32_t));
+      return;
+    }
+    scale = float16_of_column(block, column);
     const char* parts = block + kScaleBytes;
     if (layout.has_super_blocks) {
       const char* words = parts + kOffsetBytes;
@@ -61,7 +68,9 @@ struct ColumnBlock {
   }
 };
 
-AETHER_INLINE void dequantize_group(const ColumnBlock& block, int64_t group, int64_t bits, float (&values)[kGroupK]) {
+AETHER_INLINE void dequantize_group(const QuantizedLayout& layout, const ColumnBlock& block, int64_t group,
+                                    float (&values)[kGroupK]) {
+  const int64_t bits = layout.bits;
   const int64_t codes_per_byte = 8 / bits;
   const uint32_t mask = (1u << bits) - 1;
   for (int64_t step = 0; step < bits; ++step) {
@@ -69,7 +78,8 @@ AETHER_INLINE void dequantize_group(const ColumnBlock& block, int64_t group, int
     std::memcpy(&word, block.steps + (group * bits + step) * kStepBytes, sizeof word);
     for (int64_t index = 0; index < codes_per_byte; ++index) {
       for (int64_t byte = 0; byte < 4; ++byte) {
-        const auto code = static_cast<float>((word >> (8 * byte + bits * index)) & mask);
+        const uint32_t field = (word >> (8 * byte + bits * index)) & mask;
+        const auto code = static_cast<float>(layout.is_mxfp4 ? kDoubledElements[field] : static_cast<int>(field));
         values[4 * (codes_per_byte * step + index) + byte] = block.scale * (code - block.zero) + block.offset;
       }
     }
@@ -94,7 +104,7 @@ void quantized_embedding(const am_tensor* in, const am_tensor* out, const am_att
       for (int64_t group = 0; group < num_block_groups; ++group) {
         float values[kGroupK];
         const ColumnBlock block(layout, panel + b * shape.block_bytes, group, token[r] % kPanelColumns);
-        dequantize_group(block, group, layout.bits, values);
+        dequantize_group(layout, block, group, values);
         for (int64_t lanes = 0; lanes < kGroupK; lanes += kLanes) {
           const int64_t k = (first + group) * kGroupK + lanes;
           if (k < size) store(row + k, load(values + lanes), smaller(kLanes, size - k));

@@ -53,6 +53,12 @@ struct SuperBlockScales<false> {};
 template <QuantizedFormat kFormat, class Zero>
 AETHER_INLINE void read_scales(const char*& codes, Vec& scale, Zero& zero) {
   using Micro = QuantizedMicrokernel<kFormat>;
+  if constexpr (kFormat.is_mxfp4) {
+    scale = load_powers_of_two(reinterpret_cast<const uint8_t*>(codes)) * set1(0.5f);  // of doubled elements
+    zero = Micro::no_zero_points();
+    codes += kExponentBytes;
+    return;
+  }
   scale = load(reinterpret_cast<const Float16*>(codes));
   codes += kScaleBytes;
   if constexpr (kFormat.has_zero_point) {
@@ -227,6 +233,7 @@ AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
     if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4, .has_zero_point = true}>();
     return f.template operator()<QuantizedFormat{.bits = 8, .has_zero_point = true}>();
   }
+  if (layout.is_mxfp4) return f.template operator()<QuantizedFormat{.bits = 4, .is_mxfp4 = true}>();
   if (layout.bits == 1) return f.template operator()<QuantizedFormat{.bits = 1}>();
   if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4}>();
   if (layout.block == 0) return f.template operator()<QuantizedFormat{.bits = 8, .has_row_scale = true}>();

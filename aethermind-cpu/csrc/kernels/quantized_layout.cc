@@ -31,7 +31,9 @@ PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols) {
   shape.groups_per_block = block ? block / kGroupK : shape.num_groups;
   shape.num_blocks = block ? ceil_div(cols, block) : (cols > 0 ? 1 : 0);
   const int64_t shift_bytes = layout.has_zero_point ? kZeroBytes : layout.has_offset ? kOffsetBytes : 0;
-  const int64_t scale_bytes = layout.has_super_blocks ? kSuperBlockScaleBytes : kScaleBytes + shift_bytes;
+  const int64_t scale_bytes = layout.has_super_blocks ? kSuperBlockScaleBytes
+                              : layout.is_mxfp4       ? kExponentBytes
+                                                      : kScaleBytes + shift_bytes;
   const int64_t group_bytes = layout.bits * kStepBytes;
   shape.block_bytes = scale_bytes + shape.groups_per_block * group_bytes;
   const int64_t bytes = shape.num_blocks * scale_bytes + shape.num_groups * group_bytes;

@@ -3,7 +3,8 @@
 //
 //   panel    its blocks, one after another, padded to 64 bytes; a block is `block` values along K, or the whole row
 //   block    [16] float16 scales; [16] uint8 zero points or float16 offsets where the format has them; codes. A
-//            super-block: [16] float16 super-block scales, [16] float16 of offsets, [3][16] words, codes
+//            super-block: [16] float16 super-block scales, [16] float16 of offsets, [3][16] words, codes. A block of
+//            mxfp4: [16] biased exponents as bytes, codes
 //   words    three of a column: 16 unsigned sub-scales of 6 bits, scale and offset of each k-group of the super-block.
 //            Each word holds five sub-scales from its lowest bit on; the sixteenth is in the words' two highest bits
 //   codes    [k-groups][bits steps][16 columns][4 bytes]; a k-group is 32 values along K, a step 64 bytes
@@ -14,9 +15,10 @@
 // bits; shifting a word by 8 j more leaves one value of each column, the operand of a conversion to float.
 //
 // Codes are unsigned, since the other operand of the dot product, the activation, is signed: formats without zero
-// points or offsets store code + 2^(bits−1) (1-bit formats: 1 for positive). Scales are interleaved with codes, so that
-// a panel is a single stream for the hardware prefetcher, although steps then straddle cache lines. Columns past N have
-// scales of zero; codes past K are arbitrary, their activations are zero.
+// points or offsets store code + 2^(bits−1) (1-bit formats: 1 for positive). Codes of mxfp4 are E2M1 numbers as they
+// are; a table turns them into integers, twice the elements, for which the scale is halved. Scales are interleaved with
+// codes, so that a panel is a single stream for the hardware prefetcher, although steps then straddle cache lines.
+// Columns past N have scales of zero; codes past K are arbitrary, their activations are zero.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +31,7 @@ namespace aether::cpu {
 inline constexpr int64_t kGroupK = 32;  // values of a k-group
 inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr int64_t kScaleBytes = 32;  // of a block
+inline constexpr int64_t kExponentBytes = 16;
 inline constexpr int64_t kZeroBytes = 16;
 inline constexpr int64_t kOffsetBytes = 32;
 inline constexpr int64_t kSuperBlock = 256;  // values along K
@@ -44,7 +47,8 @@ struct QuantizedLayout {
   int32_t has_zero_point;
   int32_t has_offset = 0;  // not both
   int32_t has_super_blocks =
-      0;  // 6-bit scales and offsets of k-groups, with float16 scales of a super-block (K-quants)
+      0;                 // 6-bit scales and offsets of k-groups, with float16 scales of a super-block (K-quants)
+  int32_t is_mxfp4 = 0;  // 4-bit floats with exponents as scales, for blocks of a k-group (OCP Microscaling 1.0)
 };
 
 // The properties of a weight format that kernels are specialised for.
@@ -54,7 +58,14 @@ struct QuantizedFormat {
   bool has_offset = false;
   bool has_super_blocks = false;
   bool has_row_scale = false;  // one scale for each row
+  bool is_mxfp4 = false;
+
+  // Bits of a code as an operand of products.
+  constexpr int operand_bits() const { return is_mxfp4 ? 8 : bits; }
 };
+
+// Twice the element of an E2M1 code.
+inline constexpr int kDoubledElements[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // Sizes of a panel, in k-groups, blocks (or super-blocks) and bytes.
 struct PanelShape {
@@ -67,7 +78,8 @@ size_t quantized_bytes(const QuantizedLayout& layout, int64_t rows, int64_t cols
 
 // A weight [N, K], row-major: floating-point values to be quantised; or codes (one per byte, signed in formats without
 // zero points or offsets) with scales [N, blocks], and zero points or offsets. Scales and offsets are float16, or with
-// super-blocks the 6-bit sub-scales as bytes, and `super_scales` [N, super-blocks, 2].
+// super-blocks the 6-bit sub-scales as bytes, and `super_scales` [N, super-blocks, 2]. Scales of mxfp4 are bytes, and
+// it has no values to be quantised.
 struct QuantizedSource {
   const void* values;
   am_dtype dtype;  // of values

@@ -94,10 +94,8 @@ struct DequantMicrokernel {
         for (int byte = 0; byte < 4; ++byte, ++value) {
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) {
-            const Vec code = load_bit_fields(codes[p] + step * kStepBytes, 8 * byte + kFormat.bits * field,
-                                             (1u << kFormat.bits) - 1u);
-            const Vec column = kFormat.has_offset ? fma(code, scales[p], zeros[p])
-                                                  : (code - zeros[p]) * (scales[p] * set1(kFactor<kFormat.bits>));
+            const Vec column =
+                column_of(codes[p] + step * kStepBytes, 8 * byte + kFormat.bits * field, scales[p], zeros[p]);
 #pragma GCC unroll 12
             for (int r = 0; r < R; ++r) sums[r][p] = fma(set1(value[r * kGroupK]), column, sums[r][p]);
           }
@@ -105,9 +103,33 @@ struct DequantMicrokernel {
       }
     }
   }
+
+ private:
+  // The values of the codes at bit `shift` of sixteen words.
+  AETHER_INLINE static Vec column_of(const char* words, int shift, const Vec& scale, const Zero& zero_point) {
+    if constexpr (kFormat.is_mxfp4) {
+      // Twice the element of a magnitude m is m, 2 m − 4 or 4 m − 16, whichever is the largest.
+      const Vec magnitude = load_bit_fields(words, shift, 7u), sign = load_bit_fields(words, shift + 3, 1u);
+      const Vec upper = max(fma(magnitude, set1(2.0f), set1(-4.0f)), fma(magnitude, set1(4.0f), set1(-16.0f)));
+      return max(magnitude, upper) * fma(sign, set1(-2.0f), set1(1.0f)) * scale;
+    } else {
+      const Vec code = load_bit_fields(words, shift, (1u << kFormat.bits) - 1u);
+      if constexpr (kFormat.has_offset) return fma(code, scale, zero_point);
+      return (code - zero_point) * (scale * set1(kFactor<kFormat.bits>));
+    }
+  }
 };
 
 #ifdef AETHER_HAS_INT8_DOT
+// Elements of mxfp4 in the form of 8-bit codes.
+inline constexpr auto kElementCodes = [] {
+  struct {
+    alignas(16) uint8_t bytes[16];
+  } table{};
+  for (int code = 0; code < 16; ++code) table.bytes[code] = static_cast<uint8_t>(128 + kDoubledElements[code]);
+  return table;
+}();
+
 // Type of what shifts codes: integer zero points, or float offsets.
 template <bool HasOffset>
 struct ShiftType {
@@ -167,7 +189,7 @@ struct Int8DotMicrokernel {
   template <int R, int P>
   AETHER_INLINE static void add_group(Vec (&sums)[R][P], const char* x, const char* const (&codes)[P],
                                       const Vec (&scales)[P], const Zero (&zeros)[P]) {
-    if constexpr (R == 1 && !kFormat.has_offset && kMultipliesCodesInPlace &&
+    if constexpr (R == 1 && !kFormat.has_offset && !kFormat.is_mxfp4 && kMultipliesCodesInPlace &&
                   (kFormat.bits == 4 || kFormat.bits == 2)) {
       return add_group_of_one_row(sums, x, codes, scales, zeros);
     }
@@ -221,7 +243,8 @@ struct Int8DotMicrokernel {
   AETHER_INLINE static float put_group(const Vec& low, const Vec& high, char* to, int64_t row, int64_t num_rows) {
     // 1-bit codes are 0 or 2 with a zero point of 1.
     constexpr bool has_unit_offset = kFormat.has_zero_point || kFormat.has_offset || kFormat.bits == 1;
-    constexpr int32_t kOffset = has_unit_offset ? 1 : (1 << (kFormat.bits - 1)) - kCodeOffset<kFormat.bits>;
+    constexpr int kBits = kFormat.operand_bits();
+    constexpr int32_t kOffset = has_unit_offset ? 1 : (1 << (kBits - 1)) - kCodeOffset<kBits>;
     const float magnitude = reduce_magnitude(larger_magnitude(larger_magnitude(zero(), low), high));
     const float scale = byte_scale(magnitude);
     const Vec steps = set1(inverse_byte_scale(magnitude));
@@ -242,18 +265,21 @@ struct Int8DotMicrokernel {
   AETHER_INLINE static void add_codes(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P]) {
     IntVec w[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) w[p] = unpack_codes<kFormat.bits, Field>(steps[p]);
+    for (int p = 0; p < P; ++p) {
+      w[p] = unpack_codes<kFormat.bits, Field>(steps[p]);
+      if constexpr (kFormat.is_mxfp4) w[p] = look_up_bytes(kElementCodes.bytes, w[p]);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const IntVec four = broadcast_word(x + r * kGroupK + 4 * Field);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<kFormat.bits>(dots[r][p], w[p], four);
+      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<kFormat.operand_bits()>(dots[r][p], w[p], four);
     }
     if constexpr (Field + 1 < 8 / kFormat.bits) add_codes<R, P, Field + 1>(dots, x, steps);
   }
 
   // Whether products accumulate in int16 pairs until the end of a k-group.
-  static constexpr bool kInInt16 = kAccumulatesInInt16<kFormat.bits>;
+  static constexpr bool kInInt16 = kAccumulatesInInt16<kFormat.operand_bits()>;
 
   template <class Words>
   AETHER_INLINE static Words widen_dots(const Words& halves, const Words& start) {

@@ -87,15 +87,18 @@ inline void put_super_block_scales(const uint16_t (*super_scales)[kPanelColumns]
 // begin at `scales`.
 struct BlockParts {
   uint16_t* scales;
+  uint8_t* exponents;
   uint8_t* zeros;
   uint16_t* offsets;
   char* steps;
 
   BlockParts(const QuantizedLayout& layout, char* block)
       : scales(reinterpret_cast<uint16_t*>(block)),
+        exponents(layout.is_mxfp4 ? reinterpret_cast<uint8_t*>(block) : nullptr),
         zeros(layout.has_zero_point ? reinterpret_cast<uint8_t*>(block + kScaleBytes) : nullptr),
         offsets(layout.has_offset ? reinterpret_cast<uint16_t*>(block + kScaleBytes) : nullptr),
         steps(block + (layout.has_super_blocks ? kSuperBlockScaleBytes
+                       : exponents             ? kExponentBytes
                        : zeros                 ? kScaleBytes + kZeroBytes
                        : offsets               ? kScaleBytes + kOffsetBytes
                                                : kScaleBytes)) {}
@@ -164,11 +167,15 @@ inline void pack_codes(const QuantizedLayout& layout, const PanelShape& shape, c
     pack_super_block_scales(shape, source, row, num_rows, block, reinterpret_cast<char*>(parts.scales));
   for (int64_t c = 0; c < kPanelColumns && !layout.has_super_blocks; ++c) {
     const int64_t from = (row + c) * shape.num_blocks + block;
+    if (parts.exponents) {
+      parts.exponents[c] = c < num_rows ? static_cast<const uint8_t*>(source.scales)[from] : 0;
+      continue;
+    }
     parts.scales[c] = c < num_rows ? static_cast<const uint16_t*>(source.scales)[from] : 0;
     if (parts.zeros) parts.zeros[c] = c < num_rows ? source.zeros[from] : 0;
     if (parts.offsets) parts.offsets[c] = c < num_rows ? static_cast<const uint16_t*>(source.offsets)[from] : 0;
   }
-  const int offset = is_unsigned(layout) ? 0 : 1 << (layout.bits - 1);
+  const int offset = is_unsigned(layout) || layout.is_mxfp4 ? 0 : 1 << (layout.bits - 1);
   for (int64_t begin = 0; begin < length; begin += kGroupK) {
     uint8_t codes[kGroupK][kPanelColumns] = {};
     const int64_t count = begin + kGroupK < length ? kGroupK : length - begin;

@@ -148,6 +148,16 @@ AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
 }
+
+// 2^(byte − 127) of sixteen unsigned bytes up to 254, exactly; that of 0 is subnormal.
+AETHER_INLINE __m256 power_of_two(__m256i exponents) {
+  const __m256i least = _mm256_set1_epi32(0x00400000);
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(exponents, 23), least));
+}
+AETHER_INLINE Vec load_powers_of_two(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {power_of_two(_mm256_cvtepu8_epi32(bytes)), power_of_two(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
 AETHER_INLINE __m256 bit_field(const char* words, int shift, uint32_t mask) {
   const __m256i shifted = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)), shift);
   return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(static_cast<int>(mask))));

@@ -56,6 +56,12 @@ AETHER_INLINE IntVec unpack_codes(const IntVec& step) {
   return {unpack_codes<Bits, Field>(step.low), unpack_codes<Bits, Field>(step.high)};
 }
 
+// The byte of a table at the index, 0 to 15, in every byte.
+AETHER_INLINE IntVec look_up_bytes(const uint8_t (&table)[16], const IntVec& indices) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(both, indices.low), _mm256_shuffle_epi8(both, indices.high)};
+}
+
 // Masks code number `Field` of every byte without shifting it down: 2^(Bits · Field) times the code.
 template <int Bits, int Field>
 AETHER_INLINE IntVec mask_codes(const IntVec& step) {

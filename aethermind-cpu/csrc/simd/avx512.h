@@ -102,6 +102,12 @@ AETHER_INLINE void store_exact(BFloat16* p, Vec v) {
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+
+// 2^(byte − 127) of sixteen unsigned bytes up to 254, exactly; that of 0 is subnormal.
+AETHER_INLINE Vec load_powers_of_two(const uint8_t* p) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bytes, 23), _mm512_set1_epi32(0x00400000)));
+}
 AETHER_INLINE Vec load_bit_fields(const char* words, int shift, uint32_t mask) {
   const __m512i shifted = _mm512_srli_epi32(_mm512_loadu_si512(words), static_cast<unsigned>(shift));
   return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(mask))));

@@ -35,6 +35,11 @@ AETHER_INLINE IntVec unpack_codes(IntVec step) {
   return _mm512_and_si512(kShift ? _mm512_srli_epi16(step, kShift) : step, mask);
 }
 
+// The byte of a table at the index, 0 to 15, in every byte.
+AETHER_INLINE IntVec look_up_bytes(const uint8_t (&table)[16], IntVec indices) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), indices);
+}
+
 // Masks code number `Field` of every byte without shifting it down: 2^(Bits · Field) times the code.
 template <int Bits, int Field>
 AETHER_INLINE IntVec mask_codes(IntVec step) {

@@ -164,6 +164,17 @@ AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))};
 }
+
+// 2^(byte − 127) of sixteen unsigned bytes up to 254, exactly; that of 0 is subnormal.
+AETHER_INLINE float32x4_t power_of_two(uint16x4_t exponents) {
+  return vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(vmovl_u16(exponents), 23), vdupq_n_u32(0x00400000u)));
+}
+AETHER_INLINE Vec load_powers_of_two(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+  return {power_of_two(vget_low_u16(low)), power_of_two(vget_high_u16(low)), power_of_two(vget_low_u16(high)),
+          power_of_two(vget_high_u16(high))};
+}
 AETHER_INLINE float32x4_t bit_field(const char* words, int shift, uint32_t mask) {
   const uint32x4_t w = vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(words)));
   return vcvtq_f32_u32(vandq_u32(vshlq_u32(w, vdupq_n_s32(-shift)), vdupq_n_u32(mask)));

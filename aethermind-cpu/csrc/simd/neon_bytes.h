@@ -73,6 +73,14 @@ AETHER_INLINE IntVec unpack_codes(const IntVec& step) {
   return map(step, [](int32x4_t four) __attribute__((always_inline)) { return unpack_codes<Bits, Field>(four); });
 }
 
+// The byte of a table at the index, 0 to 15, in every byte.
+AETHER_INLINE IntVec look_up_bytes(const uint8_t (&table)[16], const IntVec& indices) {
+  const uint8x16_t bytes = vld1q_u8(table);
+  return map(indices, [bytes](int32x4_t four) __attribute__((always_inline)) {
+    return vreinterpretq_s32_u8(vqtbl1q_u8(bytes, vreinterpretq_u8_s32(four)));
+  });
+}
+
 // vmaxq is NaN where either operand is.
 AETHER_INLINE Vec larger_magnitude(const Vec& largest, const Vec& x) {
   return {vmaxq_f32(largest.a, vabsq_f32(x.a)), vmaxq_f32(largest.b, vabsq_f32(x.b)),

@@ -212,6 +212,17 @@ AETHER_INLINE Float4 widen_bytes(const uint8_t* p) {
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return {widen_bytes(p), widen_bytes(p + 4), widen_bytes(p + 8), widen_bytes(p + 12)};
 }
+
+// 2^(byte − 127) of sixteen unsigned bytes up to 254, exactly; that of 0 is subnormal.
+AETHER_INLINE Float4 power_of_two(const uint8_t* p) {
+  UChar4 bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  const UInt4 exponents = __builtin_convertvector(bytes, UInt4);
+  return reinterpret_cast<Float4>(exponents > 0u ? exponents << 23u : UInt4{} + 0x00400000u);
+}
+AETHER_INLINE Vec load_powers_of_two(const uint8_t* p) {
+  return {power_of_two(p), power_of_two(p + 4), power_of_two(p + 8), power_of_two(p + 12)};
+}
 AETHER_INLINE Float4 bit_field(UInt4 words, int shift, uint32_t mask) {
   return __builtin_convertvector(reinterpret_cast<Int4>((words >> static_cast<uint32_t>(shift)) & mask), Float4);
 }

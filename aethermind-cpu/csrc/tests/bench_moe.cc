@@ -30,8 +30,11 @@ struct Format {
   const char* name;
   QuantizedLayout layout;  // 0 bits: dense
 };
-constexpr Format kFormats[] = {
-    {"bf16", {0, 0, 0}}, {"int8", {8, 32, 0}}, {"int4", {4, 32, 0}}, {"int4_k", {4, 32, 0, 1, 1}}};
+constexpr Format kFormats[] = {{"bf16", {0, 0, 0}},
+                               {"int8", {8, 32, 0}},
+                               {"int4", {4, 32, 0}},
+                               {"int4_k", {4, 32, 0, 1, 1}},
+                               {"mxfp4", {4, 32, 0, 0, 0, 1}}};
 
 bool is_single_worker = false;
 
@@ -94,6 +97,8 @@ struct Stack {
     auto* packed = static_cast<char*>(memory.address());
     if (is_dense) {
       pack->pack(weight.bytes(), n, k, packed);
+    } else if (format.layout.is_mxfp4) {
+      pack_as_mxfp4(format.layout, weight, packed);
     } else {
       pack_quantized(format.layout, {weight.bytes(), entry.dtype, nullptr, nullptr, nullptr}, 0, n, k, packed);
     }

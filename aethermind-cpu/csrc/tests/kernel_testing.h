@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "aethermind/kernel_abi.h"
+#include "kernels/quantized_layout.h"
 #include "kernels/registry.h"
 
 namespace aether::cpu::testing {
@@ -201,6 +202,20 @@ inline std::vector<double> doubles(const Tensor& tensor) {
   std::vector<double> values(static_cast<size_t>(tensor.size()));
   for (int64_t i = 0; i < tensor.size(); ++i) values[static_cast<size_t>(i)] = tensor.get(i);
   return values;
+}
+
+// Packs codes of mxfp4 that depend on the values of a weight [rows, cols], although they do not represent them.
+inline void pack_as_mxfp4(const QuantizedLayout& layout, const Tensor& weight, char* packed) {
+  const int64_t rows = weight.dim(0), cols = weight.dim(1);
+  std::vector<uint8_t> codes(static_cast<size_t>(rows * cols));
+  std::vector<uint8_t> exponents(static_cast<size_t>(rows * ((cols + kGroupK - 1) / kGroupK)));
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<uint8_t>(static_cast<int64_t>(1e3 * weight.get(static_cast<int64_t>(i))) & 15);
+  }
+  for (size_t i = 0; i < exponents.size(); ++i) {
+    exponents[i] = static_cast<uint8_t>(121 + codes[i * codes.size() / exponents.size()] % 3);
+  }
+  pack_quantized(layout, {nullptr, AM_FLOAT32, codes.data(), exponents.data(), nullptr}, 0, rows, cols, packed);
 }
 
 // The kernel's own layout of a weight, as a tensor of the same logical shape.

@@ -47,8 +47,12 @@ Packed pack_in_format(const QuantizedLayout& layout, const Tensor& weight) {
   Packed packed{nullptr, weight.abi()};
   const size_t bytes = quantized_bytes(layout, weight.dim(0), weight.dim(1));
   packed.memory.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free);
-  pack_quantized(layout, {weight.bytes(), weight.dtype(), nullptr, nullptr, nullptr}, 0, weight.dim(0), weight.dim(1),
-                 packed.memory.get());
+  if (layout.is_mxfp4) {
+    pack_as_mxfp4(layout, weight, packed.memory.get());
+  } else {
+    pack_quantized(layout, {weight.bytes(), weight.dtype(), nullptr, nullptr, nullptr}, 0, weight.dim(0), weight.dim(1),
+                   packed.memory.get());
+  }
   packed.tensor.data = packed.memory.get();
   return packed;
 }
@@ -211,8 +215,8 @@ int main() {
   test_products(
       kernel_table(), [](const KernelEntry& entry, int input, const Tensor& w) { return pack(entry, input, w); },
       "dense");
-  const std::vector<QuantizedLayout> layouts = {
-      {8, 32, 0, 0}, {4, 32, 0, 0}, {4, 32, 1, 0}, {8, 0, 0, 0}, {4, 32, 0, 1, 1}};
+  const std::vector<QuantizedLayout> layouts = {{8, 32, 0, 0}, {4, 32, 0, 0},    {4, 32, 1, 0},
+                                                {8, 0, 0, 0},  {4, 32, 0, 1, 1}, {4, 32, 0, 0, 0, 1}};
   for (const QuantizedLayout& layout : layouts) {
     test_products(
         quantized_kernel_table(), [&](const KernelEntry&, int, const Tensor& w) { return pack_in_format(layout, w); },

@@ -12,11 +12,12 @@ using namespace aether::cpu::testing;
 namespace {
 
 const std::vector<QuantizedLayout> kLayouts = {
-    {8, 32, 0, 0}, {4, 32, 0, 0}, {4, 32, 1, 0},  {4, 64, 0, 0}, {4, 128, 1, 0},  {4, 128, 0, 0}, {4, 256, 1, 0},
-    {4, 0, 0, 0},  {8, 0, 0, 0},  {8, 64, 1, 0},  {2, 32, 1, 0}, {1, 32, 0, 0},   {4, 96, 0, 0},  {4, 32, 0, 1},
-    {8, 64, 0, 1}, {4, 0, 0, 1},  {8, 256, 0, 0}, {8, 96, 0, 0}, {4, 32, 0, 1, 1}};
+    {8, 32, 0, 0}, {4, 32, 0, 0}, {4, 32, 1, 0},  {4, 64, 0, 0}, {4, 128, 1, 0},   {4, 128, 0, 0},     {4, 256, 1, 0},
+    {4, 0, 0, 0},  {8, 0, 0, 0},  {8, 64, 1, 0},  {2, 32, 1, 0}, {1, 32, 0, 0},    {4, 96, 0, 0},      {4, 32, 0, 1},
+    {8, 64, 0, 1}, {4, 0, 0, 1},  {8, 256, 0, 0}, {8, 96, 0, 0}, {4, 32, 0, 1, 1}, {4, 32, 0, 0, 0, 1}};
 
 std::string name_of(const QuantizedLayout& layout) {
+  if (layout.is_mxfp4) return "mxfp4";
   const char* shift = layout.has_super_blocks ? "_k_g"
                       : layout.has_zero_point ? "_zp_g"
                       : layout.has_offset     ? "_offset_g"
@@ -24,8 +25,11 @@ std::string name_of(const QuantizedLayout& layout) {
   return "int" + std::to_string(layout.bits) + shift + std::to_string(layout.block);
 }
 
+// The magnitudes of mxfp4's elements.
+constexpr std::array kElements = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+
 // A weight's codes, scales, and zero points or offsets as the core passes them; with super-blocks, sub-scales are
-// bytes.
+// bytes, and so are the scales of mxfp4.
 struct Codes {
   QuantizedLayout layout;
   int64_t rows, cols, blocks, super_blocks;
@@ -42,13 +46,15 @@ struct Codes {
     zeros.resize(static_cast<size_t>(layout.has_zero_point ? rows * blocks : 0));
     scales.resize(static_cast<size_t>(rows * blocks));
     offsets.resize(static_cast<size_t>(layout.has_offset ? rows * blocks : 0));
-    for (auto& each : counts) each.resize(static_cast<size_t>(layout.has_super_blocks ? rows * blocks : 0));
+    const bool has_counts = layout.has_super_blocks || layout.is_mxfp4;
+    for (auto& each : counts) each.resize(static_cast<size_t>(has_counts ? rows * blocks : 0));
     super_scales.resize(static_cast<size_t>(layout.has_super_blocks ? rows * super_blocks * 2 : 0));
   }
 
   double value(int64_t row, int64_t col) const {
     const auto at = static_cast<size_t>(row * blocks + (layout.block ? col / layout.block : 0));
     const uint8_t code = codes[static_cast<size_t>(row * cols + col)];
+    if (layout.is_mxfp4) return std::ldexp(kElements[code & 7], counts[0][at] - 127) * (code & 8 ? -1 : 1);
     if (layout.has_super_blocks) {
       const auto index = static_cast<size_t>((row * super_blocks + col / kSuperBlock) * 2);
       return from_float16(super_scales[index]) * counts[0][at] * code +
@@ -59,6 +65,7 @@ struct Codes {
     return from_float16(scales[at]) * difference;
   }
   QuantizedSource source() const {
+    if (layout.is_mxfp4) return {nullptr, AM_FLOAT32, codes.data(), counts[0].data(), nullptr};
     if (layout.has_super_blocks) {
       return {nullptr, AM_FLOAT32, codes.data(), counts[0].data(), nullptr, counts[1].data(), super_scales.data()};
     }
@@ -74,7 +81,7 @@ struct Codes {
 Codes random_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols, double scale) {
   Codes result(layout, rows, cols);
   std::uniform_int_distribution<int> code(0, (1 << layout.bits) - 1);
-  const int offset = layout.has_zero_point || layout.has_offset ? 0 : 1 << (layout.bits - 1);
+  const int offset = layout.has_zero_point || layout.has_offset || layout.is_mxfp4 ? 0 : 1 << (layout.bits - 1);
   for (uint8_t& each : result.codes) {
     const int drawn = code(generator());
     each = static_cast<uint8_t>(layout.bits == 1 ? 2 * drawn - 1 : drawn - offset);
@@ -82,8 +89,11 @@ Codes random_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols, do
   for (uint8_t& each : result.zeros) each = static_cast<uint8_t>(code(generator()));
   for (uint16_t& each : result.scales) each = to_float16(scale * normal() / (1 << (layout.bits - 1)));
   for (uint16_t& each : result.offsets) each = to_float16(scale * normal());
+  const int middle = 127 - 2 + std::ilogb(scale);
   for (auto& counts : result.counts) {
-    for (uint8_t& each : counts) each = static_cast<uint8_t>(generator()() % 64);
+    for (uint8_t& each : counts)
+      each =
+          static_cast<uint8_t>(layout.is_mxfp4 ? middle + static_cast<int>(generator()() % 3) - 1 : generator()() % 64);
   }
   for (size_t i = 0; i < result.super_scales.size(); ++i) {
     result.super_scales[i] = to_float16(scale * normal() / (i % 2 ? 64 : 64 << (layout.bits - 1)));
@@ -111,12 +121,13 @@ Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int64_t pattern = i / cols % 3;
     const bool is_least = pattern == 0 || (pattern == 1 && i % 2 == 0);
-    result.codes[static_cast<size_t>(i)] = static_cast<uint8_t>(is_least ? least : greatest);
+    const int code = layout.is_mxfp4 ? (is_least ? 15 : 7) : is_least ? least : greatest;
+    result.codes[static_cast<size_t>(i)] = static_cast<uint8_t>(code);
   }
   for (size_t i = 0; i < result.zeros.size(); ++i) result.zeros[i] = static_cast<uint8_t>(i % 2 ? most : 0);
   for (uint16_t& each : result.scales) each = to_float16(1.0 / 64);
   for (size_t i = 0; i < result.offsets.size(); ++i) result.offsets[i] = to_float16(i % 2 ? 2.0 : -2.0);
-  for (auto& counts : result.counts) std::ranges::fill(counts, static_cast<uint8_t>(63));
+  for (auto& counts : result.counts) std::ranges::fill(counts, static_cast<uint8_t>(layout.is_mxfp4 ? 120 : 63));
   for (size_t i = 0; i < result.super_scales.size(); ++i)
     result.super_scales[i] = to_float16(i % 2 ? -2.0 / 63 : 1.0 / 4096);
   return result;
@@ -252,7 +263,7 @@ int main() {
   // cover: portable kernels run natively, and i8mm differs from dot product kernels in one instruction.
   size_t index = 0;
   for (const QuantizedLayout& layout : kLayouts) {
-    test_packing(layout);
+    if (!layout.is_mxfp4) test_packing(layout);  // the core quantises to it
     const Storage storage = stored_as(layout);
     for_each_kernel(
         "linear", [&](const KernelEntry& entry) { test_extremes(entry, layout); }, quantized_kernel_table());

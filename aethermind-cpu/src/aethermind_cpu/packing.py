@@ -12,7 +12,7 @@ from typing import Any
 from aethermind.dispatch.kernel import Pack
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind.ops.weight_format import MXFP4, QuantizedWeight, WeightFormat
 from aethermind_cpu import _native
 from aethermind_cpu.devices import num_physical_cores
 
@@ -54,21 +54,31 @@ def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def quantized_pack(format: WeightFormat) -> Pack:
     """Return the packing of a format. It takes QuantizedWeights, and floating-point arrays, which it quantises."""
-    layout = _native.QuantizedLayout(
-        format.bits, format.block, format.has_zero_point, format.has_offset, format.super_block_size != 0
-    )
     return Pack(
         f"panels16_{format.name}",
-        nbytes=lambda shape, _: layout.packed_bytes(*shape),
-        pack=partial(_pack_quantized, format, layout),
+        nbytes=lambda shape, _: _layout_of(format).packed_bytes(*shape),
+        pack=partial(_pack_quantized, format),
         weight_format=format.name,
         build=_build_of_packing(),
     )
 
 
-def _pack_quantized(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, destination: int) -> None:
+@cache
+def _layout_of(format: WeightFormat) -> _native.QuantizedLayout:
+    if format == MXFP4:
+        return _native.QuantizedLayout.mxfp4()
+    has_super_blocks = format.super_block_size != 0
+    return _native.QuantizedLayout(
+        format.bits, format.block, format.has_zero_point, format.has_offset, has_super_blocks
+    )
+
+
+def _pack_quantized(format: WeightFormat, source: Any, destination: int) -> None:
+    layout = _layout_of(format)
     if isinstance(source, QuantizedWeight):
         _pack_codes(layout, source, destination)
+    elif format == MXFP4:  # published in this format, so that its quantisation need not be fast
+        _pack_codes(layout, format.quantize(source), destination)
     else:
         _pack_values(format, layout, source, destination)
 

@@ -118,7 +118,7 @@ def test_strings_of_a_long_array_are_picked_by_index(tmp_path: Path) -> None:
 def test_unsupported_types_are_named_at_access(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("plain", np.zeros((2, 64), np.float32))
-        for name, kind, nbytes in (("first", "IQ2_XS", 74), ("second", "MXFP4", 8 * 17)):
+        for name, kind, nbytes in (("first", "IQ2_XS", 74), ("second", "TQ1_0", 54)):
             type = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(name, np.zeros((2, nbytes), np.uint8), raw_dtype=type)
 

@@ -19,7 +19,8 @@ Array = np.ndarray[Any, Any]
 ROWS, COLUMNS = 5, 768
 BY_NAME = {block.name: block for block in BLOCK_TYPES.values()}
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
-          "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,)}  # fmt: skip
+          "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+          "MXFP4": ()}  # fmt: skip
 """Where in a block float16 numbers lie."""
 
 
@@ -32,6 +33,8 @@ def random_blocks(name: str) -> Array:
     for begin in HALVES[name]:
         values = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         blocks[:, begin : begin + 2] = values.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = rng.integers(0, 253, len(blocks))  # exponents of float32 numbers
     return blocks.reshape(ROWS, -1)
 
 
@@ -61,13 +64,13 @@ def theirs(name: str, stored: Array) -> Array:
     return values
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_NL"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_NL", "MXFP4"])
 def test_codes_and_scales_are_unchanged(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
 def test_tensors_quantised_by_the_library(tmp_path: Path, name: str) -> None:
     array = (np.random.default_rng(0).standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
     stored = gguf.quantize(array, gguf.GGMLQuantizationType[name])
@@ -112,6 +115,7 @@ def test_requantised_values_are_off_by_half_a_step_of_int8(tmp_path: Path, name:
         ("Q3_K", 108, 0x7E00, "not finite"),
         ("IQ4_NL", 0, 0x7C00, "not finite"),
         ("IQ4_XS", 0, 0x7BFF, "not finite in float16"),
+        ("MXFP4", 0, 0x77FF, "no weight .A scale of 255"),
     ],
 )
 def test_non_finite_scales_are_refused(tmp_path: Path, name: str, position: int, bits: int, says: str) -> None:

@@ -42,7 +42,8 @@ class FusedSlice:
     """A model's tensor [E · N, K] as a slice of a stored one with a matrix for each expert.
 
     The stored tensor is [E, rows, K], or [E, K, rows] if `is_transposed`; N of its rows, from `begin` to `end` in steps
-    of `step`, are taken for each expert. A fused bias is [E, rows], and the model's is [E · N].
+    of `step`, are taken for each expert. A fused bias is [E, rows], and the model's is [E · N]. A quantised tensor that
+    is described as [E, rows, K] is read as a matrix [E · rows, K] (`checkpoint.mxfp4`); it is not transposed.
     """
 
     stored_name: str
@@ -167,7 +168,9 @@ class StackedTensors:
 
     def _info_of_fused(self, stack: FusedSlice) -> TensorInfo:
         stored = self.stored.info(stack.stored_name)
-        if stored.weight_format is not None or len(stored.shape) not in ((3,) if stack.is_transposed else (2, 3)):
+        is_quantised = stored.weight_format is not None
+        ranks = (3,) if stack.is_transposed or is_quantised else (2, 3)
+        if len(stored.shape) not in ranks or (is_quantised and stack.is_transposed):
             raise CheckpointError(
                 f"{stack.stored_name} {list(stored.shape)} is not a tensor of plain numbers with a matrix for each "
                 "expert, which this architecture reads. Take the model unquantised."
@@ -175,12 +178,16 @@ class StackedTensors:
         num_experts, *matrix = stored.shape
         rows, *columns = reversed(matrix) if stack.is_transposed else matrix
         shape = (num_experts * len(range(rows)[stack.rows]), *columns)
-        return replace(stored, shape=shape, begin=0, end=prod(shape) * stored.dtype.itemsize)
+        num_bytes = stored.num_bytes * prod(shape) // max(prod(stored.shape), 1)
+        return replace(stored, shape=shape, begin=0, end=num_bytes)
 
-    def _fused(self, stack: FusedSlice) -> Array:
+    def _fused(self, stack: FusedSlice) -> Array | QuantizedWeight:
         info = self._info_of_fused(stack)
         values = self.stored.array(stack.stored_name)
-        assert not isinstance(values, QuantizedWeight), "its description says that it is plain"
+        if isinstance(values, QuantizedWeight):
+            num_experts, num_rows, _ = self.stored.info(stack.stored_name).shape
+            rows = np.arange(num_experts * num_rows).reshape(num_experts, num_rows)[:, stack.rows]
+            return values if rows.size == len(values.codes) else values.take_rows(rows.reshape(-1))
         matrices = (values.swapaxes(1, 2) if stack.is_transposed else values)[:, stack.rows]
         stacked = matrices.reshape(info.shape)
         if not np.shares_memory(stacked, values):

@@ -9,6 +9,7 @@ A row is a sequence of blocks, each with its own scales (ggml's `block_q4_0` and
                       float16, with a relative error of 2⁻¹² at most
     IQ4_NL IQ4_XS     codes index 16 values of int8, which become the codes. Scales of IQ4_XS are 6-bit multiples of one
                       super-block scale of 256 values; the products are rounded to float16
+    MXFP4             scale · element, 32 floating-point elements of 4 bits per scale, a power of two: the format mxfp4
     Q2_K Q3_K Q6_K    16 values share a scale, which no weight format has: requantised as int8 of 32 values. The error
     of
                       a value is half a step of int8 at most, 1/254 of the largest magnitude of its 32
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.ops.mxfp4 import check_scales
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
 
 __all__ = ["BLOCK_TYPES", "BlockType"]
@@ -76,10 +78,9 @@ class BlockType:
         rows, columns = shape
         blocks = (rows, columns // _BLOCK)
         format = self.format
-        codes = np.empty(shape, np.uint8 if format.has_offset else np.int8)
-        scale_dtype = np.uint8 if format.super_block_size else np.float16
-        scales = np.empty(blocks, scale_dtype)
-        offsets = np.empty(blocks, scale_dtype) if format.has_offset else None
+        codes = np.empty(shape, format.code_dtype)
+        scales = np.empty(blocks, format.scale_dtype)
+        offsets = np.empty(blocks, format.scale_dtype) if format.has_offset else None
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
         by_row = stored.reshape(rows, stored.size // max(rows, 1))
@@ -211,6 +212,11 @@ def _decode_iq4_xs(blocks: Array) -> _Parts:
     return _Parts(_NONLINEAR[_nibbles(blocks[:, 8:], 16)], scales)
 
 
+def _decode_mxfp4(blocks: Array) -> _Parts:
+    check_scales(blocks[:, 0])
+    return _Parts(_nibbles(blocks[:, 1:], 16), blocks[:, :1])
+
+
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The codebook of IQ4_NL and IQ4_XS: denser around zero, like weights."""
 _REQUANTISED = WeightFormat("int8", 8, _BLOCK, has_zero_point=False)
@@ -228,5 +234,6 @@ BLOCK_TYPES = {
     14: BlockType("Q6_K", 256, 210, "int8", _decode_q6_k),
     20: BlockType("IQ4_NL", 32, 18, "int8", _decode_iq4_nl),
     23: BlockType("IQ4_XS", 256, 136, "int8", _decode_iq4_xs),
+    39: BlockType("MXFP4", 32, 17, "mxfp4", _decode_mxfp4),
 }
 """Block types by the type number in a tensor's header."""

@@ -17,7 +17,6 @@ from aethermind.model.hf_files import (
 )
 
 if TYPE_CHECKING:
-    from aethermind.checkpoint.gptq_awq import Packing
     from aethermind.checkpoint.source import StoredTensors
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.ops.weight_format import WeightFormat
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
+_MXFP4 = "mxfp4"
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 """Files that AutoGPTQ and older versions of AutoAWQ write beside config.json."""
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
@@ -135,7 +135,7 @@ class DirectorySource:
         return Checkpoint.open(self.path).names
 
     def weight_formats(self) -> dict[str, WeightFormat]:
-        if self._packing() is None:
+        if self._quantization() is None:
             return {}
         tensors = self.weights()
         found = {name: tensors.info(name).weight_format for name in tensors.names}
@@ -144,18 +144,17 @@ class DirectorySource:
     def weights(self) -> StoredTensors:
         from aethermind.checkpoint.sharded_index import Checkpoint
 
-        packing, checkpoint = self._packing(), Checkpoint.open(self.path)
-        if packing is None:
-            return checkpoint
-        from aethermind.checkpoint.gptq_awq import PackedCheckpoint
+        described, where = self._quantization(), str(self.path)
+        if described is None:
+            return Checkpoint.open(self.path)
+        if isinstance(described, dict) and described.get("quant_method") == _MXFP4:
+            from aethermind.checkpoint.mxfp4 import Mxfp4Checkpoint
 
-        return PackedCheckpoint(checkpoint, packing, str(self.path))
+            return Mxfp4Checkpoint(Checkpoint.open(self.path), where)
+        from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 
-    def _packing(self) -> Packing | None:
-        from aethermind.checkpoint.gptq_awq import read_packing
-
-        described = self._quantization()
-        return None if described is None else read_packing(described, str(self.path))
+        packing = read_packing(described, where)
+        return PackedCheckpoint(Checkpoint.open(self.path), packing, where)
 
     def _quantization(self) -> Any:
         """The quantization_config of config.json, or the file of AutoGPTQ or older versions of AutoAWQ beside it."""

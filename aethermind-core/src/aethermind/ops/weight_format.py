@@ -11,6 +11,8 @@ grammar:
                             block of 256 values, as in llama.cpp's Q4_K
     int8_g64, int4_zp_g128  the number of values that share a scale (group size), a multiple of 32
     int8_channel            one scale per row (per-channel)
+
+`mxfp4` has floating-point elements of 4 bits and powers of two as scales (`aethermind.ops.mxfp4`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ __all__ = [
     "CHECKPOINT_FORMAT_NAMES",
     "DENSE",
     "FORMAT_NAMES",
+    "MXFP4",
     "QuantizedWeight",
     "WeightFormat",
     "WeightFormatRegistry",
@@ -46,7 +49,7 @@ FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_z
 """Names of the core's formats that help texts list; the grammar has more."""
 
 CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "int8_zp_g64", "int8_zp_g128",
-                           "int8_zp_channel", "int4_channel", "int4_zp_channel")  # fmt: skip
+                           "int8_zp_channel", "int4_channel", "int4_zp_channel", "mxfp4")  # fmt: skip
 """Further formats, in which quantised checkpoints are stored: a device should have kernels for them."""
 
 _SCALE_BYTES = 2
@@ -80,6 +83,16 @@ class WeightFormat:
     has_zero_point: bool
     has_offset: bool = False
     super_block_size: int = 0
+
+    @property
+    def code_dtype(self) -> str:
+        """The NumPy dtype of codes."""
+        return "uint8" if self.has_zero_point or self.has_offset else "int8"
+
+    @property
+    def scale_dtype(self) -> str:
+        """The NumPy dtype of scales and offsets."""
+        return "uint8" if self.super_block_size else "float16"
 
     @property
     def stride(self) -> int:
@@ -136,7 +149,7 @@ class QuantizedWeight:
 
     If the format has super-blocks, scales and offsets are uint8, up to 63, and are multiplied by the float16
     `super_block_scales` [N, super-blocks, 2] of either sign: one for scales, one for offsets. These are None otherwise.
-    `units` is their deprecated name.
+    `units` is their deprecated name. A format of its own may have other dtypes (`WeightFormat.code_dtype`).
 
     InvalidArgumentError if dtypes or shapes do not fit the format.
     """
@@ -153,9 +166,9 @@ class QuantizedWeight:
         rows, columns = self.codes.shape
         blocks = (rows, self.format.num_blocks(columns))
         has_super_blocks = bool(self.format.super_block_size)
-        scale_dtype = "uint8" if has_super_blocks else "float16"
+        scale_dtype = self.format.scale_dtype
         wanted: dict[str, tuple[Array, str, tuple[int, ...]]] = {
-            "codes": (self.codes, "uint8" if has_zeros or has_offsets else "int8", (rows, columns)),
+            "codes": (self.codes, self.format.code_dtype, (rows, columns)),
             "scales": (self.scales, scale_dtype, blocks),
             **({"zeros": (self.zeros, "uint8", blocks)} if has_zeros else {}),
             **({"offsets": (self.offsets, scale_dtype, blocks)} if has_offsets else {}),
@@ -188,12 +201,50 @@ class QuantizedWeight:
         return QuantizedWeight(self.format, self.codes[index], self.scales[index], *selected)
 
 
+@dataclass(frozen=True, slots=True)
+class _Mxfp4(WeightFormat):
+    """The format mxfp4: codes are uint8 from 0 to 15, scales uint8, the exponents of powers of two."""
+
+    @property
+    def code_dtype(self) -> str:
+        """The NumPy dtype of codes."""
+        return "uint8"
+
+    @property
+    def scale_dtype(self) -> str:
+        """The NumPy dtype of scales."""
+        return "uint8"
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a weight [N, K]: half a byte for a code, one for a scale."""
+        rows, columns = shape
+        return rows * (-(-columns // 2) + self.num_blocks(columns))
+
+    def quantize(self, array: Array) -> QuantizedWeight:
+        """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite."""
+        from aethermind.ops.mxfp4 import encode_mxfp4
+
+        return QuantizedWeight(self, *encode_mxfp4(array))
+
+    def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
+        """Return the values of a weight of this format, exact in float32, as an array of `dtype`."""
+        from aethermind.ops.mxfp4 import dequantize_mxfp4
+
+        return dequantize_mxfp4(weight, dtype)
+
+
+MXFP4 = _Mxfp4("mxfp4", bits=4, block=_DEFAULT_BLOCK, has_zero_point=False)
+"""The format in which gpt-oss is published (OCP Microscaling Formats 1.0)."""
+
+
 def parse_format(name: str) -> WeightFormat | None:
     """Return the core's format of this name, or None if the grammar has no such name; `_g32` may be left out."""
     if name == _K_QUANT:
         return WeightFormat(
             name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block_size=_SUPER_BLOCK_SIZE
         )
+    if name == MXFP4.name:
+        return MXFP4
     found = _NAME.fullmatch(name)
     if found is None:
         return None

@@ -143,7 +143,7 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
 _FORMATS = tuple(
     format
     for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES)
-    if (format := parse_format(name)) and not format.super_block_size
+    if (format := parse_format(name)) and not format.super_block_size and format.scale_dtype == "float16"
 )
 
 KERNELS = tuple(kernel for operator in _OPERATORS for format in _FORMATS for kernel in _kernels(operator, format))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
+from aethermind.hal.dtype import DType
 from aethermind.model.config import DecoderConfig, frequencies_name
 from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs
@@ -32,6 +33,7 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     norm_offset: float = 0.0,
+    has_sinks: bool = False,
 ) -> Value:
     """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
@@ -39,7 +41,8 @@ def attention(
     `o_proj`; biases and `q_norm`/`k_norm` if the model has them. These norms are of each head (Qwen3), or of all heads
     of a token at once if `is_qk_norm_whole` (OLMoE). The table rotates the first R elements of each head; without one
     keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C), then limited by
-    `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head.
+    `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head. `has_sinks` adds
+    `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss).
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -57,6 +60,7 @@ def attention(
     ]
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
+    sinks_H = builder.parameter(f"{prefix}.sinks", (heads,), DType.FLOAT32) if has_sinks else None
     with builder.scope(prefix):
         if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole):
             assert norm_offset == 0, "only norms before rotations have an offset"
@@ -81,7 +85,9 @@ def attention(
             )
         window = config.sliding_windows[layer]
         scale = head_dim**-0.5 if scale is None else scale
-        mixed_THC = attend(builder, q_THC, cache, inputs, layer, scale=scale, window=window, softcap=softcap)
+        mixed_THC = attend(
+            builder, q_THC, cache, inputs, layer, scale=scale, window=window, softcap=softcap, sinks=sinks_H
+        )
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD
 

@@ -44,7 +44,7 @@ class DecoderVariant:
         has_norm_bias: whether LayerNorms have biases.
         is_parallel: whether attention and the feed-forward network read the same normed input, and both outputs are
             added to the residual (GPT-J, Cohere).
-        has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole: see `blocks.attention`.
+        has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole, has_sinks: see `blocks.attention`.
         norm_offset: what is added to the weights of RMSNorms, those of queries and keys included.
         attention_scale: the factor of attention scores; None for 1 / sqrt(head_dim).
         attention_softcap, logits_softcap: smooth limits of attention scores and of logits; 0 for none.
@@ -66,6 +66,7 @@ class DecoderVariant:
     has_output_bias: bool = False
     has_qk_norm: bool = False
     is_qk_norm_whole: bool = False
+    has_sinks: bool = False
     norm_offset: float = 0.0
     attention_scale: float | None = None
     attention_softcap: float = 0.0
@@ -195,6 +196,7 @@ def _attention(
         is_qk_norm_whole=variant.is_qk_norm_whole,
         scale=variant.attention_scale,
         softcap=variant.attention_softcap,
+        has_sinks=variant.has_sinks,
         norm_offset=variant.norm_offset if variant.has_qk_norm else 0.0,
     )
 

@@ -197,7 +197,7 @@ _PLAIN = "modules that are left out are known by their tensors"
 _QUANTIZED_ORIGIN = "says where the file comes from"
 
 QUANTIZATION_FIELDS: FieldTable = {
-    **used("is gptq or awq; others are refused by name", "quant_method", "load_in_8bit", "load_in_4bit"),
+    **used("is gptq, awq or mxfp4; others are refused by name", "quant_method", "load_in_8bit", "load_in_4bit"),
     **used("is how many bits a weight has", "bits", "w_bit"),
     **used("is how many weights share a scale", "group_size", "q_group_size"),
     **used("says that zero points are the middle, which tells layouts apart that have the wrong name", "sym"),
@@ -211,6 +211,7 @@ QUANTIZATION_FIELDS: FieldTable = {
     **ignored(_ROUNDING, "cache_block_outputs", "pad_token_id", "hyb_act", "lm_head_dtype", "calib_data", "act_sort"),
     **ignored(_PLAIN, "modules_to_not_convert", "modules_in_block_to_quantize", "lm_head", "modules_to_fuse"),
     **ignored(_KERNELS, "use_exllama", "disable_exllama", "exllama_config", "use_cuda_fp16", "max_input_length"),
+    **ignored("--quantization dense dequantises weights", "dequantize"),
     **ignored(_KERNELS, "do_fuse", "fuse_max_seq_len", "pack_dtype", "use_cuda_fp8", "use_triton"),
     **ignored(
         _QUANTIZED_ORIGIN,

@@ -192,15 +192,25 @@ def gguf_names(bench: Bench, general_architecture: str) -> None:
 
     compiled = _plan(bench)
     (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
-    names = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
-    weights, modules = compiled.source.weights(), bench.runtime.gguf_families.get(general_architecture).modules
-    if isinstance(compiled.model, AdaptsWeights) and not modules:
-        weights = compiled.model.adapt(weights)
-    for stored in weights.names:
-        converted = names.get_name(stored, try_suffixes=(".weight", ".bias"))
-        assert converted is not None, f"the gguf library knows no tensor {stored} in {general_architecture}"
+    known = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
+    modules = bench.runtime.gguf_families.get(general_architecture).modules
+    names = _with_suffixes(compiled.source.weights())
+    if isinstance(compiled.model, AdaptsWeights):
+        adapted = _with_suffixes(compiled.model.adapt(compiled.source.weights()))
+        names = adapted if all(known.get_name(name, _SUFFIXES) for name in adapted) else names
+    for name in names:
+        converted = known.get_name(name, _SUFFIXES)
+        assert converted is not None, f"the gguf library knows no tensor {name} in {general_architecture}"
         read = hf_name(converted, modules)
-        assert read == stored, f"{converted} is read as {read}, not as {stored}"
+        assert read == name, f"{converted} is read as {read}, not as {name}"
+
+
+_SUFFIXES = (".weight", ".bias")
+
+
+def _with_suffixes(weights: StoredTensors) -> list[str]:
+    """The names of tensors; converters add the suffix of weights to those that have none."""
+    return [name if name.endswith(_SUFFIXES) else f"{name}.weight" for name in weights.names]
 
 
 _OF_DECODERS: tuple[Check, ...] = (
