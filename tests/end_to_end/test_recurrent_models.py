@@ -19,6 +19,7 @@ from aethermind.cli.models import estimate_memory
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_reuse.sharing import kv_similarity
 from aethermind.engine.loading.kv_plan import MemoryNeeds
+from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.observation.profiler import Profiler
 from aethermind.engine.requests.request import RequestOptions
@@ -47,8 +48,8 @@ def run(engine: Engine, answers: dict[str, list[list[int]]] | None = None) -> di
     while engine.has_unfinished:
         for output in engine.step():
             answers[output.request_id] = [completion.token_ids for completion in output.outputs]
-    spec = engine.compiled.cache_spec
-    assert engine.cache.num_free_slots == spec.num_slots - spec.num_snapshots - 1
+    stats = EngineStats.of(engine)
+    assert stats.num_free_state_slots == stats.num_state_slots == engine.compiled.cache_spec.most_sequences + 1
     assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
     return answers
 

@@ -100,6 +100,11 @@ class KVCacheSpec:
         }
 
     @property
+    def num_sequence_slots(self) -> int:
+        """State slots that sequences can have: all but the null slot and those of snapshots."""
+        return max(0, self.num_slots - self.num_snapshots - 1)
+
+    @property
     def most_sequences(self) -> int:
         """Requests that can run at once in a model with recurrent layers."""
         return self.num_slots - self.num_snapshots - NUM_RESERVED_SLOTS

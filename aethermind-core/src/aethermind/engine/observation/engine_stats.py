@@ -22,7 +22,8 @@ class EngineStats:
     are counted since the engine started. `memory_pressure` is the cache's: at 1 all blocks and the swap store are full,
     and preempted requests are recomputed. `kv_store` has the counters of a KV store, if there is one; requests that
     wait for it are among `num_waiting`. Of `num_draft_tokens` that were verified, `num_accepted_tokens` were accepted
-    (see `engine.speculative`).
+    (see `engine.speculative`). A model with recurrent layers has `num_state_slots` for the states of requests, and
+    others none.
     """
 
     num_waiting: int
@@ -39,6 +40,8 @@ class EngineStats:
     kv_store: KVStoreStats | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_state_slots: int = 0
+    num_free_state_slots: int = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -56,7 +59,7 @@ class EngineStats:
         speculator = engine.speculator
         store = engine.swap_store
         bytes_per_block = engine.compiled.cache_spec.bytes_per_block if store else 0
-        offload = engine.kv_offload
+        offload, spec = engine.kv_offload, engine.compiled.cache_spec
         return cls(
             num_waiting=len(engine.waiting) + (offload.num_waiting if offload else 0),
             num_running=len(engine.running),
@@ -72,4 +75,6 @@ class EngineStats:
             kv_store=offload.stats if offload else None,
             num_draft_tokens=speculator.num_draft_tokens if speculator else 0,
             num_accepted_tokens=speculator.num_accepted_tokens if speculator else 0,
+            num_state_slots=spec.num_sequence_slots,
+            num_free_state_slots=engine.cache.num_free_slots,
         )

@@ -48,6 +48,16 @@ _READINGS = (
         lambda stats: stats.num_free_blocks,
     ),
     _Reading(
+        "num_state_slots",
+        "Slots for recurrent states of requests; 0 for a model without recurrent layers.",
+        lambda stats: stats.num_state_slots,
+    ),
+    _Reading(
+        "num_free_state_slots",
+        "Slots for recurrent states that no request has.",
+        lambda stats: stats.num_free_state_slots,
+    ),
+    _Reading(
         "num_swapped_blocks",
         "KV blocks of waiting requests in the swap space.",
         lambda stats: stats.num_swapped_blocks,
