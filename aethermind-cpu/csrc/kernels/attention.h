@@ -11,10 +11,10 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
   const int64_t num_queries = in[0].shape[ndim - 3], num_heads = in[0].shape[ndim - 2];
   const int64_t num_keys = in[1].shape[ndim - 3], num_kv_heads = in[1].shape[ndim - 2];
   if (num_elements(out[0]) == 0) return;
-  const AttentionLayout<T, T> layout(num_heads, num_kv_heads, last_dim(in[0]));
+  const AttentionLayout<T, T> layout(num_heads, num_kv_heads, last_dim(in[0]), last_dim(in[0]));
   const KeysAndValues<T> stored = {data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr};
   const int64_t row_stride = num_heads * layout.head_dim;
-  const AttentionScratch<T, T> scratch(layout, row_stride, team->scratch);
+  const AttentionScratch<T, T> scratch(layout, num_heads, team->scratch);
   const int64_t num_batches = num_elements(in[0]) / (num_queries * row_stride);
   const int64_t num_query_blocks = ceil_div(num_queries, layout.queries);
   const float scale = static_cast<float>(attrs[0].f);
@@ -39,7 +39,8 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
 template <class T>
 size_t attention_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
   const int32_t ndim = in[0].ndim;
-  return AttentionLayout<T, T>(in[0].shape[ndim - 2], in[1].shape[ndim - 2], last_dim(in[0])).bytes();
+  const int64_t head_dim = last_dim(in[0]);
+  return AttentionLayout<T, T>(in[0].shape[ndim - 2], in[1].shape[ndim - 2], head_dim, head_dim).bytes();
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -27,16 +27,18 @@ struct AttentionTypes {
   static constexpr bool kIsExpanded = !__is_same(S, Compute);
 };
 
-// Sizes of one call, and the layout of a worker's scratch.
+// Sizes of one call, and the layout of a worker's scratch. Values have `value_dim` elements; padded_dim is that of
+// values.
 template <class T, class S>
 struct AttentionLayout {
   using Types = AttentionTypes<T, S>;
   using Micro = typename Types::Micro;
-  int64_t head_dim, padded_dim, group, queries, rows;
+  int64_t head_dim, value_dim, padded_dim, group, queries, rows;
 
-  AttentionLayout(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+  AttentionLayout(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t value_dim)
       : head_dim(head_dim),
-        padded_dim(round_up(head_dim, kLanes)),
+        value_dim(value_dim),
+        padded_dim(round_up(value_dim, kLanes)),
         group(num_heads / num_kv_heads),
         queries(larger(1, kMaxQueryRows / group)),
         rows(queries * group) {}
@@ -55,10 +57,11 @@ struct AttentionLayout {
   // One line of padding: panels a multiple of 4 KiB apart would map to the same sets of a cache.
   static constexpr int64_t value_panel_bytes() { return (kKeyBlock / Micro::kStepK + 1) * kStepBytes; }
   // Prefetch steps per panel of values, relative to one for a panel of keys: a value panel has kKeyBlock rows, a key
-  // panel padded_dim.
+  // panel as many as a value has elements.
   int64_t value_steps() const { return larger(1, kKeyBlock / padded_dim); }
   int64_t value_bytes() const { return padded_dim / kPanelColumns * value_panel_bytes(); }
-  int64_t staging_bytes() const { return Types::kIsExpanded ? 16 * padded_dim * 4 : 0; }
+  int64_t staging_stride() const { return round_up(larger(head_dim, value_dim), kLanes); }
+  int64_t staging_bytes() const { return Types::kIsExpanded ? 16 * staging_stride() * 4 : 0; }
   int64_t pointer_bytes() const { return ((kKeyBlock + padded_dim) / kPanelColumns + rows) * 8; }
   int64_t num_floats() const { return 2 * kKeyBlock + kTileRows * (kKeyBlock + padded_dim) + rows * padded_dim; }
   size_t bytes() const {
@@ -75,13 +78,13 @@ struct AttentionScratch {
   using Compute = typename AttentionTypes<T, S>::Compute;
   char *queries, *weights, *keys, *values;
   const char **key_panels, **value_panels;
-  int64_t* row_offsets;  // row r is head r % group of query r / group
-  Compute* staging;      // sixteen rows converted to the compute type
+  int64_t* row_heads;  // row r is head r % group of query r / group: its number among the heads of all queries
+  Compute* staging;    // sixteen rows converted to the compute type
   float *key_scales, *value_scales, *scores, *partial_sums, *sums;
   OnlineSoftmaxState *partial, *all;  // of a tile's rows in one key block; of all rows in all key blocks so far
 
-  // Queries are `row_stride` elements apart, and their heads head_dim.
-  AttentionScratch(const AttentionLayout<T, S>& layout, int64_t row_stride, void* scratch) {
+  // A query has `num_heads` heads, one after the other, and so has its output.
+  AttentionScratch(const AttentionLayout<T, S>& layout, int64_t num_heads, void* scratch) {
     queries = static_cast<char*>(scratch);
     weights = queries + layout.query_bytes();
     keys = weights + layout.weight_bytes();
@@ -100,16 +103,15 @@ struct AttentionScratch {
     for (int64_t p = 0; p < layout.padded_dim / kPanelColumns; ++p) {
       value_panels[p] = values + p * layout.value_panel_bytes();
     }
-    row_offsets = reinterpret_cast<int64_t*>(value_panels + layout.padded_dim / kPanelColumns);
+    row_heads = reinterpret_cast<int64_t*>(value_panels + layout.padded_dim / kPanelColumns);
     for (int64_t r = 0; r < layout.rows; r += layout.group) {
-      for (int64_t i = 0; i < layout.group; ++i) {
-        row_offsets[r + i] = r / layout.group * row_stride + i * layout.head_dim;
-      }
+      for (int64_t i = 0; i < layout.group; ++i) row_heads[r + i] = r / layout.group * num_heads + i;
     }
   }
 };
 
-// Cached keys and values as rows of head_dim elements, and with a quantised cache one scale per row.
+// Cached keys and values as rows of head_dim elements, and with a quantised cache one scale per row. Values are the
+// first value_dim elements of their rows.
 template <class S>
 struct KeysAndValues {
   const S *keys, *values;
@@ -202,11 +204,11 @@ __attribute__((noinline)) void pack_panels(const KeyBlockRows& block, int64_t be
   for (int64_t p = begin; p < end; ++p) {
     prefetcher.step();
     const int64_t* numbers = block.rows + p * kPanelColumns;
-    load_as(stored.keys, stored.dtype, numbers, layout.head_dim, scratch.staging, layout.padded_dim, rows);
+    load_as(stored.keys, stored.dtype, numbers, layout.head_dim, scratch.staging, layout.staging_stride(), rows);
     pack_keys(rows, layout.head_dim, scratch.keys + p * layout.key_panel_bytes());
     prefetcher.step();
-    load_as(stored.values, stored.dtype, numbers, layout.head_dim, scratch.staging, layout.padded_dim, rows);
-    pack_values(rows, layout.head_dim, scratch.values + p * kPanelColumns / Micro::kStepK * kStepBytes,
+    load_as(stored.values, stored.dtype, numbers, layout.head_dim, scratch.staging, layout.staging_stride(), rows);
+    pack_values(rows, layout.value_dim, scratch.values + p * kPanelColumns / Micro::kStepK * kStepBytes,
                 layout.value_panel_bytes());
   }
 }
@@ -297,9 +299,9 @@ AETHER_INLINE void attend_key_blocks(const QueryBlock& query_block, int64_t key_
 template <class T, class S>
 AETHER_INLINE void pack_queries(const T* q, const QueryBlock& query_block, const AttentionLayout<T, S>& layout,
                                 const AttentionScratch<T, S>& scratch) {
-  pack_tiles<typename AttentionTypes<T, S>::Micro>([&](int64_t r) { return q + scratch.row_offsets[r]; },
-                                                   query_block.count * layout.group, 0, layout.head_dim,
-                                                   scratch.queries);
+  pack_tiles<typename AttentionTypes<T, S>::Micro>(
+      [&](int64_t r) { return q + scratch.row_heads[r] * layout.head_dim; }, query_block.count * layout.group, 0,
+      layout.head_dim, scratch.queries);
 }
 
 // Attention of a query block over all of its keys.
@@ -319,8 +321,8 @@ AETHER_INLINE void attend(const T* q, T* out, const QueryBlock& query_block, con
                       }
                     });
   for (int64_t r = 0; r < num_rows; ++r) {
-    write_output(scratch.all[r], scratch.sums + r * layout.padded_dim, layout.head_dim, rules.sink(r % layout.group),
-                 out + scratch.row_offsets[r]);
+    write_output(scratch.all[r], scratch.sums + r * layout.padded_dim, layout.value_dim, rules.sink(r % layout.group),
+                 out + scratch.row_heads[r] * layout.value_dim);
   }
 }
 

@@ -73,9 +73,10 @@ void kv_cache_write_quantized(const am_tensor* in, const am_tensor* out, const a
   }
 }
 
-template <class T>
-void kv_cache_write(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  const int64_t* slots = data<const int64_t>(in[2]);
+// Copies rows of a step, one for each cache, to their slots.
+template <class T, int kCaches>
+AETHER_INLINE void copy_to_slots(const am_tensor* in, const am_tensor* out, const am_team* team) {
+  const int64_t* slots = data<const int64_t>(in[kCaches]);
   const CacheLayout cache(out[0]);
   const size_t bytes = static_cast<size_t>(cache.head_dim) * sizeof(T);
   const Range tokens = share(team, in[0].shape[0]);
@@ -84,10 +85,19 @@ void kv_cache_write(const am_tensor* in, const am_tensor* out, const am_attr*, c
     for (int64_t h = 0; h < cache.num_heads; ++h) {
       const int64_t source = (t * cache.num_heads + h) * cache.head_dim;
       const int64_t target = cache.offset(slots[t]) + h * cache.head_stride();
-      std::memcpy(data<T>(out[0]) + target, data<const T>(in[0]) + source, bytes);
-      std::memcpy(data<T>(out[1]) + target, data<const T>(in[1]) + source, bytes);
+      for (int i = 0; i < kCaches; ++i) std::memcpy(data<T>(out[i]) + target, data<const T>(in[i]) + source, bytes);
     }
   }
+}
+
+template <class T>
+void kv_cache_write(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  copy_to_slots<T, 2>(in, out, team);
+}
+
+template <class T>
+void latent_cache_write(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  copy_to_slots<T, 1>(in, out, team);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

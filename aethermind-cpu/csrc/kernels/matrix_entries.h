@@ -15,6 +15,7 @@ AETHER_KERNEL(add_low_rank, 6, 1, 0, add_low_rank<T>, add_low_rank_scratch<T>);
 AETHER_KERNEL(gate_up_gelu, 3, 1, 1, gate_up_gelu<T>, gate_up_scratch<T>);
 AETHER_KERNEL(gate_up_silu, 3, 1, 0, gate_up_silu<T>, gate_up_scratch<T>);
 AETHER_KERNEL(linear, 3, 1, 0, linear<T>, linear_scratch<T>);
+AETHER_KERNEL(linear_per_head, 2, 1, 1, linear_per_head<T>, linear_per_head_scratch<DenseWeight<T>>);
 AETHER_KERNEL(lm_head, 2, 1, 0, lm_head<T>, linear_scratch<T>);
 AETHER_KERNEL(matmul, 2, 1, 0, matmul<T>, matmul_scratch<T>);
 AETHER_KERNEL(moe_gate_up_silu, 6, 1, 4, moe_gate_up_silu<T>, moe_scratch<DenseWeight<T>, 2>);
@@ -28,6 +29,7 @@ inline constexpr KernelEntry kMatrixEntries[] = {
     AETHER_PACKED_ENTRY(gate_up_gelu, BFloat16, 1, 2),
     AETHER_PACKED_ENTRY(gate_up_silu, BFloat16, 1, 2),
     AETHER_PACKED_ENTRY(linear, BFloat16, 1, 1),
+    AETHER_PACKED_ENTRY(linear_per_head, BFloat16, 1, 1),
     AETHER_PACKED_ENTRY(lm_head, BFloat16, 1, 1),
     AETHER_ENTRY(matmul, BFloat16),
     AETHER_PACKED_ENTRY(moe_gate_up_silu, BFloat16, 2, 2),
@@ -41,6 +43,7 @@ inline constexpr KernelEntry kMatrixEntries[] = {
     AETHER_PACKED_ENTRIES(gate_up_gelu, 1, 2),
     AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2),
     AETHER_PACKED_ENTRIES(linear, 1, 1),
+    AETHER_PACKED_ENTRIES(linear_per_head, 1, 1),
     AETHER_PACKED_ENTRIES(lm_head, 1, 1),
     AETHER_ENTRIES(matmul),
     AETHER_PACKED_ENTRIES(moe_gate_up_silu, 2, 2),

@@ -1,4 +1,4 @@
-// Expert products of a mixture of experts: moe_gate_up_silu and moe_linear.
+// Products with stacks of weights: moe_gate_up_silu and moe_linear of a mixture of experts, and linear_per_head.
 //
 // The weights of E experts are one stack [E · N, K], expert after expert. Rows of the product are the (token, choice)
 // pairs, sorted by expert: a grouped GEMM, which reads the weights of chosen experts only.
@@ -16,10 +16,10 @@ struct ExpertStack {
   int64_t num_items;   // panels of an expert, at most
   int64_t last_panel;  // of the stack
 
-  ExpertStack(const am_tensor& ids, const am_tensor& weight, const am_attr& experts)
+  ExpertStack(int64_t num_pairs, int64_t num_choices, const am_tensor& weight, const am_attr& experts)
       : num_experts(experts.i),
-        num_pairs(num_elements(ids)),
-        num_choices(last_dim(ids)),
+        num_pairs(num_pairs),
+        num_choices(num_choices),
         n(weight.shape[0] / num_experts),
         num_items(n % kPanelColumns ? ceil_div(n + kPanelColumns - 1, kPanelColumns) : n / kPanelColumns),
         last_panel(larger(1, ceil_div(weight.shape[0], kPanelColumns)) - 1) {}
@@ -42,7 +42,7 @@ struct ExpertStack {
 // An item is a panel of gate and the same panel of up.
 template <class T, class W = DenseWeight<T>>
 void moe_gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const ExpertStack stack(in[1], in[2], attrs[0]);
+  const ExpertStack stack(num_elements(in[1]), last_dim(in[1]), in[2], attrs[0]);
   const ClampedSiluMul activation(attrs + 1);
   const int64_t k = last_dim(in[0]), n = stack.n;
   const T* bias[2] = {data<const T>(in[4]), data<const T>(in[5])};
@@ -78,25 +78,24 @@ void moe_gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr* 
       });
 }
 
-// moe_linear: out[t][a] = x[t][a] · wᵀ + bias of expert ids[t][a].
-template <class T, class W = DenseWeight<T>>
-void moe_linear(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const ExpertStack stack(in[1], in[2], attrs[0]);
-  const int64_t k = last_dim(in[0]), n = stack.n;
-  const T* bias = data<const T>(in[3]);
-  const W weight(in[2]);
-  const SortedRows pairs(data<const int32_t>(in[1]), stack.num_pairs, stack.num_experts, team->scratch);
+// out[pair] = x[pair] · wᵀ + bias of the pair's expert, for pairs sorted by expert. `scratch` follows that of the
+// order.
+template <class T, class W>
+AETHER_INLINE void stacked_linear(const am_tensor& x, const am_tensor& w, const T* bias, const am_tensor& out,
+                                  const ExpertStack& stack, const SortedRows& pairs, const am_team* team) {
+  const int64_t k = last_dim(x), n = stack.n;
+  const W weight(w);
   weight.for_each_grouped_block(
       pairs, stack.num_items, 1, team,
       static_cast<char*>(team->scratch) + SortedRows::bytes(stack.num_pairs, stack.num_experts),
-      [&](int64_t position) { return data<const T>(in[0]) + pairs[position] * k; },
+      [&](int64_t position) { return data<const T>(x) + pairs[position] * k; },
       [&](int64_t expert, int64_t item_begin, int64_t, int64_t p) {
         return weight.panel(stack.panel(expert, item_begin + p));
       },
       [&](int64_t expert, int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c,
           int64_t stride) {
         for (int64_t r = 0; r < rows; ++r) {
-          T* target = data<T>(out[0]) + pairs[row_begin + r] * n;
+          T* target = data<T>(out) + pairs[row_begin + r] * n;
           const float* sums = c + r * stride;
           stack.for_each_column(expert, item_begin, items, [&](int64_t j, int64_t column, int64_t lanes) {
             Vec value = load(sums + j);
@@ -105,6 +104,29 @@ void moe_linear(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
           });
         }
       });
+}
+
+// moe_linear: out[t][a] = x[t][a] · wᵀ + bias of expert ids[t][a].
+template <class T, class W = DenseWeight<T>>
+void moe_linear(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const ExpertStack stack(num_elements(in[1]), last_dim(in[1]), in[2], attrs[0]);
+  const SortedRows pairs(data<const int32_t>(in[1]), stack.num_pairs, stack.num_experts, team->scratch);
+  stacked_linear<T, W>(in[0], in[2], data<const T>(in[3]), out[0], stack, pairs, team);
+}
+
+// linear_per_head: out[t][h] = x[t][h] · wᵀ with the weights of head h.
+template <class T, class W = DenseWeight<T>>
+void linear_per_head(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const int64_t num_heads = in[0].shape[1], num_rows = in[0].shape[0] * num_heads;
+  const ExpertStack stack(num_rows, num_heads, in[1], attrs[0]);
+  const SortedRows rows = SortedRows::interleaved(num_rows, num_heads, team->scratch);
+  stacked_linear<T, W>(in[0], in[1], nullptr, out[0], stack, rows, team);
+}
+
+template <class W>
+size_t linear_per_head_scratch(const am_tensor* in, const am_tensor*, const am_attr* attrs, int32_t) {
+  const int64_t num_rows = in[0].shape[0] * in[0].shape[1], num_heads = attrs[0].i;
+  return SortedRows::bytes(num_rows, num_heads) + W::grouped_scratch_bytes(num_rows, num_heads, in[1].shape[1], 1);
 }
 
 template <class W, int kPanelsPerItem>

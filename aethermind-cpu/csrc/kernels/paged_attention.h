@@ -45,7 +45,7 @@ struct SequenceSplit {
   bool is_split() const { return chunk < num_key_blocks; }
 };
 
-// The ragged batch of a call.
+// The ragged batch of a call, whose inputs `tables` are cu_seqlens_q, seqlens_k and block_tables.
 template <class T, class S>
 struct PagedBatch {
   AttentionLayout<T, S> layout;
@@ -53,14 +53,15 @@ struct PagedBatch {
   int64_t num_sequences, table_width, num_heads, window, num_workers;
   int64_t num_key_blocks = 0;
 
-  PagedBatch(const am_tensor* in, int64_t window, const am_team* team)
-      : layout(in[0].shape[1], in[1].shape[1], in[1].shape[3]),
-        cu_seqlens_q(data<const int32_t>(in[3])),
-        seqlens_k(data<const int32_t>(in[4])),
-        block_tables(data<const int32_t>(in[5])),
-        num_sequences(in[4].shape[0]),
-        table_width(in[5].shape[1]),
-        num_heads(in[1].shape[1]),
+  PagedBatch(const AttentionLayout<T, S>& sizes, int64_t num_kv_heads, const am_tensor* tables, int64_t window,
+             const am_team* team)
+      : layout(sizes),
+        cu_seqlens_q(data<const int32_t>(tables[0])),
+        seqlens_k(data<const int32_t>(tables[1])),
+        block_tables(data<const int32_t>(tables[2])),
+        num_sequences(tables[1].shape[0]),
+        table_width(tables[2].shape[1]),
+        num_heads(num_kv_heads),
         window(window),
         num_workers(team->num_workers) {
     layout.limit_query_block(num_heads * cu_seqlens_q[num_sequences] / (kItemsPerWorker * num_workers));
@@ -114,7 +115,7 @@ AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceS
 // Merges the partial rows of all split sequences; the workers divide the rows.
 template <class T, class S>
 AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows& partial, const ScoreRules& rules,
-                                T* out, int64_t row_stride, const am_team* team) {
+                                T* out, const am_team* team) {
   const AttentionLayout<T, S>& layout = batch.layout;
   int64_t first_row = 0, item = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -134,8 +135,8 @@ AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows
       }
       const int64_t query = batch.cu_seqlens_q[s] + r / layout.group;
       const int64_t query_head = head * layout.group + r % layout.group;
-      write_output(all, sums, layout.head_dim, rules.sink(query_head),
-                   out + query * row_stride + query_head * layout.head_dim);
+      write_output(all, sums, layout.value_dim, rules.sink(query_head),
+                   out + (query * batch.num_heads * layout.group + query_head) * layout.value_dim);
     }
   }
 }
@@ -200,16 +201,23 @@ struct PagedKeyRows {
   }
 };
 
+// The layout of a call with queries [T, H, C] and a cache [N, K, P, C].
 template <class T, class S>
-AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
-                                const KeysAndValues<S>& stored, const ScoreRules& rules, const am_team* team) {
-  const CacheLayout cache(in[1]);
-  const PagedBatch<T, S> batch(in, attrs[1].i, team);
+AttentionLayout<T, S> paged_layout(const am_tensor& q, const am_tensor& cache, int64_t value_dim) {
+  return {q.shape[1], cache.shape[1], cache.shape[3], value_dim};
+}
+
+// Attention of the queries `q` to rows of a cache that has the shape of `k_cache`.
+template <class T, class S>
+AETHER_INLINE void attend_pages(const am_tensor& q, const am_tensor& k_cache, const am_tensor* tables,
+                                const am_tensor& out, float scale, int64_t window, const KeysAndValues<S>& stored,
+                                const ScoreRules& rules, const am_team* team) {
+  const CacheLayout cache(k_cache);
+  const PagedBatch<T, S> batch(paged_layout<T, S>(q, k_cache, last_dim(out)), cache.num_heads, tables, window, team);
   const AttentionLayout<T, S>& layout = batch.layout;
-  const int64_t row_stride = in[0].shape[1] * cache.head_dim;
-  const AttentionScratch<T, S> scratch(layout, row_stride, team->scratch);
+  const int64_t num_heads = q.shape[1];
+  const AttentionScratch<T, S> scratch(layout, num_heads, team->scratch);
   const PartialRows partial = {team, layout.bytes(), layout.padded_dim};
-  const float scale = static_cast<float>(attrs[0].f);
 
   int64_t num_items = 0, num_partial_rows = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -237,15 +245,15 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
     };
     const int64_t first_query =
         batch.cu_seqlens_q[item.sequence] + (item.split.is_split() ? 0 : item.index * layout.queries);
-    const int64_t offset = first_query * row_stride + item.head * layout.group * cache.head_dim;
-    const T* q = data<const T>(in[0]) + offset;
+    const int64_t first_head = first_query * num_heads + item.head * layout.group;
+    const T* queries = data<const T>(q) + first_head * layout.head_dim;
     const ScoreRules head_rules = rules.from_head(item.head * layout.group);
     if (!item.split.is_split()) {
-      attend(q, data<T>(out[0]) + offset, query_block, stored, find_rows, find_next_block, scale, head_rules, layout,
-             scratch);
+      attend(queries, data<T>(out) + first_head * layout.value_dim, query_block, stored, find_rows, find_next_block,
+             scale, head_rules, layout, scratch);
       return;
     }
-    pack_queries(q, query_block, layout, scratch);
+    pack_queries(queries, query_block, layout, scratch);
     attend_key_blocks(query_block, item.key_block_begin(), item.key_block_end(), stored, find_rows, find_next_block,
                       scale, head_rules, layout, scratch, [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
                         for (int64_t r = row_begin; r < row_end; ++r) {
@@ -258,12 +266,12 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
   });
   if (num_partial_rows == 0) return;
   team->barrier(team);
-  merge_splits(batch, partial, rules, data<T>(out[0]), row_stride, team);
+  merge_splits(batch, partial, rules, data<T>(out), team);
 }
 
 template <class T, class S>
-size_t paged_scratch(const am_tensor* in, int32_t num_workers) {
-  const AttentionLayout<T, S> layout(in[0].shape[1], in[1].shape[1], in[1].shape[3]);
+size_t paged_scratch(const am_tensor& q, const am_tensor& cache, int64_t value_dim, int32_t num_workers) {
+  const AttentionLayout<T, S> layout = paged_layout<T, S>(q, cache, value_dim);
   const size_t partial = num_workers > 1 ? kMaxPartialRows * PartialRows::row_bytes(layout.padded_dim) : 0;
   return layout.bytes() + partial;
 }
@@ -271,12 +279,13 @@ size_t paged_scratch(const am_tensor* in, int32_t num_workers) {
 template <class T>
 void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const KeysAndValues<T> stored = {data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr};
-  attend_pages<T>(in, out, attrs, stored, score_rules(in + 6, attrs), team);
+  attend_pages<T>(in[0], in[1], in + 3, out[0], static_cast<float>(attrs[0].f), attrs[1].i, stored,
+                  score_rules(in + 6, attrs), team);
 }
 
 template <class T>
 size_t paged_attention_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
-  return paged_scratch<T, T>(in, num_workers);
+  return paged_scratch<T, T>(in[0], in[1], in[1].shape[3], num_workers);
 }
 
 // With a quantised cache: one scale for each key and value.
@@ -284,12 +293,26 @@ template <class T>
 void paged_attention_quantized(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const KeysAndValues<Code> stored = {data<const Code>(in[1]), data<const Code>(in[2]), data<const float>(in[6]),
                                       data<const float>(in[7]), in[1].dtype};
-  attend_pages<T>(in, out, attrs, stored, score_rules(in + 8, attrs), team);
+  attend_pages<T>(in[0], in[1], in + 3, out[0], static_cast<float>(attrs[0].f), attrs[1].i, stored,
+                  score_rules(in + 8, attrs), team);
 }
 
 template <class T>
 size_t paged_attention_quantized_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
-  return paged_scratch<T, Code>(in, num_workers);
+  return paged_scratch<T, Code>(in[0], in[1], in[1].shape[3], num_workers);
+}
+
+// Latent attention (MLA; DeepSeek-V2, 2024): values are the first value_dim elements of the keys, so both products read
+// the same rows.
+template <class T>
+void mla_attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const KeysAndValues<T> stored = {data<const T>(in[1]), data<const T>(in[1]), nullptr, nullptr};
+  attend_pages<T>(in[0], in[1], in + 2, out[0], static_cast<float>(attrs[1].f), 0, stored, {}, team);
+}
+
+template <class T>
+size_t mla_attention_scratch(const am_tensor* in, const am_tensor*, const am_attr* attrs, int32_t num_workers) {
+  return paged_scratch<T, T>(in[0], in[1], attrs[0].i, num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

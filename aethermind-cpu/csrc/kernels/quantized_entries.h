@@ -20,6 +20,8 @@ struct QuantizedKernels {
       make_kernel("gate_up_silu/" AETHER_VARIANT, 3, 1, 0, gate_up_silu<T, W>, gate_up_scratch<T, W>);
   static constexpr am_kernel kLinear =
       make_kernel("linear/" AETHER_VARIANT, 3, 1, 0, linear<T, W>, linear_scratch<T, W>);
+  static constexpr am_kernel kLinearPerHead =
+      make_kernel("linear_per_head/" AETHER_VARIANT, 2, 1, 1, linear_per_head<T, W>, linear_per_head_scratch<W>);
   static constexpr am_kernel kLmHead =
       make_kernel("lm_head/" AETHER_VARIANT, 2, 1, 0, lm_head<T, W>, linear_scratch<T, W>);
   static constexpr am_kernel kMoeGateUpSilu =
@@ -48,6 +50,7 @@ constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am
   quantized_entry("gate_up_gelu", dtype, QuantizedKernels<T>::kGateUpGelu, 1, 2),                    \
       quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 1, 2),                \
       quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1, 1),                          \
+      quantized_entry("linear_per_head", dtype, QuantizedKernels<T>::kLinearPerHead, 1, 1),          \
       quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1, 1),                         \
       quantized_entry("moe_gate_up_silu", dtype, QuantizedKernels<T>::kMoeGateUpSilu, 2, 2),         \
       quantized_entry("moe_linear", dtype, QuantizedKernels<T>::kMoeLinear, 2, 1),                   \

@@ -31,6 +31,19 @@ class SortedRows {
     }
   }
 
+  // Rows of which every num_groups-th belongs to the same group: the heads of tokens, for example.
+  static SortedRows interleaved(int64_t num_rows, int64_t num_groups, void* scratch) {
+    SortedRows result(num_rows, num_groups, scratch);
+    const int64_t size = num_rows / num_groups;
+    int32_t* order = result.begins_ + num_groups + 2;
+    for (int64_t group = 0; group < num_groups; ++group) {
+      result.begins_[group] = static_cast<int32_t>(group * size);
+      for (int64_t i = 0; i < size; ++i) order[group * size + i] = static_cast<int32_t>(i * num_groups + group);
+    }
+    result.begins_[num_groups] = static_cast<int32_t>(num_rows);
+    return result;
+  }
+
   int64_t num_rows() const { return num_rows_; }
   int64_t num_groups() const { return num_groups_; }
 
@@ -44,6 +57,9 @@ class SortedRows {
   }
 
  private:
+  SortedRows(int64_t num_rows, int64_t num_groups, void* scratch)
+      : num_rows_(num_rows), num_groups_(num_groups), begins_(static_cast<int32_t*>(scratch)) {}
+
   int64_t num_rows_, num_groups_;
   int32_t* begins_;  // [num_groups + 1], an unused element, and the sorted rows
 };

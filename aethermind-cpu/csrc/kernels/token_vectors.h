@@ -1,4 +1,5 @@
 // Copies of some of the vectors that every token has: select, concat and take_experts, of tensors [tokens, vectors, N].
+// Copies of parts of vectors: slice_last and concat_last, of tensors of any shape.
 #pragma once
 
 #include <cstring>
@@ -47,6 +48,29 @@ void take_experts(const am_tensor* in, const am_tensor* out, const am_attr* attr
     return data<const T>(in[0]) +
            (t * num_experts + data<const int32_t>(in[1])[t * num_choices + attrs[0].i + i]) * size;
   });
+}
+
+// out[…] = x[…, begin : begin + size].
+template <class T>
+void slice_last(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const int64_t width = last_dim(in[0]), size = last_dim(out[0]);
+  const Range rows = share(team, num_rows(out[0]));
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    std::memcpy(data<T>(out[0]) + r * size, data<const T>(in[0]) + r * width + attrs[0].i,
+                static_cast<size_t>(size) * sizeof(T));
+  }
+}
+
+// out[…] = a[…], then b[…].
+template <class T>
+void concat_last(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  const int64_t first = last_dim(in[0]), second = last_dim(in[1]);
+  const Range rows = share(team, num_rows(out[0]));
+  T* target = data<T>(out[0]) + rows.begin * (first + second);
+  for (int64_t r = rows.begin; r < rows.end; ++r, target += first + second) {
+    std::memcpy(target, data<const T>(in[0]) + r * first, static_cast<size_t>(first) * sizeof(T));
+    std::memcpy(target + first, data<const T>(in[1]) + r * second, static_cast<size_t>(second) * sizeof(T));
+  }
 }
 
 }  // namespace aether::cpu::AETHER_ISA

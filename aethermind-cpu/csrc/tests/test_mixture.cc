@@ -133,11 +133,38 @@ void test_equals_dense(const KernelEntry& entry, const KernelEntry& dense, size_
   }
 }
 
+// linear_per_head has the bits of moe_linear in which head h of every token chooses expert h.
+void test_per_head(const KernelEntry& entry, const KernelEntry& moe_linear, const PackFn& pack,
+                   const std::string& storage) {
+  for (const Mixture& m : kMixtures) {
+    const int64_t num_heads = m.num_experts;
+    const Tensor x = random(entry.dtype, {m.num_tokens, num_heads, m.k}, 3);
+    const Tensor w = random(entry.dtype, {num_heads * m.n, m.k});
+    const Packed packed = pack(entry, 1, w), experts = pack(moe_linear, 2, w);
+    const Tensor ids(AM_INT32, {m.num_tokens, num_heads});
+    ids.fill([&](int64_t i) { return static_cast<double>(i % num_heads); });
+    const Tensor out(entry.dtype, {m.num_tokens, num_heads, m.n}, 1),
+        expected(entry.dtype, {m.num_tokens, num_heads, m.n});
+    const std::string what = storage + " " + name_of(m);
+    run_with_teams(entry, {x.abi(), packed.abi()}, {out}, {attr(static_cast<int>(num_heads))}, what);
+    run(*moe_linear.kernel, {x.abi(), ids.abi(), experts.abi()}, {expected.abi()}, {attr(static_cast<int>(num_heads))},
+        1);
+    check(out.size() == 0 || std::memcmp(out.bytes(), expected.bytes(), out.num_bytes()) == 0, entry,
+          what + ": differs from moe_linear");
+  }
+}
+
 void test_products(std::span<const KernelEntry> table, const PackFn& pack, const std::string& storage) {
   for_each_kernel(
       "moe_linear",
       [&](const KernelEntry& entry) {
         test_equals_dense(entry, *kernel_beside(entry, "linear", table), 1, pack, storage);
+      },
+      table);
+  for_each_kernel(
+      "linear_per_head",
+      [&](const KernelEntry& entry) {
+        test_per_head(entry, *kernel_beside(entry, "moe_linear", table), pack, storage);
       },
       table);
   for_each_kernel(

@@ -1,6 +1,7 @@
 // Tests of paged_attention against a float64 softmax: ragged batches, block sizes, group sizes, head dims, windows,
 // contexts of several key blocks, and quantised caches.
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "kernel_testing.h"
@@ -209,6 +210,37 @@ void test_batch(const KernelEntry& entry) {
   check(std::memcmp(last, outputs[1].bytes(), outputs[1].num_bytes()) == 0, entry, "alone and as the last of many");
 }
 
+// mla_attention has the bits of paged_attention over the keys as values, as far as values go.
+void test_latent(const KernelEntry& entry) {
+  const auto table = kernel_table();
+  const auto paged = std::find_if(table.begin(), table.end(), [&](const KernelEntry& other) {
+    return std::strcmp(other.operator_name, "paged_attention") == 0 && std::strcmp(other.variant, entry.variant) == 0 &&
+           other.dtype == entry.dtype;
+  });
+  for (const auto& [num_heads, key_dim, value_dim, num_queries, num_keys] :
+       std::vector<std::array<int64_t, 5>>{{16, 576, 512, 1, 700}, {128, 40, 32, 3, 300}, {3, 23, 21, 70, 90}}) {
+    const int64_t width = (num_keys + 15) / 16;
+    const Tensor q = random(entry.dtype, {num_queries, num_heads, key_dim}, 1);
+    const Tensor cache = random(entry.dtype, {width, 1, 16, key_dim}, 3);
+    const Tensor tables(AM_INT32, {1, width});
+    tables.fill([&](int64_t i) { return static_cast<double>(width - 1 - i); });
+    const Tensor cu_seqlens = of(AM_INT32, {0.0, static_cast<double>(num_queries)}),
+                 seqlens = of(AM_INT32, {static_cast<double>(num_keys)});
+    const Tensor out(entry.dtype, {num_queries, num_heads, value_dim}, 1);
+    const Tensor whole(entry.dtype, {num_queries, num_heads, key_dim});
+    const std::string what = "C=" + std::to_string(key_dim) + " value_dim=" + std::to_string(value_dim);
+    run_with_teams(entry, {q.abi(), cache.abi(), cu_seqlens.abi(), seqlens.abi(), tables.abi()}, {out},
+                   {attr(static_cast<int>(value_dim)), attr(0.07)}, what);
+    run(*paged->kernel, {q.abi(), cache.abi(), cache.abi(), cu_seqlens.abi(), seqlens.abi(), tables.abi()},
+        {whole.abi()}, {attr(0.07), attr(0)}, 1);
+    bool are_same = true;
+    for (int64_t row = 0; row < num_queries * num_heads; ++row) {
+      for (int64_t i = 0; i < value_dim; ++i) are_same &= out.get(row * value_dim + i) == whole.get(row * key_dim + i);
+    }
+    check(are_same || !is_compared(), entry, what + ": differs from paged_attention");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -216,5 +248,6 @@ int main() {
   for_each_kernel("paged_attention_quantized", test_quantized);
   for_each_kernel("paged_attention_quantized", test_codes);
   for_each_kernel("paged_attention", test_batch);
+  for_each_kernel("mla_attention", test_latent);
   return report();
 }
