@@ -67,6 +67,27 @@ def test_rows_of_interleaved_heads_are_put_in_the_order_of_halves(stored: Checkp
     assert set(slices) == {"a.q_proj.weight", "a.q_proj.bias"}
 
 
+def test_slices_may_take_rows_apart_if_together_they_take_all(stored: Checkpoint) -> None:
+    parts = {"even": TensorSlice("attn", order=(0, 2)), "odd": TensorSlice("attn", order=(1, 3))}
+    tensors = AdaptedTensors(stored, parts)
+    assert (tensors.info("odd").shape, tensors.info("odd").num_bytes) == ((2, 6), 48)
+    np.testing.assert_array_equal(tensors.array("odd"), WHOLE[[1, 3]])
+    fewer = AdaptedTensors(stored, {"even": TensorSlice("attn", order=(0, 2))})
+    assert fewer.info("even").shape == WHOLE.shape, "so that the check of shapes reports it"
+    with pytest.raises(CheckpointError, match="attn has 4 rows where the model needs 6"):
+        AdaptedTensors(stored, {"more": TensorSlice("attn", order=(0, 5))}).info("more")
+
+
+def test_the_weight_of_a_convolution_is_transposed_to_a_matrix(tmp_path: Path) -> None:
+    weight = np.arange(12, dtype=np.float32).reshape(4, 1, 3)
+    save_file({"conv": weight, "row": weight[:1, 0]}, tmp_path / "model.safetensors")
+    parts = {"w": TensorSlice("conv", is_transposed=True), "column": TensorSlice("row", is_transposed=True)}
+    tensors = AdaptedTensors(Checkpoint.open(tmp_path), parts)
+    assert (tensors.info("w").shape, tensors.info("column").shape) == ((3, 4), (3, 1))
+    np.testing.assert_array_equal(tensors.array("w"), weight[:, 0].T)
+    np.testing.assert_array_equal(tensors.array("column"), weight[:1, 0].T)
+
+
 def test_rows_of_quantised_tensors_are_sliced_and_ordered() -> None:
     format = parse_format("int8")
     assert format is not None

@@ -57,7 +57,9 @@ def rows_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> Sto
 class TensorSlice:
     """A model's tensor as a slice of a stored one: it is transposed first, then rows `begin` to `end` are taken.
 
-    `end` is None for all rows from `begin` on. If `order` is given, these rows are put in that order, see `pair_order`.
+    A transposed tensor loses its inner dims of 1: the weight of a depthwise convolution [C, 1, K] becomes [K, C]. `end`
+    is None for all rows from `begin` on. If `order` is given, these of the rows are taken in that order, see
+    `pair_order`.
     The first row of the tensor `added` is then added to every row. A quantised tensor may be sliced and ordered, since
     its rows are quantised separately.
     """
@@ -112,6 +114,11 @@ class AdaptedTensors:
         self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
         used = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
         self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used}
+        self._needed_rows: dict[tuple[str, int, int | None], int] = {}
+        for part in self._parts.values():
+            if part.order:
+                rows = _rows_of(part)
+                self._needed_rows[rows] = max(self._needed_rows.get(rows, 0), 1 + max(part.order))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,8 +143,10 @@ class AdaptedTensors:
             return stored
         if stored.weight_format is not None and (part.is_transposed or part.added is not None):
             raise _is_quantised(part.stored_name)
-        shape = stored.shape[::-1] if part.is_transposed else stored.shape
+        shape = _transposed(stored.shape) if part.is_transposed else stored.shape
         num_rows = len(range(shape[0])[part.begin : part.end]) if shape else 0
+        if part.order:
+            num_rows = self._num_ordered_rows(part, num_rows)
         row_bytes = stored.num_bytes // max(shape[0], 1) if shape else 0
         if part.added is not None and self.stored.info(part.added).shape[1:] != shape[1:]:
             added = list(self.stored.info(part.added).shape)
@@ -157,7 +166,9 @@ class AdaptedTensors:
                 raise _is_quantised(part.stored_name)
             selected = np.arange(values.shape[0])[part.begin : part.end]
             return values.take_rows(selected if part.order is None else selected[list(part.order)])
-        rows: npt.NDArray[Any] = (values.T if part.is_transposed else values)[part.begin : part.end]
+        if part.is_transposed:
+            values = values.T.reshape(_transposed(values.shape))
+        rows: npt.NDArray[Any] = values[part.begin : part.end]
         if part.order is not None:
             rows = rows[list(part.order)]
         if part.added is None:
@@ -178,10 +189,31 @@ class AdaptedTensors:
         rows = np.arange(shape[-1] if part.is_transposed else shape[0])[part.begin : part.end]
         return StoredRows(part.stored_name, rows if part.order is None else rows[list(part.order)])
 
+    def _num_ordered_rows(self, part: TensorSlice, num_rows: int) -> int:
+        """Return the rows of a slice out of `num_rows`: all of them where none of the slices takes the last one, so
+        that the check of shapes reports a tensor with too many rows.
+        """
+        needed = self._needed_rows[_rows_of(part)]
+        if needed > num_rows:
+            raise CheckpointError(
+                f"{part.stored_name} has {num_rows} rows where the model needs {needed}. Check that config.json and "
+                "the weights belong to the same model."
+            )
+        return len(part.order or ()) if needed == num_rows else num_rows
+
     def _part(self, name: str) -> TensorSlice:
         if name not in self._parts:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
         return self._parts[name]
+
+
+def _rows_of(part: TensorSlice) -> tuple[str, int, int | None]:
+    return part.stored_name, part.begin, part.end
+
+
+def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a transposed tensor, without inner dims of 1."""
+    return tuple(dim for position, dim in enumerate(shape[::-1]) if dim != 1 or position in (0, len(shape) - 1))
 
 
 def _is_quantised(name: str) -> CheckpointError:
