@@ -1,4 +1,5 @@
-// Activation functions, element by element: gelu, relu, silu, softcap, and the gated silu_mul and clamped_silu_mul.
+// Activation functions, element by element: gelu, relu, silu, softcap, and the gated sigmoid_mul, silu_mul and
+// clamped_silu_mul.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -55,6 +56,13 @@ template <class T>
 void softcap(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const float cap = static_cast<float>(attrs[0].f);
   map_elements<T>(in[0], out[0], team, [&](const Vec& x) { return set1(cap) * tanh(x / set1(cap)); });
+}
+
+// sigmoid(gate) · x.
+template <class T>
+void sigmoid_mul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  map_elements<T>(in[0], in[1], out[0], team,
+                  [](const Vec& gate, const Vec& x) { return x / (set1(1.0f) + exp(-gate)); });
 }
 
 // silu(gate) · up.

@@ -47,6 +47,7 @@ AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
 AETHER_KERNEL(scale, 1, 1, 1, scale<T>);
 AETHER_KERNEL(shift_keys, 4, 1, 1, shift_keys<T>);
 AETHER_KERNEL(shift_keys_quantized, 5, 2, 1, shift_keys_quantized, shift_keys_quantized_scratch);
+AETHER_KERNEL(sigmoid_mul, 2, 1, 0, sigmoid_mul<T>);
 AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
 AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
 AETHER_KERNEL(softcap, 1, 1, 1, softcap<T>);
@@ -85,6 +86,7 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(scale),
     AETHER_ENTRIES(shift_keys),
     AETHER_ENTRY(shift_keys_quantized, float),
+    AETHER_ENTRIES(sigmoid_mul),
     AETHER_ENTRIES(silu),
     AETHER_ENTRIES(silu_mul),
     AETHER_ENTRIES(softcap),

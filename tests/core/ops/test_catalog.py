@@ -286,6 +286,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "mla_attention": mla_attention,
     "linear_per_head": lambda x, w, num_heads: torch.einsum("thk,hnk->thn", x, w.unflatten(0, (num_heads, -1))),
     "clamped_silu_mul": torch_mixture.clamped_silu_mul,
+    "sigmoid_mul": lambda gate, x: torch.sigmoid(gate) * x,
     "router_logits": functional.linear,
     "router_topk": torch_mixture.router_topk,
     "moe_swiglu": torch_mixture.moe_swiglu,
@@ -302,7 +303,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 78
+    assert len(OPERATORS) == 79
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "latent_attention": ("mla_attention", "linear_per_head"),
     "attention": ("attention", "alibi"),
     "elementwise": ("add", "sub", "mul", "div", "scale", "exp", "log"),
-    "activations": ("relu", "silu", "silu_mul", "clamped_silu_mul", "gelu", "softcap", "softmax"),
+    "activations": ("relu", "silu", "silu_mul", "clamped_silu_mul", "sigmoid_mul", "gelu", "softcap", "softmax"),
     "feed_forward": ("gate_up_silu", "mlp_swiglu", "gate_up_gelu", "mlp_geglu", "ffn_relu", "ffn_gelu"),
     "routers": ("router_logits", "router_topk"),
     "mixture": ("moe_swiglu", "moe_gate_up_silu", "moe_linear", "moe_combine", "take_experts"),

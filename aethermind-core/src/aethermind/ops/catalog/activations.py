@@ -12,7 +12,7 @@ from aethermind.ops.catalog._tolerances import EXACT, ONE_ROUNDING, accumulated
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["CLAMPED_SILU_MUL", "GELU", "RELU", "SILU", "SILU_MUL", "SOFTCAP", "SOFTMAX", "sigmoid"]
+__all__ = ["CLAMPED_SILU_MUL", "GELU", "RELU", "SIGMOID_MUL", "SILU", "SILU_MUL", "SOFTCAP", "SOFTMAX", "sigmoid"]
 
 
 def _relu_reference(x: Array) -> Array:
@@ -58,6 +58,27 @@ SILU = Operator(
     tolerances=accumulated(absolute=1e-30),
 )
 """The activation x · sigmoid(x)."""
+
+
+def _sigmoid_mul_reference(gate: Array, x: Array) -> Array:
+    return sigmoid(gate) * x
+
+
+def _sigmoid_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from same_shaped(rng, 2)
+    gate = np.array([-1e4, -200.0, -88.0, -20.0, -0.0, 0.0, 1e-6, 20.0, 88.0, 200.0, 1e4])
+    yield Sample("saturated", (gate, np.linspace(-2, 2, len(gate))))
+
+
+SIGMOID_MUL = Operator(
+    schema=OperatorSchema.parse("sigmoid_mul(gate: F[...], x: F[...]) -> (out: F[...] ~ x)"),
+    summary="sigmoid(gate) * x, element by element.",
+    reference=_sigmoid_mul_reference,
+    samples=_sigmoid_mul_samples,
+    # For very negative gates, exp overflows or is denormal in float32; zero is correct, too.
+    tolerances=accumulated(absolute=1e-30),
+)
+"""A gate of attention's output (Qiu et al. 2025, arXiv:2505.06708)."""
 
 
 def _silu_mul_decompose(b: OpBuilder[Array], gate: Array, up: Array) -> Array:
