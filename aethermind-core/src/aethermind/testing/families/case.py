@@ -74,6 +74,8 @@ class ModelCase:
         max_shard_size: the size limit of files that transformers writes.
         may_err_as_reference: whether logits may be off by twice the error that the reference itself has in float32,
             where that is more than is allowed otherwise. For families whose own arithmetic amplifies errors.
+        has_float32_parts: whether the class of transformers computes parts in float32 whatever its dtype is, by
+            `tensor.to(torch.float32)`; the reference then computes them in float64.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ModelCase:
     rewrite_config: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     max_shard_size: str = "1GB"
     may_err_as_reference: bool = False
+    has_float32_parts: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -96,10 +99,18 @@ def variations(
     base: Mapping[str, Any] = SMALL,
     reference: Reference | None = None,
     may_err_as_reference: bool = False,
+    has_float32_parts: bool = False,
 ) -> tuple[ModelCase, ...]:
     """Return a case for each named change to a configuration."""
     return tuple(
-        ModelCase(name, architecture, {**base, **change}, reference, may_err_as_reference=may_err_as_reference)
+        ModelCase(
+            name,
+            architecture,
+            {**base, **change},
+            reference,
+            may_err_as_reference=may_err_as_reference,
+            has_float32_parts=has_float32_parts,
+        )
         for name, change in changes.items()
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 
 from aethermind.testing.families.case import ModelCase, Outputs
 
@@ -36,7 +37,8 @@ class TransformersReference:
 
     def outputs(self, case: ModelCase, directory: Path) -> Outputs:
         """Return the function of a whole text to logits, or hidden states."""
-        return partial(outputs_of, pretrained(case.architecture, directory, context=case.max_model_len))
+        outputs = partial(outputs_of, pretrained(case.architecture, directory, context=case.max_model_len))
+        return partial(_in_float64, outputs) if case.has_float32_parts else outputs
 
     def float32_outputs(self, case: ModelCase, directory: Path) -> Outputs:
         """Return the same function, computed in float32."""
@@ -77,6 +79,23 @@ def outputs_of(model: Any, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
     rows = found.logits if "logits" in found else found.last_hidden_state
     values: np.ndarray[Any, Any] = rows[0].double().numpy()
     return values
+
+
+class _KeepFloat64(TorchFunctionMode):
+    """Leaves float64 tensors as they are where a module converts them to float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.to and args[0].dtype is torch.float64 and args[1:] == (torch.float32,):
+            return args[0].contiguous()
+        return func(*args, **kwargs)
+
+
+def _in_float64(outputs: Outputs, token_ids: Sequence[int]) -> Any:
+    with _KeepFloat64():
+        return outputs(token_ids)
 
 
 def _randomise(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
