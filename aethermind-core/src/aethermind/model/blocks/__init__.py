@@ -21,16 +21,20 @@ from aethermind.model.blocks.layers import (
     swiglu_mlp,
 )
 from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
+from aethermind.model.blocks.recurrent import DeltaNetConfig, Mamba2Config, delta_net_mixer, mamba2_mixer
 
 __all__ = [
     "Attention",
     "DecoderVariant",
+    "DeltaNetConfig",
     "FeedForward",
     "LatentAttention",
+    "Mamba2Config",
     "VariantModel",
     "attention",
     "cached_attention",
     "decoder",
+    "delta_net_mixer",
     "embedding",
     "geglu_mlp",
     "gelu_mlp",
@@ -38,6 +42,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "lm_head",
+    "mamba2_mixer",
     "mixture_mlps",
     "moe_mlp",
     "rope_table",

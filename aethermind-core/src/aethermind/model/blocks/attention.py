@@ -29,6 +29,7 @@ def attention(
     has_qkv_bias: bool,
     has_qk_norm: bool,
     has_output_bias: bool = False,
+    has_output_gate: bool = False,
     is_qk_norm_whole: bool = False,
     scale: float | None = None,
     softcap: float = 0.0,
@@ -42,7 +43,8 @@ def attention(
     of a token at once if `is_qk_norm_whole` (OLMoE). The table rotates the first R elements of each head; without one
     keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C), then limited by
     `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head. `has_sinks` adds
-    `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss).
+    `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss). With `has_output_gate` what is
+    attended to is multiplied by the sigmoid of `{prefix}.gate_proj` of x (Qwen3-Next).
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -88,7 +90,12 @@ def attention(
         mixed_THC = attend(
             builder, q_THC, cache, inputs, layer, scale=scale, window=window, softcap=softcap, sinks=sinks_H
         )
-        out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
+        mixed_TQ = builder.op("merge_heads", mixed_THC)
+        if has_output_gate:
+            gate_QD = builder.parameter(f"{prefix}.gate_proj.weight", (widths["q_proj"], config.hidden_size))
+            gate_Q = builder.parameter(f"{prefix}.gate_proj.bias", (widths["q_proj"],)) if has_qkv_bias else None
+            mixed_TQ = builder.op("sigmoid_mul", builder.op("linear", x_TD, gate_QD, gate_Q), mixed_TQ)
+        out_TD: Value = builder.op("linear", mixed_TQ, o_DQ, o_D)
     return out_TD
 
 

@@ -1,0 +1,254 @@
+"""Token mixers that keep a state of each sequence instead of keys and values: Mamba 2 and gated delta nets.
+
+Both project a token's hidden state, convolve some of the projections over the last few tokens, run a recurrence, norm
+its results with a gate, and project them back.
+
+Shapes: T tokens, D hidden_size, H heads of the state, G groups of heads that share vectors, J tokens before each that
+the convolution sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aethermind.cache.layers import Recurrent
+from aethermind.checkpoint.remapped import TensorSlice
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.ir import Value
+from aethermind.hal.dtype import DType
+from aethermind.model.step_inputs import StepInputs
+
+__all__ = ["DeltaNetConfig", "Mamba2Config", "delta_net_mixer", "mamba2_mixer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Config:
+    """The mixer of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060): H heads of P elements, states of M rows.
+
+    Attributes:
+        hidden_size, num_heads, head_dim, state_size, num_groups: D, H, P, M and G.
+        conv_kernel: the tokens that a convolution sees, J + 1.
+        eps: of the norm.
+        dt_min, dt_max: limits of time steps; dt_max is 0 for none.
+        has_in_bias, has_conv_bias, has_out_bias: whether the projections and the convolution have biases.
+        has_norm: whether results are normed; otherwise they are only gated.
+        norm_before_gate: whether they are normed before they are gated.
+        multipliers: of z, x, B, C and dt, the parts of the projection (Falcon-H1).
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    eps: float
+    dt_min: float = 0.0
+    dt_max: float = 0.0
+    has_in_bias: bool = False
+    has_conv_bias: bool = True
+    has_out_bias: bool = False
+    has_norm: bool = True
+    norm_before_gate: bool = False
+    multipliers: tuple[float, float, float, float, float] = (1.0,) * 5
+
+    @property
+    def inner_size(self) -> int:
+        """H · P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_widths(self) -> tuple[int, int, int]:
+        """The channels of x, B and C."""
+        return self.inner_size, self.num_groups * self.state_size, self.num_groups * self.state_size
+
+    @property
+    def state(self) -> Recurrent:
+        """What a layer keeps of each sequence."""
+        recurrent = (self.num_heads, self.state_size, self.head_dim)
+        return _state(self.conv_kernel, sum(self.conv_widths), recurrent)
+
+    def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
+        """Yield the tensors of the graph that are parts of stored ones, where `prefix` names the mixer in both.
+
+        Stored are `in_proj`, whose rows are z, x, B, C and dt, and `conv1d.weight` [C, 1, J + 1].
+        """
+        ends = self.inner_size, self.inner_size + sum(self.conv_widths)
+        for kind in ("weight", "bias") if self.has_in_bias else ("weight",):
+            for name, begin, end in (("z", 0, ends[0]), ("xbc", *ends), ("dt", ends[1], None)):
+                yield f"{prefix}.{name}_proj.{kind}", TensorSlice(f"{prefix}.in_proj.{kind}", begin=begin, end=end)
+        yield _transposed_convolution(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetConfig:
+    """A gated delta net (Yang et al. 2024, arXiv:2412.06464): G query and key heads, H value heads and states.
+
+    Attributes:
+        hidden_size, num_key_heads, num_value_heads, key_dim, value_dim: D, G, H and the elements of a head.
+        conv_kernel: the tokens that a convolution sees, J + 1.
+        eps: of the norm.
+    """
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    eps: float
+
+    @property
+    def conv_width(self) -> int:
+        """The channels of queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def state(self) -> Recurrent:
+        """What a layer keeps of each sequence."""
+        return _state(self.conv_kernel, self.conv_width, (self.num_value_heads, self.key_dim, self.value_dim))
+
+    def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
+        """Yield the tensors of the graph that are stored in another layout: the convolution."""
+        yield _transposed_convolution(prefix)
+
+    def fused_slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
+        """Yield those of `slices`, and those of a checkpoint that fuses projections head by head (Qwen3-Next).
+
+        Stored are `in_proj_qkvz`, for each key head q, k, and v and z of its value heads, and `in_proj_ba`, for each
+        key head b and a of its value heads.
+        """
+        yield from self.slices(prefix)
+        shared = self.num_value_heads // self.num_key_heads
+        widths = (self.key_dim, self.key_dim, shared * self.value_dim, shared * self.value_dim)
+        q, k, v, z = _rows_by_head(self.num_key_heads, widths)
+        fused = f"{prefix}.in_proj_qkvz.weight"
+        yield f"{prefix}.in_proj_qkv.weight", TensorSlice(fused, order=(*q, *k, *v))
+        yield f"{prefix}.in_proj_z.weight", TensorSlice(fused, order=z)
+        for name, rows in zip("ba", _rows_by_head(self.num_key_heads, (shared, shared)), strict=True):
+            yield f"{prefix}.in_proj_{name}.weight", TensorSlice(f"{prefix}.in_proj_ba.weight", order=rows)
+
+
+def mamba2_mixer(
+    builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int, config: Mamba2Config, prefix: str
+) -> Value:
+    """Write the mixer of Mamba 2, [T, D], whose state is that of `layer`.
+
+    Weights: `{prefix}.z_proj`, `xbc_proj` and `dt_proj`, rows of the stored `in_proj` (see `Mamba2Config.slices`);
+    `conv1d`, transposed; `A_log`, `dt_bias` and `D`, float32 [H]; `norm.weight` if there is a norm; `out_proj`.
+    """
+    inner, heads, channels = config.inner_size, config.num_heads, sum(config.conv_widths)
+    of_z, *of_channels, of_dt = config.multipliers
+    with builder.scope(prefix):
+        z_TI, xbc_TC, dt_TH = (
+            _linear(builder, x_TD, f"{prefix}.{name}_proj", width, config.hidden_size, has_bias=config.has_in_bias)
+            for name, width in (("z", inner), ("xbc", channels), ("dt", heads))
+        )
+        z_TI, dt_TH = _scaled(builder, z_TI, of_z), _scaled(builder, dt_TH, of_dt)
+        factors = [factor for factor, width in zip(of_channels, config.conv_widths, strict=True) for _ in range(width)]
+        xbc_TC = _convolution(
+            builder, xbc_TC, inputs, layer, prefix, config.conv_kernel, factors, has_bias=config.has_conv_bias
+        )
+        scalars = [builder.parameter(f"{prefix}.{name}", (heads,), DType.FLOAT32) for name in ("A_log", "dt_bias", "D")]
+        state = builder.latest(inputs.caches[layer]["recurrent_state"])
+        limits = {"dt_min": config.dt_min, "dt_max": config.dt_max}
+        out_THP, _ = builder.op("ssd_scan", xbc_TC, dt_TH, *scalars, state, *_tables(inputs), **limits)
+        out_TI = builder.op("merge_heads", out_THP)
+        if config.has_norm:
+            norm_I = builder.parameter(f"{prefix}.norm.weight", (inner,))
+            attributes = {"eps": config.eps, "num_groups": config.num_groups}
+            attributes["norm_before_gate"] = config.norm_before_gate
+            out_TI = builder.op("gated_rms_norm", out_TI, z_TI, norm_I, **attributes)
+        else:
+            out_TI = builder.op("silu_mul", z_TI, out_TI)
+        return _linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, inner, has_bias=config.has_out_bias)
+
+
+def delta_net_mixer(
+    builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int, config: DeltaNetConfig, prefix: str
+) -> Value:
+    """Write a gated delta net, [T, D], whose state is that of `layer`.
+
+    Weights: `{prefix}.in_proj_qkv.weight`, `in_proj_z`, `in_proj_b`, `in_proj_a`; `conv1d`, transposed; `A_log` and
+    `dt_bias`, float32 [H]; `norm.weight` of one head; `out_proj.weight`.
+    """
+    heads, width = config.num_value_heads, config.value_dim
+    with builder.scope(prefix):
+        qkv_TC, z_TI, b_TH, a_TH = (
+            _linear(builder, x_TD, f"{prefix}.in_proj_{name}", rows, config.hidden_size)
+            for name, rows in (("qkv", config.conv_width), ("z", heads * width), ("b", heads), ("a", heads))
+        )
+        qkv_TC = _convolution(builder, qkv_TC, inputs, layer, prefix, config.conv_kernel)
+        rates = [builder.parameter(f"{prefix}.{name}", (heads,), DType.FLOAT32) for name in ("A_log", "dt_bias")]
+        state = builder.latest(inputs.caches[layer]["recurrent_state"])
+        operands = (qkv_TC, a_TH, b_TH, *rates, state, *_tables(inputs))
+        out_THE, _ = builder.op("gated_delta_rule", *operands, scale=config.key_dim**-0.5)
+        z_THE = builder.op("split_heads", z_TI, num_heads=heads)
+        norm_E = builder.parameter(f"{prefix}.norm.weight", (width,))
+        out_THE = builder.op("gated_rms_norm", out_THE, z_THE, norm_E, eps=config.eps, norm_before_gate=True)
+        out_TI = builder.op("merge_heads", out_THE)
+        return _linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, heads * width)
+
+
+def _convolution(
+    builder: GraphBuilder,
+    x_TC: Value,
+    inputs: StepInputs,
+    layer: int,
+    prefix: str,
+    kernel: int,
+    factors: list[float] | None = None,
+    *,
+    has_bias: bool = False,
+) -> Value:
+    """Convolve x, times a factor for each channel if there are any, and apply silu."""
+    _, channels = x_TC.type.shape
+    assert isinstance(channels, int)
+    weight_KC = builder.parameter(f"{prefix}.conv1d.weight", (kernel, channels))
+    bias_C = builder.parameter(f"{prefix}.conv1d.bias", (channels,)) if has_bias else None
+    if factors is not None and set(factors) != {1.0}:  # the sum is linear: its few weights are multiplied, not each row
+        import numpy as np
+
+        values = np.tile(np.asarray(factors), (kernel, 1)).astype(builder.dtype.numpy)
+        weight_KC = builder.op("mul", weight_KC, builder.constant(f"{prefix}.multipliers", values))
+    state = builder.latest(inputs.caches[layer]["conv_state"])
+    out_TC, _ = builder.op("causal_conv1d", x_TC, weight_KC, bias_C, state, *_tables(inputs), silu=True)
+    return out_TC
+
+
+def _linear(
+    builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int, *, has_bias: bool = False
+) -> Value:
+    weight_ND = builder.parameter(f"{name}.weight", (out_width, in_width))
+    bias_N = builder.parameter(f"{name}.bias", (out_width,)) if has_bias else None
+    out_TN: Value = builder.op("linear", x_TD, weight_ND, bias_N)
+    return out_TN
+
+
+def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
+    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
+
+
+def _tables(inputs: StepInputs) -> tuple[Value, Value, Value]:
+    assert inputs.state_slots is not None, "a model with recurrent layers declares them in its cache layout"
+    return inputs.cu_seqlens_q, inputs.seqlens_k, inputs.state_slots
+
+
+def _state(conv_kernel: int, channels: int, recurrent: tuple[int, int, int]) -> Recurrent:
+    return Recurrent((("conv_state", (conv_kernel - 1, channels)), ("recurrent_state", recurrent)))
+
+
+def _transposed_convolution(prefix: str) -> tuple[str, TensorSlice]:
+    name = f"{prefix}.conv1d.weight"
+    return name, TensorSlice(name, is_transposed=True)
+
+
+def _rows_by_head(num_heads: int, widths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the rows of each part of a matrix whose rows are, head by head, parts of these widths."""
+    size = sum(widths)
+    firsts = [sum(widths[:part]) for part in range(len(widths))]
+    return tuple(
+        tuple(head * size + first + row for head in range(num_heads) for row in range(width))
+        for first, width in zip(firsts, widths, strict=True)
+    )
