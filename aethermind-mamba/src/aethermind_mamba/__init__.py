@@ -1,0 +1,1 @@
+"""Mamba 2 and Falcon-H1 for AetherMind."""

@@ -1,0 +1,207 @@
+"""Falcon-H1 as a graph (Zuo et al. 2025, arXiv:2507.22448): attention and a Mamba 2 mixer side by side in every layer.
+
+Both read the same normed input, and their outputs are added. Multipliers from training (maximal update
+parametrisation) scale embeddings, keys, gates, parts of projections, outputs and logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, Hybrid, LayerCache, Paged, StepInputs, read_decoder_config
+from aethermind.model.blocks import (
+    DecoderVariant,
+    Mamba2Config,
+    attention,
+    mamba2_mixer,
+    swiglu_mlp,
+    variant_decoder,
+)
+from aethermind.model.known_fields import FieldTable, ignored, refused, used
+from aethermind_mamba.mamba2 import read_time_limits
+
+__all__ = ["FALCON_H1"]
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 128000,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+_MULTIPLIER = "multiplies what its name says"
+_FIELDS: FieldTable = {
+    **used("are sizes of the mixers", "mamba_d_ssm", "mamba_expand", "mamba_n_heads", "mamba_d_head"),
+    **used("are sizes of the mixers", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+    **used("say which parts have biases", "mamba_conv_bias", "mamba_proj_bias", "projectors_bias"),
+    **used("says whether projections of attention have biases", "attention_bias"),
+    **used("say whether a mixer's results are normed, and where", "mamba_rms_norm", "mamba_norm_before_gate"),
+    **used("are limits of time steps", "time_step_limit"),
+    **used(_MULTIPLIER, "lm_head_multiplier", "embedding_multiplier", "key_multiplier", "mlp_multipliers"),
+    **used(_MULTIPLIER, "attention_in_multiplier", "attention_out_multiplier"),
+    **used(_MULTIPLIER, "ssm_in_multiplier", "ssm_out_multiplier", "ssm_multipliers"),
+    **ignored("tokens are taken up one by one", "mamba_chunk_size"),
+    **ignored("follows from the tensors", "mamba_use_mlp"),
+    **ignored("only rows of sampled tokens have logits", "num_logits_to_keep"),
+    **ignored("all layers are hybrid", "layers_block_type", "attn_layer_indices"),
+    **ignored("matters in training only", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank"),
+    **refused("biases of feed-forward networks are not computed; take another model", mlp_bias=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _HybridMixer:
+    """Writes attention and the mixer of a layer, and adds their outputs, each times its multiplier."""
+
+    config: DecoderConfig
+    recurrent: Mamba2Config
+    has_bias: bool
+    recurrent_factor: float
+    input_factor: float
+    key_factor: float
+    attention_factor: float
+
+    def __call__(
+        self, builder: GraphBuilder, x_TD: Value, rope_table_TR: Value | None, inputs: StepInputs, layer: int
+    ) -> Value:
+        base = f"model.layers.{layer}"
+        recurrent_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.recurrent, f"{base}.mamba")
+        attended_TD = attention(
+            builder,
+            _scaled(builder, x_TD, self.input_factor),
+            rope_table_TR,
+            inputs,
+            self.config,
+            layer,
+            f"{base}.self_attn",
+            has_qkv_bias=self.has_bias,
+            has_qk_norm=False,
+            has_output_bias=self.has_bias,
+            scale=self.config.head_dim**-0.5 * self.key_factor,
+        )
+        recurrent_TD = _scaled(builder, recurrent_TD, self.recurrent_factor)
+        out_TD: Value = builder.op("add", _scaled(builder, attended_TD, self.attention_factor), recurrent_TD)
+        return out_TD
+
+
+@dataclass(frozen=True, slots=True)
+class _FeedForward:
+    """Writes down(silu(gate(x) · gate_factor) · up(x)) · factor."""
+
+    config: DecoderConfig
+    gate_factor: float
+    factor: float
+
+    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        prefix, config = f"model.layers.{layer}.feed_forward", self.config
+        if self.gate_factor == 1.0:
+            return _scaled(builder, swiglu_mlp(builder, x_TD, config, prefix), self.factor)
+        inner = (config.intermediate_size, config.hidden_size)
+        gate_ID, up_ID = (builder.parameter(f"{prefix}.{name}_proj.weight", inner) for name in ("gate", "up"))
+        down_DI = builder.parameter(f"{prefix}.down_proj.weight", inner[::-1])
+        with builder.scope(prefix):
+            gate_TI = _scaled(builder, builder.op("linear", x_TD, gate_ID), self.gate_factor)
+            inner_TI = builder.op("silu_mul", gate_TI, builder.op("linear", x_TD, up_ID))
+            return _scaled(builder, builder.op("linear", inner_TI, down_DI), self.factor)
+
+
+def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
+    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
+
+
+@dataclass(frozen=True, slots=True)
+class FalconH1:
+    """A Falcon-H1 model."""
+
+    config: DecoderConfig
+    recurrent: Mamba2Config
+    variant: DecoderVariant
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Build the logits, float32 [R, vocab_size]."""
+        return variant_decoder(builder, inputs, self.config, max_model_len, self.variant)
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens, and a state of each sequence, in every layer."""
+        heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
+        return (Hybrid(Paged(heads, head_dim, head_dim), self.recurrent.state),) * self.config.num_hidden_layers
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Slice the projections out of the stored ones, and give the last norm the name that decoders have for it."""
+        parts = {"model.norm.weight": TensorSlice("model.final_layernorm.weight")}
+        for layer in range(self.config.num_hidden_layers):
+            parts.update(self.recurrent.slices(f"model.layers.{layer}.mamba"))
+        return AdaptedTensors(stored, parts)
+
+
+class FalconH1Architecture:
+    """`FalconH1ForCausalLM`: Falcon-H1 from 0.5B to 34B."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq", "*.mup_vector")
+    known_fields = _FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> FalconH1:
+        """Create the model of a config.json; ConfigError names a bad field."""
+        fields = {name: value for name, value in raw.items() if value is not None}
+        for name in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"):  # not of this family
+            fields.pop(name, None)
+        config = read_decoder_config(fields, defaults=_DEFAULTS)
+        recurrent = _read_mixer(fields, config)
+        gate_factor, factor = fields.get("mlp_multipliers", (1.0, 1.0))
+        mixer = _HybridMixer(
+            config,
+            recurrent,
+            has_bias=bool(fields.get("attention_bias", False)),
+            recurrent_factor=fields.get("ssm_out_multiplier", 1.0),
+            input_factor=fields.get("attention_in_multiplier", 1.0),
+            key_factor=fields.get("key_multiplier", 1.0),
+            attention_factor=fields.get("attention_out_multiplier", 1.0),
+        )
+        variant = DecoderVariant(
+            before_mlp="pre_ff_layernorm",
+            token_factor=fields.get("embedding_multiplier", 1.0),
+            logits_factor=fields.get("lm_head_multiplier", 1.0),
+            mixer=mixer,
+            mlp=_FeedForward(config, gate_factor, factor),
+        )
+        return FalconH1(config, recurrent, variant)
+
+
+def _read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Config:
+    inner = fields.get("mamba_d_ssm", fields.get("mamba_expand", 2) * config.hidden_size)
+    heads, groups = fields.get("mamba_n_heads", 128), fields.get("mamba_n_groups", 1)
+    head_dim = fields.get("mamba_d_head", "auto")
+    head_dim = inner // heads if head_dim == "auto" else head_dim
+    if heads * head_dim != inner or heads % groups:
+        raise ConfigError(
+            f"mamba_n_heads ({heads}) times mamba_d_head ({head_dim}) in config.json should be mamba_d_ssm ({inner}), "
+            f"and mamba_n_heads a multiple of mamba_n_groups ({groups})."
+        )
+    dt_min, dt_max = read_time_limits(fields)
+    of_input = fields.get("ssm_in_multiplier", 1.0)
+    z, x, b, c, dt = (of_input * factor for factor in fields.get("ssm_multipliers", (1.0,) * 5))
+    return Mamba2Config(
+        config.hidden_size,
+        heads,
+        head_dim,
+        fields.get("mamba_d_state", 256),
+        groups,
+        fields.get("mamba_d_conv", 4),
+        config.rms_norm_eps,
+        dt_min=dt_min,
+        dt_max=dt_max,
+        has_in_bias=bool(fields.get("mamba_proj_bias", False)),
+        has_conv_bias=bool(fields.get("mamba_conv_bias", True)),
+        has_out_bias=bool(fields.get("projectors_bias", False)),
+        has_norm=bool(fields.get("mamba_rms_norm", False)),
+        norm_before_gate=bool(fields.get("mamba_norm_before_gate", True)),
+        multipliers=(z, x, b, c, dt),
+    )
+
+
+FALCON_H1 = FalconH1Architecture()

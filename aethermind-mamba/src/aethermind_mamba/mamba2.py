@@ -1,0 +1,156 @@
+"""Mamba 2 as a graph (Dao and Gu 2024, arXiv:2405.21060): a stack of mixers without attention or feed-forward networks.
+
+A sequence has a state of fixed size instead of keys and values, so neither its memory nor the time of a step grows with
+its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config
+from aethermind.model.blocks import Mamba2Config, embedding, lm_head, mamba2_mixer
+from aethermind.model.known_fields import FieldTable, ignored, used
+
+__all__ = ["MAMBA2", "read_time_limits"]
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "num_heads": 128,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "expand": 2,
+    "layer_norm_epsilon": 1e-5,
+}
+_MAX_LENGTH = 2**18
+"""The longest context, where config.json names none: states have no limit, but a step's inputs have."""
+
+_DECODER_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "head_dim",
+    "hidden_act",
+    "tie_word_embeddings",
+    "eos_token_id",
+    "is_causal",
+    "dtype",
+    "torch_dtype",
+)
+_FIELDS: FieldTable = {
+    **used("are sizes of the mixers", "num_heads", "head_dim", "state_size", "n_groups", "conv_kernel", "expand"),
+    **used("is the epsilon of norms", "layer_norm_epsilon"),
+    **used("say which parts have biases", "use_bias", "use_conv_bias"),
+    **used("are limits of time steps", "time_step_limit"),
+    **ignored("follows from expand and hidden_size", "intermediate_size"),
+    **ignored("tokens are taken up one by one", "chunk_size"),
+    **ignored("residuals have the model's dtype", "residual_in_fp32"),
+    **ignored("the norm of this architecture is behind the gate", "norm_before_gate", "rms_norm"),
+    **ignored("matters in training only", "rescale_prenorm_residual", "time_step_rank", "time_step_init_scheme"),
+    **ignored("matters in training only", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A Mamba 2 model."""
+
+    config: DecoderConfig
+    mixer: Mamba2Config
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Build the logits, float32 [R, vocab_size]."""
+        config, eps = self.config, self.config.rms_norm_eps
+        table = "backbone.embeddings.weight"
+        residual_TD = embedding(builder, inputs, config, table)
+        x_TD = builder.op("rms_norm", residual_TD, self._norm(builder, "layers.0.norm"), eps=eps)
+        for layer in range(config.num_hidden_layers):
+            mixed_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.mixer, f"backbone.layers.{layer}.mixer")
+            is_last = layer == config.num_hidden_layers - 1
+            if is_last:
+                mixed_TD, residual_TD = (
+                    builder.op("gather_rows", value, inputs.logits_rows) for value in (mixed_TD, residual_TD)
+                )
+            norm_D = self._norm(builder, "norm_f" if is_last else f"layers.{layer + 1}.norm")
+            x_TD, residual_TD = builder.op("add_rms_norm", mixed_TD, residual_TD, norm_D, eps=eps)
+        return lm_head(builder, x_TD, config, table if config.tie_word_embeddings else "lm_head.weight")
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """A state of each sequence in every layer."""
+        return (self.mixer.state,) * self.config.num_hidden_layers
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Slice the projections out of the stored ones. Older checkpoints call the embeddings `embedding`."""
+        parts = {"backbone.embeddings.weight": TensorSlice("backbone.embedding.weight")}
+        for layer in range(self.config.num_hidden_layers):
+            parts.update(self.mixer.slices(f"backbone.layers.{layer}.mixer"))
+        return AdaptedTensors(stored, parts)
+
+    def _norm(self, builder: GraphBuilder, name: str) -> Value:
+        return builder.parameter(f"backbone.{name}.weight", (self.config.hidden_size,))
+
+
+class Mamba2Architecture:
+    """`Mamba2ForCausalLM`: Mamba 2 and Codestral Mamba."""
+
+    ignored_names = ("lm_head.weight",)
+    known_fields = _FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> Mamba2:
+        """Create the model of a config.json; ConfigError names a bad field."""
+        fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
+        heads, head_dim, hidden_size = fields["num_heads"], fields["head_dim"], fields["hidden_size"]
+        if fields["expand"] * hidden_size != heads * head_dim or heads % fields["n_groups"]:
+            raise ConfigError(
+                f"num_heads ({heads}) times head_dim ({head_dim}) in config.json should be expand times hidden_size "
+                f"({fields['expand'] * hidden_size}), and num_heads a multiple of n_groups ({fields['n_groups']})."
+            )
+        config = read_decoder_config(
+            {
+                **{name: fields[name] for name in _DECODER_FIELDS if name in fields},
+                "rms_norm_eps": fields["layer_norm_epsilon"],
+                "num_attention_heads": heads,
+                "intermediate_size": heads * head_dim,
+                "max_position_embeddings": fields.get("max_position_embeddings", _MAX_LENGTH),
+            },
+            defaults={},
+            has_rotary=False,
+        )
+        dt_min, dt_max = read_time_limits(fields)
+        mixer = Mamba2Config(
+            hidden_size,
+            heads,
+            head_dim,
+            fields["state_size"],
+            fields["n_groups"],
+            fields["conv_kernel"],
+            config.rms_norm_eps,
+            dt_min=dt_min,
+            dt_max=dt_max,
+            has_in_bias=bool(fields.get("use_bias", False)),
+            has_conv_bias=bool(fields.get("use_conv_bias", True)),
+            has_out_bias=bool(fields.get("use_bias", False)),
+        )
+        return Mamba2(config, mixer)
+
+
+def read_time_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
+    """Read `time_step_limit` of config.json, [least, greatest]; a greatest of 0 stands for none.
+
+    JSON has no infinity, which files write as Infinity or as an object: everything that is no number is none.
+    """
+    least, greatest = fields.get("time_step_limit") or (0.0, None)
+    is_limit = isinstance(greatest, int | float) and greatest < float("inf")
+    return float(least), float(greatest) if is_limit else 0.0
+
+
+MAMBA2 = Mamba2Architecture()
