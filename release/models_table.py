@@ -15,7 +15,7 @@ from typing import Any
 from release.distributions import ROOT, distributions
 
 from aethermind import Runtime
-from aethermind.cache.layers import Window, has_latent
+from aethermind.cache.layers import Window, attention_of, has_latent, recurrent_of
 from aethermind.model.architecture import TextEncoder, cache_layout
 from aethermind.testing.families import ModelCase
 
@@ -29,6 +29,11 @@ _PUBLISHED: Mapping[str, str] = {
     "Qwen3ForCausalLM": "Qwen3, Qwen3-Embedding",
     "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2-57B-A14B",
     "Qwen3MoeForCausalLM": "Qwen3-30B-A3B, Qwen3-235B-A22B",
+    "Qwen3NextForCausalLM": "Qwen3-Next-80B-A3B",
+    "Qwen3_5ForCausalLM": "Qwen3.5 (text)",
+    "Qwen3_5MoeForCausalLM": "Qwen3.5 with experts (text)",
+    "Qwen3_5ForConditionalGeneration": "Qwen3.5: the decoder of models that read pictures",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3.5 with experts: the decoder of models that read pictures",
     "LlamaForCausalLM": "Llama 2, 3, 3.1, 3.2 (text), and others with this architecture",
     "MistralForCausalLM": "Mistral 7B¹",
     "MixtralForCausalLM": "Mixtral 8x7B, 8x22B",
@@ -52,6 +57,8 @@ _PUBLISHED: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma 3: the decoder of models that read pictures",
     "DeepseekV2ForCausalLM": "DeepSeek V2, V2-Lite",
     "DeepseekV3ForCausalLM": "DeepSeek V3, R1; Kimi K2",
+    "Mamba2ForCausalLM": "Mamba 2, Codestral Mamba",
+    "FalconH1ForCausalLM": "Falcon-H1",
     "GPT2LMHeadModel": "GPT-2",
     "BertModel": "BERT and sentence encoders based on it: vectors only",
 }
@@ -87,10 +94,14 @@ class _Row:
         if any(isinstance(model, TextEncoder) for model in self.models):
             return "attention in both directions"
         entries = [entry for model in self.models for entry in cache_layout(model)]
-        kinds = ["latent attention" if has_latent(entries) else "attention"]
+        has_attention = not entries or any(attention_of(entry) is not None for entry in entries)
+        attention = "latent attention" if has_latent(entries) else "attention"
+        kinds = [attention] if has_attention else []
+        if any(recurrent_of(entry) is not None for entry in entries):
+            kinds.append("recurrent state")
         if any(isinstance(entry, Window) for entry in entries):
             kinds.append("sliding window")
-        if any(hasattr(model, "mixture") for model in self.models):
+        if any(getattr(model, "mixture", None) is not None for model in self.models):
             kinds.append("mixture of experts")
         return ", ".join(kinds)
 

@@ -22,6 +22,7 @@ PACKAGES = (
     "aethermind_gemma",
     "aethermind_deepseek",
     "aethermind_gpt_oss",
+    "aethermind_mamba",
     "aethermind_gpt2",
     "aethermind_bert",
     "aethermind_sim",

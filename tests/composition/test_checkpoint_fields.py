@@ -28,8 +28,11 @@ import aethermind_llama.olmo
 import aethermind_llama.smollm3
 import aethermind_llama.stablelm
 import aethermind_llama.starcoder2
+import aethermind_mamba.falcon_h1
+import aethermind_mamba.mamba2
 import aethermind_phi.architecture
 import aethermind_qwen2.architecture
+import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
 from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.engine.loading.loader import _eos_token_ids
@@ -57,12 +60,21 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+MAMBA2_SIZES = {
+    **{name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
+    "num_heads": 8,
+    "head_dim": 8,
+    "state_size": 12,
+    "n_groups": 2,
+}
 GPT2_SIZES = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "qwen2": (aethermind_qwen2.architecture.QWEN2, SIZES),
     "qwen3": (aethermind_qwen2.architecture.QWEN3, SIZES),
     "qwen2_moe": (aethermind_qwen2.mixture.QWEN2_MOE, SIZES),
     "qwen3_moe": (aethermind_qwen2.mixture.QWEN3_MOE, SIZES),
+    "qwen3_next": (aethermind_qwen2.hybrid.QWEN3_NEXT, SIZES),
+    "qwen3_5": (aethermind_qwen2.hybrid.QWEN3_5, SIZES),
     "llama": (aethermind_llama.architecture.LLAMA, SIZES),
     "mistral": (aethermind_llama.architecture.MISTRAL, SIZES),
     "mixtral": (aethermind_llama.mixture.MIXTRAL, SIZES),
@@ -81,6 +93,8 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "deepseek_v2": (aethermind_deepseek.architecture.DEEPSEEK_V2, SIZES),
     "deepseek_v3": (aethermind_deepseek.architecture.DEEPSEEK_V3, SIZES),
     "gpt_oss": (aethermind_gpt_oss.architecture.GPT_OSS, SIZES),
+    "mamba2": (aethermind_mamba.mamba2.MAMBA2, MAMBA2_SIZES),
+    "falcon_h1": (aethermind_mamba.falcon_h1.FALCON_H1, {**SIZES, "mamba_n_heads": 4}),
     "phi3": (aethermind_phi.architecture.PHI3, SIZES),
     "glm": (aethermind_glm.architecture.GLM, SIZES),
     "glm4": (aethermind_glm.architecture.GLM4, SIZES),
@@ -119,7 +133,7 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "eos_token_id": (7, {}),
     "hidden_act": ("relu", {}),
     "attention_bias": (True, {"attention_bias": False}),
-    "use_bias": (False, {}),
+    "use_bias": (False, {"use_bias": True}),
     "use_qkv_bias": (True, {"use_qkv_bias": False}),
     "use_parallel_residual": (True, {}),
     "norm_epsilon": (1e-3, {}),
@@ -161,6 +175,39 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "decoder_sparse_step": (2, {}),
     "mlp_only_layers": ([1], {}),
     "qkv_bias": (False, {}),
+    "linear_conv_kernel_dim": (3, {}),
+    "linear_key_head_dim": (12, {}),
+    "linear_value_head_dim": (12, {}),
+    "linear_num_key_heads": (4, {}),
+    "linear_num_value_heads": (16, {}),
+    "full_attention_interval": (2, {}),
+    "num_heads": (4, {}),
+    "state_size": (16, {}),
+    "n_groups": (1, {}),
+    "conv_kernel": (3, {}),
+    "expand": (4, {}),
+    "use_conv_bias": (False, {}),
+    "time_step_limit": ([0.0, 0.5], {}),
+    "mamba_d_ssm": (32, {}),
+    "mamba_expand": (1, {}),
+    "mamba_n_heads": (8, {}),
+    "mamba_d_head": (8, {}),
+    "mamba_n_groups": (2, {}),
+    "mamba_d_state": (16, {}),
+    "mamba_d_conv": (3, {}),
+    "mamba_conv_bias": (False, {}),
+    "mamba_proj_bias": (True, {}),
+    "projectors_bias": (True, {}),
+    "mamba_rms_norm": (True, {}),
+    "mamba_norm_before_gate": (False, {}),
+    "lm_head_multiplier": (2.0, {}),
+    "key_multiplier": (2.0, {}),
+    "mlp_multipliers": ([2.0, 1.0], {}),
+    "attention_in_multiplier": (2.0, {}),
+    "attention_out_multiplier": (2.0, {}),
+    "ssm_in_multiplier": (2.0, {}),
+    "ssm_out_multiplier": (2.0, {}),
+    "ssm_multipliers": ([2.0, 1.0, 1.0, 1.0, 1.0], {}),
     "n_embd": (64, {}),
     "n_layer": (3, {}),
     "n_head": (8, {}),
@@ -217,6 +264,11 @@ IRRELEVANT = {
     "mixtral": ("use_sliding_window", "max_window_layers"),
     "qwen2_moe": ("max_window_layers", "sliding_window"),
     "qwen3_moe": ("max_window_layers",),
+    "qwen3_next": ("use_sliding_window", "max_window_layers", "sliding_window"),
+    "qwen3_5": ("use_sliding_window", "max_window_layers", "sliding_window"),
+    "mamba2": ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope", "original", "sliding",
+               "use_sliding", "max_window", "layer_types"),
+    "falcon_h1": ("use_sliding_window", "max_window_layers", "sliding_window", "layer_types"),
     "smollm3": ("layer_types",),
     "cohere2": ("use_sliding_window", "max_window_layers"),
     "olmo2": ("use_sliding_window", "max_window_layers", "layer_types"),

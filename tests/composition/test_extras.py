@@ -16,6 +16,7 @@ FAMILIES = {
     "aethermind-gemma",
     "aethermind-deepseek",
     "aethermind-gpt-oss",
+    "aethermind-mamba",
     "aethermind-glm",
     "aethermind-phi",
     "aethermind-gpt2",

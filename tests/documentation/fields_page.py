@@ -21,8 +21,11 @@ import aethermind_llama.olmo
 import aethermind_llama.smollm3
 import aethermind_llama.stablelm
 import aethermind_llama.starcoder2
+import aethermind_mamba.falcon_h1
+import aethermind_mamba.mamba2
 import aethermind_phi.architecture
 import aethermind_qwen2.architecture
+import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
 from aethermind.model.known_fields import (
     CONFIG_FIELDS,
@@ -51,6 +54,9 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of Qwen3": aethermind_qwen2.architecture.QWEN3.known_fields,
     "config.json of Qwen2-MoE": aethermind_qwen2.mixture.QWEN2_MOE.known_fields,
     "config.json of Qwen3-MoE": aethermind_qwen2.mixture.QWEN3_MOE.known_fields,
+    "config.json of Qwen3-Next": aethermind_qwen2.hybrid.QWEN3_NEXT.known_fields,
+    "config.json of Qwen3.5": aethermind_qwen2.hybrid.QWEN3_5.known_fields,
+    "config.json of Qwen3.5 with pictures": aethermind_qwen2.hybrid.QWEN3_5_MOE_WITH_IMAGES.known_fields,
     "config.json of Llama": aethermind_llama.architecture.LLAMA.known_fields,
     "config.json of Mistral": aethermind_llama.architecture.MISTRAL.known_fields,
     "config.json of Mixtral": aethermind_llama.mixture.MIXTRAL.known_fields,
@@ -73,6 +79,8 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of DeepSeek-V2": aethermind_deepseek.architecture.DEEPSEEK_V2.known_fields,
     "config.json of DeepSeek-V3": aethermind_deepseek.architecture.DEEPSEEK_V3.known_fields,
     "config.json of gpt-oss": aethermind_gpt_oss.architecture.GPT_OSS.known_fields,
+    "config.json of Mamba 2": aethermind_mamba.mamba2.MAMBA2.known_fields,
+    "config.json of Falcon-H1": aethermind_mamba.falcon_h1.FALCON_H1.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

@@ -166,7 +166,7 @@ class FalconH1Architecture:
             before_mlp="pre_ff_layernorm",
             token_factor=fields.get("embedding_multiplier", 1.0),
             logits_factor=fields.get("lm_head_multiplier", 1.0),
-            mixer=mixer,
+            attention=mixer,
             mlp=_FeedForward(config, gate_factor, factor),
         )
         return FalconH1(config, recurrent, variant)

@@ -127,4 +127,53 @@ _QWEN3_MOE = variations(
     },
     base={**_MIXTURE, "head_dim": 16, "norm_topk_prob": True},
 )
-CASES = (*_QWEN2, *_TRANSFORMERS_4, _SHARDED, *_QWEN3, *_QWEN2_MOE, *_QWEN3_MOE)
+_HYBRID = {
+    **SMALL,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+_HYBRID_MIXTURE = {
+    **_HYBRID,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+_QWEN3_NEXT = variations(
+    "Qwen3NextForCausalLM",
+    {
+        "qwen3_next": {},
+        "qwen3_next_dense_first_biases": {
+            "mlp_only_layers": [0],
+            "attention_bias": True,
+            "linear_num_key_heads": 4,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
+    },
+    base=_HYBRID_MIXTURE,
+    may_err_as_reference=True,
+    has_float32_parts=True,
+)
+_QWEN3_5 = (
+    *variations(
+        "Qwen3_5ForCausalLM",
+        {"qwen3_5": {}, "qwen3_5_tied": {"tie_word_embeddings": True}},
+        base=_HYBRID,
+        may_err_as_reference=True,
+        has_float32_parts=True,
+    ),
+    *variations(
+        "Qwen3_5MoeForCausalLM",
+        {"qwen3_5_moe": {}},
+        base=_HYBRID_MIXTURE,
+        may_err_as_reference=True,
+        has_float32_parts=True,
+    ),
+)
+CASES = (*_QWEN2, *_TRANSFORMERS_4, _SHARDED, *_QWEN3, *_QWEN2_MOE, *_QWEN3_MOE, *_QWEN3_NEXT, *_QWEN3_5)

@@ -19,14 +19,32 @@ def register_architectures(registry: Any) -> None:
     register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", aliases=("Qwen3Model", "qwen3"))
     register("Qwen2MoeForCausalLM", "aethermind_qwen2.mixture:QWEN2_MOE", aliases=("Qwen2MoeModel", "qwen2_moe"))
     register("Qwen3MoeForCausalLM", "aethermind_qwen2.mixture:QWEN3_MOE", aliases=("Qwen3MoeModel", "qwen3_moe"))
+    register("Qwen3NextForCausalLM", "aethermind_qwen2.hybrid:QWEN3_NEXT", aliases=("Qwen3NextModel", "qwen3_next"))
+    register("Qwen3_5ForCausalLM", "aethermind_qwen2.hybrid:QWEN3_5", aliases=("Qwen3_5TextModel", "qwen3_5_text"))
+    aliases = ("Qwen3_5MoeTextModel", "qwen3_5_moe_text")
+    register("Qwen3_5MoeForCausalLM", "aethermind_qwen2.hybrid:QWEN3_5_MOE", aliases=aliases)
+    register("Qwen3_5ForConditionalGeneration", "aethermind_qwen2.hybrid:QWEN3_5_WITH_IMAGES", aliases=("qwen3_5",))
+    name = "Qwen3_5MoeForConditionalGeneration"
+    register(name, "aethermind_qwen2.hybrid:QWEN3_5_MOE_WITH_IMAGES", aliases=("qwen3_5_moe",))
 
 
 @hookimpl
 def register_answer_formats(registry: Any) -> None:
     for name in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"):
         registry.register(name, "aethermind_qwen2.answers:QWEN2", provider=_PROVIDER)
-    for name in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
+    for name in (
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    ):
         registry.register(name, "aethermind_qwen2.answers:QWEN3", provider=_PROVIDER)
+    for name in (
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    ):
+        registry.register(name, "aethermind_qwen2.answers:QWEN3_5", provider=_PROVIDER)
 
 
 @hookimpl

@@ -1,0 +1,263 @@
+"""Qwen3-Next and Qwen3.5 (text) as graphs: gated delta nets in most layers, gated attention in the others.
+
+A gated delta net (Yang et al. 2024, arXiv:2412.06464) keeps a state of each sequence instead of keys and values.
+Attention has norms of queries and keys, rotates a part of each head, and its output is multiplied by a sigmoid gate
+(Qiu et al. 2025, arXiv:2505.06708). Weights of norms are stored as their difference from 1. Feed-forward networks are
+dense, or mixtures with a shared expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, StackedTensors, StoredTensors, TensorSlice, expert_stacks
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import (
+    DecoderConfig,
+    LayerCache,
+    MixtureConfig,
+    Paged,
+    StepInputs,
+    read_decoder_config,
+    read_mixture_config,
+)
+from aethermind.model.blocks import (
+    DecoderVariant,
+    DeltaNetConfig,
+    VariantModel,
+    attention,
+    delta_net_mixer,
+    mixture_mlps,
+)
+from aethermind.model.known_fields import FieldTable, ignored, used
+
+__all__ = ["QWEN3_5", "QWEN3_5_MOE", "QWEN3_5_MOE_WITH_IMAGES", "QWEN3_5_WITH_IMAGES", "QWEN3_NEXT"]
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_SHARED_WIDTH = "shared_expert_intermediate_size"
+_COMMON: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_MIXTURE: Mapping[str, Any] = {
+    **_COMMON,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 512,
+    _SHARED_WIDTH: 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+}
+_MIXTURE_3_5: Mapping[str, Any] = {**_MIXTURE, "num_experts_per_tok": 8, "num_experts": 256, "intermediate_size": 1}
+"""Without dense layers; the width of those is not in config.json."""
+
+_FIELDS: FieldTable = {
+    **used("are sizes of gated delta nets", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+    **used("are sizes of gated delta nets", "linear_num_key_heads", "linear_num_value_heads"),
+    **used("say which layers have attention", "layer_types", "full_attention_interval"),
+    **used("is the part of each head that is rotated", "partial_rotary_factor"),
+    **used("says whether projections of attention have biases", "attention_bias"),
+    **ignored("attention's output always has a gate", "attn_output_gate"),
+    **ignored("states are always float32", "mamba_ssm_dtype"),
+    **ignored("is about layers that draft tokens, which are not read", "mtp_num_hidden_layers"),
+    **ignored("is about layers that draft tokens, which are not read", "mtp_use_dedicated_embeddings"),
+}
+_MIXTURE_FIELDS: FieldTable = {
+    **_FIELDS,
+    **used("are sizes of MoE layers", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    **used("are sizes of MoE layers", "moe_intermediate_size", _SHARED_WIDTH),
+    **used("says whether a token's top-k expert weights are normalised", "norm_topk_prob"),
+    **used("say which layers are MoE layers", "decoder_sparse_step", "mlp_only_layers"),
+}
+_IMAGE_FIELDS: FieldTable = {
+    **used("is the configuration of the decoder", "text_config"),
+    **ignored("is for pictures, which are not read", "vision_config", "image_token_id", "video_token_id"),
+    **ignored("is for pictures, which are not read", "vision_start_token_id", "vision_end_token_id"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _HybridMixer:
+    """Writes the gated delta net or the attention of a layer."""
+
+    config: DecoderConfig
+    delta_net: DeltaNetConfig
+    has_attention: tuple[bool, ...]
+    has_bias: bool
+
+    def __call__(
+        self, builder: GraphBuilder, x_TD: Value, rope_table_TR: Value | None, inputs: StepInputs, layer: int
+    ) -> Value:
+        base = f"model.layers.{layer}"
+        if not self.has_attention[layer]:
+            return delta_net_mixer(builder, x_TD, inputs, layer, self.delta_net, f"{base}.linear_attn")
+        return attention(
+            builder,
+            x_TD,
+            rope_table_TR,
+            inputs,
+            self.config,
+            layer,
+            f"{base}.self_attn",
+            has_qkv_bias=self.has_bias,
+            has_qk_norm=True,
+            has_output_bias=self.has_bias,
+            has_output_gate=True,
+            norm_offset=1.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenHybrid(VariantModel):
+    """A Qwen model with gated delta nets."""
+
+    delta_net: DeltaNetConfig
+    has_attention: tuple[bool, ...]
+    mixture: MixtureConfig | None
+    has_fused_projections: bool
+    """Whether a checkpoint fuses the projections of gated delta nets head by head."""
+    has_other_parts: bool = False
+    """Whether a checkpoint has other parts besides the decoder, whose tensors then have a prefix."""
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens in layers with attention, a state of each sequence in the others."""
+        heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
+        paged = Paged(heads, head_dim, head_dim)
+        return tuple(paged if has_attention else self.delta_net.state for has_attention in self.has_attention)
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Slice queries, their gates and the projections of gated delta nets out of stored ones, and stack experts."""
+        if self.has_other_parts:
+            decoder = "model.language_model."
+            names = {name: name.replace(decoder, "model.", 1) for name in stored.names if name.startswith(decoder)}
+            stored = AdaptedTensors(stored, {name: TensorSlice(found) for found, name in names.items()})
+        parts: dict[str, TensorSlice] = {}
+        for layer, has_attention in enumerate(self.has_attention):
+            base = f"model.layers.{layer}"
+            if has_attention:
+                parts.update(self._queries_and_gates(f"{base}.self_attn"))
+            elif self.has_fused_projections:
+                parts.update(self.delta_net.fused_slices(f"{base}.linear_attn"))
+            else:
+                parts.update(self.delta_net.slices(f"{base}.linear_attn"))
+        adapted = AdaptedTensors(stored, parts)
+        if self.mixture is None:
+            return adapted
+        modules = [f"model.layers.{layer}.mlp.experts" for layer in self.mixture.sparse_layers]
+        stacks = expert_stacks(adapted, {module: module for module in modules}, self.mixture.num_experts)
+        return StackedTensors(adapted, stacks)
+
+    def _queries_and_gates(self, prefix: str) -> dict[str, TensorSlice]:
+        """Slices of `q_proj`, whose rows are, head by head, those of the query and of the gate."""
+        heads, head_dim = self.config.num_attention_heads, self.config.head_dim
+        parts = {}
+        for name, first in (("q_proj", 0), ("gate_proj", head_dim)):
+            rows = tuple(2 * head * head_dim + first + row for head in range(heads) for row in range(head_dim))
+            for kind in ("weight", "bias"):
+                parts[f"{prefix}.{name}.{kind}"] = TensorSlice(f"{prefix}.q_proj.{kind}", order=rows)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class QwenHybridArchitecture:
+    """An architecture with gated delta nets; one with images is the decoder of models that read them, too."""
+
+    defaults: Mapping[str, Any]
+    known_fields: FieldTable
+    has_mixture: bool
+    has_fused_projections: bool
+    has_images: bool
+    ignored_names: tuple[str, ...] = ("*lm_head.weight", "*.rotary_emb.inv_freq", "mtp.*", "model.visual.*")
+
+    def create(self, raw: Mapping[str, Any]) -> QwenHybrid:
+        """Create the model of a config.json; ConfigError names a bad field."""
+        if self.has_images:
+            text = raw.get("text_config")
+            if not isinstance(text, Mapping):
+                raise ConfigError("config.json has no text_config, which describes this model's decoder.")
+            beside = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+            raw = {**text, **{name: raw[name] for name in beside if raw.get(name) is not None}}
+        fields = {**self.defaults, **{name: value for name, value in raw.items() if value is not None}}
+        kinds, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
+        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True)
+        has_attention = _read_attention_layers(kinds, fields["full_attention_interval"], config.num_hidden_layers)
+        mixture = None
+        if self.has_mixture:
+            count = config.num_hidden_layers
+            mixture = read_mixture_config(raw, count, defaults=self.defaults, shared_width=_SHARED_WIDTH)
+        delta_net = _read_delta_net(fields, config)
+        mixer = _HybridMixer(config, delta_net, has_attention, bool(fields.get("attention_bias", False)))
+        variant = DecoderVariant(
+            norm_offset=1.0, attention=mixer, mlp=None if mixture is None else mixture_mlps(config, mixture)
+        )
+        return QwenHybrid(
+            config,
+            variant,
+            delta_net=delta_net,
+            has_attention=has_attention,
+            mixture=mixture,
+            has_fused_projections=self.has_fused_projections,
+            has_other_parts=self.has_images,
+        )
+
+
+def _read_attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has attention: as `layer_types` lists, or every so many layers."""
+    if kinds is None:
+        return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {_LINEAR, _FULL}:
+        raise ConfigError(
+            f"layer_types in config.json should list {_LINEAR} or {_FULL} for each of the num_hidden_layers "
+            f"({num_layers}) layers."
+        )
+    return tuple(kind == _FULL for kind in kinds)
+
+
+def _read_delta_net(fields: Mapping[str, Any], config: DecoderConfig) -> DeltaNetConfig:
+    key_heads, value_heads = fields["linear_num_key_heads"], fields["linear_num_value_heads"]
+    if value_heads % key_heads:
+        raise ConfigError(
+            f"linear_num_value_heads ({value_heads}) in config.json is not a multiple of linear_num_key_heads "
+            f"({key_heads})."
+        )
+    return DeltaNetConfig(
+        config.hidden_size,
+        key_heads,
+        value_heads,
+        fields["linear_key_head_dim"],
+        fields["linear_value_head_dim"],
+        fields["linear_conv_kernel_dim"],
+        config.rms_norm_eps,
+    )
+
+
+def _architecture(
+    defaults: Mapping[str, Any], *, has_mixture: bool, has_fused_projections: bool = False, has_images: bool = False
+) -> QwenHybridArchitecture:
+    table = _MIXTURE_FIELDS if has_mixture else _FIELDS
+    table = {**table, **_IMAGE_FIELDS} if has_images else table
+    return QwenHybridArchitecture(defaults, table, has_mixture, has_fused_projections, has_images)
+
+
+QWEN3_NEXT = _architecture(_MIXTURE, has_mixture=True, has_fused_projections=True)
+"""`Qwen3NextForCausalLM`: Qwen3-Next-80B-A3B."""
+QWEN3_5 = _architecture(_COMMON, has_mixture=False)
+"""`Qwen3_5ForCausalLM`."""
+QWEN3_5_MOE = _architecture(_MIXTURE_3_5, has_mixture=True)
+"""`Qwen3_5MoeForCausalLM`."""
+QWEN3_5_WITH_IMAGES = _architecture(_COMMON, has_mixture=False, has_images=True)
+"""`Qwen3_5ForConditionalGeneration`: the decoder of the dense models as published; text alone."""
+QWEN3_5_MOE_WITH_IMAGES = _architecture(_MIXTURE_3_5, has_mixture=True, has_images=True)
+"""`Qwen3_5MoeForConditionalGeneration`: the decoder of the models with experts as published; text alone."""
