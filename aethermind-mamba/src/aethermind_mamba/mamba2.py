@@ -6,7 +6,7 @@ its length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,8 @@ def read_time_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
 
     JSON has no infinity, which files write as Infinity or as an object: everything that is no number is none.
     """
-    least, greatest = fields.get("time_step_limit") or (0.0, None)
+    limits: Sequence[Any] = fields.get("time_step_limit") or (0.0, None)
+    least, greatest = limits
     is_limit = isinstance(greatest, int | float) and greatest < float("inf")
     return float(least), float(greatest) if is_limit else 0.0
 

@@ -213,7 +213,8 @@ def _convolution(
         values = np.tile(np.asarray(factors), (kernel, 1)).astype(builder.dtype.numpy)
         weight_KC = builder.op("mul", weight_KC, builder.constant(f"{prefix}.multipliers", values))
     state = builder.latest(inputs.caches[layer]["conv_state"])
-    out_TC, _ = builder.op("causal_conv1d", x_TC, weight_KC, bias_C, state, *_tables(inputs), silu=True)
+    operands = (x_TC, weight_KC, bias_C, state, *_tables(inputs))
+    out_TC: Value = builder.op("causal_conv1d", *operands, silu=True)[0]
     return out_TC
 
 
