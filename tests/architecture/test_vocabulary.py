@@ -21,7 +21,9 @@ ALLOWED: dict[str, dict[str, int]] = {
         "turn_keys": 2,  # a deprecated alias until 0.3
         "is_ours": 1,  # a deprecated key of JSON
         "by_use": 1,  # an index in databases on disk
+        "floor": 2,  # time_step_floor, a field of config.json of two families
     },
+    "docs": {"floor": 2},
 }
 """By scope, how often a word may still occur; a count only ever shrinks."""
 
