@@ -28,8 +28,9 @@ dataclass, not a closure.
 """
 
 Attention = Callable[[GraphBuilder, Value, Value | None, StepInputs, int], Value]
-"""Writes the attention of a layer, or what it has in its place, such as a recurrence: `attention(builder, x, rope_table,
-inputs, layer)` returns its output for x, both F[T, D]. Like a `FeedForward`, it should be a value.
+"""Writes the attention of a layer, or what it has in its place, such as a recurrence:
+`attention(builder, x, rope_table, inputs, layer)` returns its output for x, both F[T, D]. Like a `FeedForward`, it
+should be a value.
 """
 
 
