@@ -1,5 +1,6 @@
-// Element-wise operators: exp, log, relu, silu, gelu, add, sub, mul, div and silu_mul on arrays of one shape, and
-// silu_mul of the halves of rows. They compute in float32 and round once; the result may alias the first array.
+// Element-wise operators: exp, log, relu, silu, gelu, scale, softcap, add, sub, mul, div, silu_mul, clamped_silu_mul
+// and gelu_mul on arrays of one shape, and silu_mul of the halves of rows. They compute in float32 and round once; the
+// result may alias the first array.
 
 #include "common/activations.cuh"
 #include "common/dependent_launch.cuh"
@@ -42,6 +43,34 @@ struct SiluMul {
   __device__ __forceinline__ static float of(float a, float b) { return silu_for<T>(a) * b; }
 };
 
+struct Scale {
+  float factor;
+  __device__ __forceinline__ float of(float x) const { return x * factor; }
+};
+struct Softcap {
+  float cap;
+  __device__ __forceinline__ float of(float x) const { return softcap(x, cap); }
+};
+// silu_mul with a slope of the sigmoid, bounds of both inputs where limit > 0, and an offset of the second.
+struct ClampedSiluMul {
+  float alpha;
+  float limit;
+  float up_offset;
+  __device__ __forceinline__ float of(float gate, float up) const {
+    if (limit > 0.0f) {
+      gate = gate > limit ? limit : gate;
+      up = up > limit ? limit : (up < -limit ? -limit : up);
+    }
+    return gate / (1.0f + expf(-alpha * gate)) * (up + up_offset);
+  }
+};
+struct GeluMul {
+  int is_approximate;
+  __device__ __forceinline__ float of(float gate, float up) const {
+    return (is_approximate != 0 ? gelu_tanh(gate) : gelu(gate)) * up;
+  }
+};
+
 // Calls body(begin) for every N elements from `first` on that are whole within `count`.
 template <int N, class Body>
 __device__ __forceinline__ void for_each_vector(int64_t first, int64_t count, const Body& body) {
@@ -52,14 +81,15 @@ __device__ __forceinline__ void for_each_vector(int64_t first, int64_t count, co
   }
 }
 
-template <class Operation, int N, class T, class... Arrays>
-__device__ __forceinline__ void map_vectors(T* out, int64_t first, int64_t count, const Arrays*... arrays) {
+template <int N, class Operation, class T, class... Arrays>
+__device__ __forceinline__ void map_vectors(const Operation& operation, T* out, int64_t first, int64_t count,
+                                            const Arrays*... arrays) {
   for_each_vector<N>(first, count, [=](int64_t i) {
     const auto apply = [&](const auto&... vectors) {
       Vector<T, N> result;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        result.values[j] = from_float<T>(Operation::of(to_float(vectors.values[j])...));
+        result.values[j] = from_float<T>(operation.of(to_float(vectors.values[j])...));
       }
       result.store(out + i);
     };
@@ -68,13 +98,13 @@ __device__ __forceinline__ void map_vectors(T* out, int64_t first, int64_t count
 }
 
 template <class Operation, class T, class... Arrays>
-__device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arrays) {
+__device__ __forceinline__ void map(const Operation& operation, T* out, int64_t count, const Arrays*... arrays) {
   if (is_vectorizable(out, 0) && (is_vectorizable(arrays, 0) && ...)) {
     constexpr int kWide = Vector<T>::size;
-    map_vectors<Operation, kWide>(out, 0, count, arrays...);
-    map_vectors<Operation, 1>(out, count - count % kWide, count, arrays...);
+    map_vectors<kWide>(operation, out, 0, count, arrays...);
+    map_vectors<1>(operation, out, count - count % kWide, count, arrays...);
   } else {
-    map_vectors<Operation, 1>(out, 0, count, arrays...);
+    map_vectors<1>(operation, out, 0, count, arrays...);
   }
 }
 
@@ -109,13 +139,25 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
 #define AETHER_UNARY(name, operation, dtype)                                                                           \
   extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count) { \
     aether::begin_kernel();                                                                                            \
-    aether::map<aether::operation>(out, count, x);                                                                     \
+    aether::map(aether::operation{}, out, count, x);                                                                   \
   }
 #define AETHER_BINARY(name, operation, dtype)                                                         \
   extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* a, \
                                                           const aether::dtype* b, int64_t count) {    \
     aether::begin_kernel();                                                                           \
-    aether::map<aether::operation>(out, count, a, b);                                                 \
+    aether::map(aether::operation{}, out, count, a, b);                                               \
+  }
+#define AETHER_GATED(name, operation, dtype, ...)                                                                \
+  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* gate,         \
+                                                          const aether::dtype* up, int64_t count, __VA_ARGS__) { \
+    aether::begin_kernel();                                                                                      \
+    aether::map(aether::operation, out, count, gate, up);                                                        \
+  }
+#define AETHER_WITH_FACTOR(name, operation, dtype)                                                                   \
+  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count, \
+                                                          float factor) {                                            \
+    aether::begin_kernel();                                                                                          \
+    aether::map(aether::operation{factor}, out, count, x);                                                           \
   }
 #define AETHER_SILU_MUL_HALVES(dtype)                                                                        \
   extern "C" __global__ void elementwise_silu_mul_halves_##dtype(aether::dtype* out, const aether::dtype* x, \
@@ -123,6 +165,10 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                                  \
     aether::silu_mul_halves(out, x, width);                                                                  \
   }
+#define AETHER_GATED_BY(dtype)                                                                               \
+  AETHER_GATED(clamped_silu_mul, ClampedSiluMul({alpha, limit, up_offset}), dtype, float alpha, float limit, \
+               float up_offset)                                                                              \
+  AETHER_GATED(gelu_mul, GeluMul({is_approximate}), dtype, int is_approximate)
 #define AETHER_ELEMENTWISE(dtype)                        \
   AETHER_UNARY(exp, Exp, dtype)                          \
   AETHER_UNARY(log, Log, dtype)                          \
@@ -135,5 +181,8 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
   AETHER_BINARY(mul, Mul, dtype)                         \
   AETHER_BINARY(div, Div, dtype)                         \
   AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype) \
+  AETHER_WITH_FACTOR(scale, Scale, dtype)                \
+  AETHER_WITH_FACTOR(softcap, Softcap, dtype)            \
+  AETHER_GATED_BY(dtype)                                 \
   AETHER_SILU_MUL_HALVES(dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

@@ -1,5 +1,6 @@
 // Row copies without arithmetic: gather_rows and position_embedding select rows by index, scatter_rows replaces rows,
-// permute_heads and transpose reorder dims. Elements are copied as words of 2 or 4 bytes.
+// take_experts, select and concat copy some of the vectors of every token, permute_heads and transpose reorder dims.
+// Elements are copied as words of 2 or 4 bytes.
 
 #include "common/dependent_launch.cuh"
 #include "common/memory.cuh"
@@ -53,6 +54,22 @@ __device__ __forceinline__ void scatter_rows(Word* out, const Word* x, const Wor
   copy_row(out + row, replaced_by < 0 ? x + row : values + static_cast<int64_t>(replaced_by) * width, width);
 }
 
+// out[t, i] = all[t, ids[t, first + i]] for all[T, num_vectors, width] and ids[T, num_ids]. Block t · count + i.
+template <class Word>
+__device__ __forceinline__ void take_experts(Word* out, const Word* all, const int* ids, int num_vectors, int num_ids,
+                                             int first, int count, int width) {
+  const int token = static_cast<int>(blockIdx.x) / count, choice = static_cast<int>(blockIdx.x) % count;
+  const int id = checked_index(ids[static_cast<int64_t>(token) * num_ids + first + choice], num_vectors);
+  copy_row(out + static_cast<int64_t>(blockIdx.x) * width,
+           all + (static_cast<int64_t>(token) * num_vectors + id) * width, width);
+}
+
+// The first `width` of the `stride` elements of x[t] to the first of the `out_stride` elements of out[t]. Block t.
+template <class Word>
+__device__ __forceinline__ void copy_columns(Word* out, const Word* x, int out_stride, int stride, int width) {
+  copy_row(out + static_cast<int64_t>(blockIdx.x) * out_stride, x + static_cast<int64_t>(blockIdx.x) * stride, width);
+}
+
 // [batch, rows, columns, width] to [batch, columns, rows, width]; a block copies one vector of `width`.
 template <class Word>
 __device__ __forceinline__ void permute_heads(Word* out, const Word* x, int num_rows, int num_columns, int width) {
@@ -87,32 +104,42 @@ __device__ __forceinline__ void transpose(Word* out, const Word* x, int num_rows
 
 }  // namespace aether
 
-#define AETHER_ROWS(word)                                                                                            \
-  extern "C" __global__ void rows_gather_rows_##word(aether::word* out, const aether::word* x, const int* rows,      \
-                                                     int num_rows, int width) {                                      \
-    aether::begin_kernel();                                                                                          \
-    aether::gather_rows(out, x, rows, num_rows, width);                                                              \
-  }                                                                                                                  \
-  extern "C" __global__ void rows_position_embedding_##word(aether::word* out, const aether::word* table,            \
-                                                            const int64_t* positions, int num_rows, int width) {     \
-    aether::begin_kernel();                                                                                          \
-    aether::gather_rows(out, table, positions, num_rows, width);                                                     \
-  }                                                                                                                  \
-  extern "C" __global__ void rows_scatter_rows_##word(aether::word* out, const aether::word* x,                      \
-                                                      const aether::word* values, const int* rows, int num_replaced, \
-                                                      int width) {                                                   \
-    aether::begin_kernel();                                                                                          \
-    aether::scatter_rows(out, x, values, rows, num_replaced, width);                                                 \
-  }                                                                                                                  \
-  extern "C" __global__ void rows_permute_heads_##word(aether::word* out, const aether::word* x, int num_rows,       \
-                                                       int num_columns, int width) {                                 \
-    aether::begin_kernel();                                                                                          \
-    aether::permute_heads(out, x, num_rows, num_columns, width);                                                     \
-  }                                                                                                                  \
-  extern "C" __global__ void rows_transpose_##word(aether::word* out, const aether::word* x, int num_rows,           \
-                                                   int num_columns) {                                                \
-    aether::begin_kernel();                                                                                          \
-    aether::transpose(out, x, num_rows, num_columns);                                                                \
+#define AETHER_ROWS(word)                                                                                              \
+  extern "C" __global__ void rows_gather_rows_##word(aether::word* out, const aether::word* x, const int* rows,        \
+                                                     int num_rows, int width) {                                        \
+    aether::begin_kernel();                                                                                            \
+    aether::gather_rows(out, x, rows, num_rows, width);                                                                \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_position_embedding_##word(aether::word* out, const aether::word* table,              \
+                                                            const int64_t* positions, int num_rows, int width) {       \
+    aether::begin_kernel();                                                                                            \
+    aether::gather_rows(out, table, positions, num_rows, width);                                                       \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_scatter_rows_##word(aether::word* out, const aether::word* x,                        \
+                                                      const aether::word* values, const int* rows, int num_replaced,   \
+                                                      int width) {                                                     \
+    aether::begin_kernel();                                                                                            \
+    aether::scatter_rows(out, x, values, rows, num_replaced, width);                                                   \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_take_experts_##word(aether::word* out, const aether::word* all, const int* ids,      \
+                                                      int num_vectors, int num_ids, int first, int count, int width) { \
+    aether::begin_kernel();                                                                                            \
+    aether::take_experts(out, all, ids, num_vectors, num_ids, first, count, width);                                    \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_copy_columns_##word(aether::word* out, const aether::word* x, int out_stride,        \
+                                                      int stride, int width) {                                         \
+    aether::begin_kernel();                                                                                            \
+    aether::copy_columns(out, x, out_stride, stride, width);                                                           \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_permute_heads_##word(aether::word* out, const aether::word* x, int num_rows,         \
+                                                       int num_columns, int width) {                                   \
+    aether::begin_kernel();                                                                                            \
+    aether::permute_heads(out, x, num_rows, num_columns, width);                                                       \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_transpose_##word(aether::word* out, const aether::word* x, int num_rows,             \
+                                                   int num_columns) {                                                  \
+    aether::begin_kernel();                                                                                            \
+    aether::transpose(out, x, num_rows, num_columns);                                                                  \
   }
 AETHER_ROWS(word16)
 AETHER_ROWS(word32)

@@ -1,4 +1,4 @@
-// Activation functions in float32: SiLU, GELU and its tanh approximation.
+// Activation functions in float32: SiLU, GELU and its tanh approximation, and the soft cap.
 #pragma once
 
 #include "common/fast_math.cuh"
@@ -31,5 +31,8 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   constexpr float kSqrtTwoOverPi = 0.79788456080286536f;
   return 0.5f * x * (1.0f + tanhf(kSqrtTwoOverPi * (x + 0.044715f * x * x * x)));
 }
+
+// cap · tanh(x / cap), a smooth limit of ±cap.
+__device__ __forceinline__ float softcap(float x, float cap) { return cap * tanhf(x / cap); }
 
 }  // namespace aether

@@ -56,16 +56,16 @@ struct HeadRow {
     });
   }
 
-  // x / sqrt(mean(x²) + eps) · weight.
+  // x / sqrt(mean(x²) + eps) · (offset + weight).
   template <typename T>
-  __device__ __forceinline__ void normalize(const T* weight, float eps) {
+  __device__ __forceinline__ void normalize(const T* weight, float eps, float offset) {
     float sum = 0.0f;
 #pragma unroll
     for (int slot = 0; slot < kPairs; ++slot) sum += first[slot] * first[slot] + second[slot] * second[slot];
     const float inverse = rsqrtf(warp_reduce<Sum>(sum) / static_cast<float>(head_dim) + eps);
     each([&](int, int i, int j, int slot) {
-      first[slot] *= inverse * to_float(weight[i]);
-      if (j < head_dim) second[slot] *= inverse * to_float(weight[j]);
+      first[slot] *= inverse * (offset + to_float(weight[i]));
+      if (j < head_dim) second[slot] *= inverse * (offset + to_float(weight[j]));
     });
   }
 

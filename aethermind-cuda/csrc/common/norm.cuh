@@ -6,11 +6,11 @@
 
 namespace aether {
 
-// out = x * weight / sqrt(mean of squares + eps) over a row; `squares` is this thread's partial sum. out may be x.
-// A thread reads only the elements of x that it summed; `first_values` are the first of them.
+// out = x * (offset + weight) / sqrt(mean of squares + eps) over a row; `squares` is this thread's partial sum. out may
+// be x. A thread reads only the elements of x that it summed; `first_values` are the first of them.
 template <class T, int N>
 __device__ __forceinline__ void write_normed_row(T* out, const T* x, const T* weight, int width, float squares,
-                                                 float eps, const Vector<T, N>& first_values) {
+                                                 float eps, float offset, const Vector<T, N>& first_values) {
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
   // The load of the weight overlaps the block reduction.
@@ -26,7 +26,7 @@ __device__ __forceinline__ void write_normed_row(T* out, const T* x, const T* we
     }
     Vector<T, N> result;
     for (int j = 0; j < N; ++j) {
-      result.values[j] = from_float<T>(to_float(values.values[j]) * scale * to_float(weights.values[j]));
+      result.values[j] = from_float<T>(to_float(values.values[j]) * scale * (offset + to_float(weights.values[j])));
     }
     result.store(out + i);
   }

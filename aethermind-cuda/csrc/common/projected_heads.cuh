@@ -24,6 +24,7 @@ struct ProjectedHeads {
   const float* rope_table;
   const int64_t* slot_mapping;
   float eps;
+  float weight_offset;  // added to the weights of norms
   int num_heads;
   int num_kv_heads;
   int head_dim;
@@ -53,7 +54,7 @@ __device__ __forceinline__ void write_head(HeadRow& row, void* heads, int64_t in
 template <class T>
 __device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* norm, const ProjectedHeads& call) {
   if (norm != nullptr) {
-    row.normalize(static_cast<const T*>(norm), call.eps);
+    row.normalize(static_cast<const T*>(norm), call.eps, call.weight_offset);
   }
   row.rotate(call.rope_table + static_cast<int64_t>(blockIdx.x) * call.rotary_dim);
 }

@@ -40,12 +40,12 @@ struct WideHead {
     return sum;
   }
 
-  __device__ __forceinline__ void scale(float factor, const T* weight, int half) {
+  __device__ __forceinline__ void scale(float factor, const T* weight, float offset, int half) {
     const auto low = Vector<T>::load(weight), high = Vector<T>::load(weight + half);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      first[i] *= factor * to_float(low.values[i]);
-      second[i] *= factor * to_float(high.values[i]);
+      first[i] *= factor * (offset + to_float(low.values[i]));
+      second[i] *= factor * (offset + to_float(high.values[i]));
     }
   }
 
@@ -127,7 +127,7 @@ __device__ __forceinline__ void qkv_epilogue_wide(const ProjectedHeads& call) {
     const void* norm = is_query ? call.q_norm : is_key ? call.k_norm : nullptr;
     if (norm != nullptr) {
       const float inverse = rsqrtf(squares / static_cast<float>(call.head_dim) + call.eps);
-      row.scale(inverse, static_cast<const T*>(norm) + begin, half);
+      row.scale(inverse, static_cast<const T*>(norm) + begin, call.weight_offset, half);
     }
   }
   if (is_valid && (is_query || is_key)) {

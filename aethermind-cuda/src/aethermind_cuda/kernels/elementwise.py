@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.launch import Call, DeviceArray, Int64, Launch
 
-__all__ = ["KERNELS", "elementwise", "silu_mul_halves"]
+__all__ = ["KERNELS", "clamped_silu_mul", "elementwise", "silu_mul_halves"]
 
 _THREADS = 256
 _ELEMENTS_PER_BLOCK = 2048
@@ -17,10 +18,12 @@ _ROW_ELEMENTS = 8
 """Elements per thread for rows of whole 16-byte vectors of 16-bit values."""
 
 
-def elementwise(entry: str, out: DeviceArray, *inputs: DeviceArray | None) -> Launch:
+def elementwise(
+    entry: str, out: DeviceArray, *inputs: DeviceArray | None, parameters: tuple[float, ...] = ()
+) -> Launch:
     """The launch of an entry point; `out` may alias the first of `inputs`."""
     blocks = min(_MAX_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # grid-stride loop
-    arguments = (out, *inputs, Int64(out.size))
+    arguments = (out, *inputs, Int64(out.size), *parameters)
     return Launch("elementwise", f"elementwise_{entry}_{out.dtype}", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
 
 
@@ -32,8 +35,22 @@ def silu_mul_halves(out: DeviceArray, x: DeviceArray) -> Launch:
     return Launch("elementwise", entry, grid, (_ROW_THREADS, 1, 1), (out, x, width))
 
 
-def _launches(entry: str) -> Callable[[Call], Iterator[Launch]]:
-    return lambda call: iter((elementwise(entry, *call.outputs, *call.inputs),))
+def clamped_silu_mul(out: DeviceArray, gate: DeviceArray, up: DeviceArray, attributes: Mapping[str, Any]) -> Launch:
+    """The launch of the operator of this name, or of `silu_mul` where its attributes are neutral; out may be gate."""
+    parameters = tuple(float(attributes[name]) for name in ("alpha", "limit", "up_offset"))
+    if parameters == (1.0, 0.0, 0.0):
+        return elementwise("silu_mul", out, gate, up)
+    return elementwise("clamped_silu_mul", out, gate, up, parameters=parameters)
+
+
+def _launches(entry: str, *parameters: str) -> Callable[[Call], Iterator[Launch]]:
+    """The launch of an entry point whose `parameters` are attributes of the operator."""
+
+    def launches(call: Call) -> Iterator[Launch]:
+        values = tuple(float(call.attributes[name]) for name in parameters)
+        yield elementwise(entry, *call.outputs, *call.inputs, parameters=values)
+
+    return launches
 
 
 def _gelu(call: Call) -> Iterator[Launch]:
@@ -42,4 +59,10 @@ def _gelu(call: Call) -> Iterator[Launch]:
 
 _SAME_NAMED = ("add", "div", "exp", "log", "mul", "relu", "silu", "silu_mul", "sub")
 
-KERNELS = (*(cuda_kernel(name, _launches(name)) for name in _SAME_NAMED), cuda_kernel("gelu", _gelu))
+KERNELS = (
+    *(cuda_kernel(name, _launches(name)) for name in _SAME_NAMED),
+    cuda_kernel("gelu", _gelu),
+    cuda_kernel("scale", _launches("scale", "factor")),
+    cuda_kernel("softcap", _launches("softcap", "cap")),
+    cuda_kernel("clamped_silu_mul", _launches("clamped_silu_mul", "alpha", "limit", "up_offset")),
+)

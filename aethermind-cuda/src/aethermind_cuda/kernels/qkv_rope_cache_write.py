@@ -38,6 +38,7 @@ class _ProjectedHeads(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache", "k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm", "rope_table", "slot_mapping")),
         ("eps", ctypes.c_float),
+        ("weight_offset", ctypes.c_float),
         *(
             (name, ctypes.c_int)
             for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size", "code_type")
@@ -61,6 +62,7 @@ def _with_projection(operator: str, projection: Kernel) -> Kernel:
         weight_formats=projection.weight_formats,
         is_batch_invariant=projection.is_batch_invariant,
         rounds_weights=projection.rounds_weights,
+        additions=frozenset({"weight_offset"}),
     )
 
 
@@ -128,6 +130,7 @@ def _epilogue(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray 
     arguments = _ProjectedHeads(
         *pointers,
         float(call.attributes["eps"]),
+        float(call.attributes["weight_offset"]),
         *(num_heads, num_kv_heads, head_dim, rotary_dim, block_size, code_type(k_cache) if scales and k_cache else 0),
         *(num_tokens, *strides, log2_lanes),
     )

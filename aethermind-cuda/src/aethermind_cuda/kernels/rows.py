@@ -1,4 +1,4 @@
-"""Operators that copy rows without arithmetic: embedding, gather, scatter and transposes.
+"""Operators that copy rows without arithmetic: embedding, gather, scatter, parts of rows and transposes.
 
 Their kernels copy elements as words of 2 or 4 bytes; a block copies one row.
 """
@@ -61,6 +61,44 @@ def _scatter_rows(call: Call) -> Iterator[Launch]:
     yield _launch("scatter_rows", out.shape[0], out, out, x, values, rows, rows.size, out.shape[1])
 
 
+def _take_experts(call: Call) -> Iterator[Launch]:
+    every, ids = call.inputs
+    (out,) = call.outputs
+    assert every is not None
+    assert ids is not None
+    num_tokens, num_experts, width = every.shape
+    first, count = (int(call.attributes[name]) for name in ("first", "count"))
+    sizes = (num_experts, ids.shape[1], first, count, width)
+    yield _launch("take_experts", num_tokens * count, out, out, every, ids, *sizes)
+
+
+def _columns(x: DeviceArray, first: int) -> DeviceArray:
+    """The matrix [T, N] of x[T, ...], beginning at a column."""
+    return DeviceArray(x.address + first * x.dtype.itemsize, x.dtype, (x.shape[0], prod(x.shape[1:])))
+
+
+def _copy_columns(out: DeviceArray, x: DeviceArray, width: int) -> Launch:
+    copied = x._replace(shape=(x.shape[0], width))
+    return _launch("copy_columns", x.shape[0], copied, out, x, out.shape[1], x.shape[1], width)
+
+
+def _select(call: Call) -> Iterator[Launch]:
+    (x,) = call.inputs
+    (out,) = call.outputs
+    assert x is not None
+    yield _copy_columns(out, _columns(x, int(call.attributes["index"]) * x.shape[2]), x.shape[2])
+
+
+def _concat(call: Call) -> Iterator[Launch]:
+    (out,) = call.outputs
+    first = 0
+    for part in call.inputs:
+        assert part is not None
+        columns = _columns(part, 0)
+        yield _copy_columns(_columns(out, first), columns, columns.shape[1])
+        first += columns.shape[1]
+
+
 def _permute_heads(call: Call) -> Iterator[Launch]:
     (x,) = call.inputs
     (out,) = call.outputs
@@ -94,10 +132,13 @@ def transpose(out: DeviceArray, x: DeviceArray) -> Iterator[Launch]:
 
 
 KERNELS = (
+    cuda_kernel("concat", _concat),
     cuda_kernel("embedding", _embedding),
     cuda_kernel("gather_rows", _gather_rows),
     cuda_kernel("permute_heads", _permute_heads),
     cuda_kernel("position_embedding", _position_embedding),
     cuda_kernel("scatter_rows", _scatter_rows),
+    cuda_kernel("select", _select),
+    cuda_kernel("take_experts", _take_experts),
     cuda_kernel("transpose", _transpose),
 )
