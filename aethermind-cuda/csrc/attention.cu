@@ -19,7 +19,8 @@ __device__ __forceinline__ void attention(T* out, const T* q, const T* k, const 
       out + row_begin, q + row_begin, head_dim, KeyRange{0, end}, scale,
       [=](int key) { return (leading * num_keys + key) * num_kv_heads + kv_head; },
       [=](int64_t row, int i) { return to_float(k[row * head_dim + i]); },
-      [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, unit_scale, unit_scale);
+      [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, unit_scale, unit_scale,
+      [](int, float x) { return x; }, -__builtin_huge_valf());
 }
 
 }  // namespace aether

@@ -18,7 +18,9 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
   const KeyRange keys = KeyRange::of_position(query.first_position, call.window);
   T* out = static_cast<T*>(call.out) + row_begin;
   const T* q = static_cast<const T*>(call.q) + row_begin;
-  const int head_dim = call.head_dim;
+  const int head_dim = call.head_dim, position = query.first_position;
+  const float slope = call.slope_exponent(head), sink = call.sink_exponent(head);
+  const auto exponent_of = [=](int key, float x) { return call.transformed<true>(x, slope, key - position); };
   if constexpr (kIsQuantized) {
     const CodeType type = static_cast<CodeType>(call.code_type);
     const auto* k_codes = static_cast<const uint8_t*>(call.k_cache);
@@ -27,14 +29,15 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
         out, q, head_dim, keys, call.scale, rows,
         [=](int64_t row, int i) { return code_value(k_codes[row * head_dim + i], type); },
         [=](int64_t row, int i) { return code_value(v_codes[row * head_dim + i], type); },
-        [=](int64_t row) { return call.k_scale[row]; }, [=](int64_t row) { return call.v_scale[row]; });
+        [=](int64_t row) { return call.k_scale[row]; }, [=](int64_t row) { return call.v_scale[row]; }, exponent_of,
+        sink);
   } else {
     const T* k = static_cast<const T*>(call.k_cache);
     const T* v = static_cast<const T*>(call.v_cache);
     const auto unit_scale = [](int64_t) { return 1.0f; };
     attend_row(
         out, q, head_dim, keys, call.scale, rows, [=](int64_t row, int i) { return to_float(k[row * head_dim + i]); },
-        [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, unit_scale, unit_scale);
+        [=](int64_t row, int i) { return to_float(v[row * head_dim + i]); }, unit_scale, unit_scale, exponent_of, sink);
   }
 }
 

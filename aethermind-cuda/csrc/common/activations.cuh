@@ -15,7 +15,6 @@ __device__ __forceinline__ float silu_for(float x) {
   if constexpr (sizeof(T) == 4) {
     return silu(x);
   } else {
-    constexpr float kLog2E = 1.4426950408889634f;
     return fast_divide(x, 1.0f + fast_exp2(-kLog2E * x));
   }
 }

@@ -12,10 +12,13 @@ constexpr int kMaxRowHeadDim = 256;
 
 // A warp processes 32 keys at a time: one lane per key for scores, then one lane per 32nd element for values.
 // `row_of(key)` is the cache row of a key and its value, `k_at(row, i)` and `v_at(row, i)` are their elements,
-// `k_factor(row)` and `v_factor(row)` their scales. Without keys the result is zeros.
-template <class T, class RowOf, class KAt, class VAt, class KFactor, class VFactor>
+// `k_factor(row)` and `v_factor(row)` their scales, and `exponent_of(key, x)` the exponent of 2 of a key's weight, of
+// the product x = scale · log2(e) · q · k. 2^sink_exponent is added to the sum of weights. Without keys the result is
+// zeros.
+template <class T, class RowOf, class KAt, class VAt, class KFactor, class VFactor, class ExponentOf>
 __device__ __forceinline__ void attend_row(T* out, const T* q, int head_dim, KeyRange keys, float scale, RowOf row_of,
-                                           KAt k_at, VAt v_at, KFactor k_factor, VFactor v_factor) {
+                                           KAt k_at, VAt v_at, KFactor k_factor, VFactor v_factor,
+                                           ExponentOf exponent_of, float sink_exponent) {
   constexpr int kPerLane = kMaxRowHeadDim / kWarpSize;
   __shared__ float query[kMaxRowHeadDim];
   __shared__ float sums[kRowWarps][kMaxRowHeadDim];
@@ -32,7 +35,7 @@ __device__ __forceinline__ void attend_row(T* out, const T* q, int head_dim, Key
     if (lane < count) {
       score = 0.0f;
       for (int i = 0; i < head_dim; ++i) score += query[i] * k_at(row, i);
-      score *= scale * 1.44269504f * k_factor(row);
+      score = exponent_of(first + lane, score * (scale * 1.44269504f * k_factor(row)));
     }
     const float row_max = fmaxf(running_max, warp_reduce<Max>(score));
     const float rescale = exp2f(running_max - row_max), weight = exp2f(score - row_max);
@@ -67,6 +70,7 @@ __device__ __forceinline__ void attend_row(T* out, const T* q, int head_dim, Key
     rescales[warp] = warp_weights[warp] > 0.0f ? exp2f(warp_maxima[warp] - row_max) : 0.0f;
     total += rescales[warp] * warp_weights[warp];
   }
+  total += exp2f(sink_exponent - row_max);
   const float inverse = keys.begin < keys.end ? 1.0f / total : 0.0f;
   for (int dim = static_cast<int>(threadIdx.x); dim < head_dim; dim += kRowWarps * kWarpSize) {
     float value = 0.0f;

@@ -1,6 +1,7 @@
 // Kernel arguments of paged attention, and the mapping of blocks to sequences, queries and visible keys.
 #pragma once
 
+#include "common/fast_math.cuh"
 #include "common/kv_quantization.cuh"
 #include "common/memory.cuh"
 #include "common/paged_cache.cuh"
@@ -19,9 +20,12 @@ struct AttentionCall {
   const int* cu_seqlens_q;  // [S + 1]
   const int* seqlens_k;     // [S]
   const int* block_tables;  // [S, M]
+  const float* sinks;       // [H], may be null, like slopes
+  const float* slopes;      // [H]
   float* decode_partials;   // partial results of split keys, for the combine kernel
   float* prefill_partials;
   float scale;
+  float softcap;  // 0: none
   int num_tokens;
   int num_sequences;
   int num_heads;
@@ -41,6 +45,32 @@ struct AttentionCall {
   int combine_decode_blocks;  // number of blocks of the combine kernel that merge rows of the decode kernel
 
   __device__ __forceinline__ int group_size() const { return group; }
+
+  // Whether scores are more than scaled products: capped, or with a slope of the distance.
+  __device__ __forceinline__ bool transforms_scores() const { return softcap > 0.0f || slopes != nullptr; }
+
+  // The exponent (of 2) of a head's sink in the softmax's denominator.
+  __device__ __forceinline__ float sink_exponent(int head) const {
+    return sinks == nullptr ? -__builtin_huge_valf() : sinks[head] * kLog2E;
+  }
+
+  // The slope of a head for exponents of 2.
+  __device__ __forceinline__ float slope_exponent(int head) const {
+    return slopes == nullptr ? 0.0f : slopes[head] * kLog2E;
+  }
+
+  // The exponent of a weight, of a scaled product `exponent` (times log2(e)), `distance` = key - query position.
+  // cap · tanh(x / cap) is cap - 2 cap / (1 + e^(2x/cap)): its error is absolute, as that of an exponent may be.
+  // kIsExact: with tanhf, for float32.
+  template <bool kIsExact>
+  __device__ __forceinline__ float transformed(float exponent, float slope, int distance) const {
+    if (softcap > 0.0f) {
+      const float cap = softcap * kLog2E;
+      exponent = kIsExact ? cap * tanhf(exponent / cap)
+                          : cap - fast_divide(2.0f * cap, 1.0f + fast_exp2(exponent * fast_divide(2.0f, softcap)));
+    }
+    return fmaf(slope, static_cast<float>(distance), exponent);
+  }
 
   __device__ __forceinline__ PagedRows rows(int sequence, int head) const {
     return PagedRows(block_tables + static_cast<int64_t>(sequence) * blocks_per_sequence, head, num_kv_heads,

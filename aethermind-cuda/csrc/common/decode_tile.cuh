@@ -53,6 +53,10 @@ struct DecodeTile {
     return static_cast<int64_t>(token) * num_heads + kv_head * group + head;
   }
 
+  __device__ __forceinline__ int query_head_of_row(int row) const {
+    return kv_head * group + (first_row + row) % group;
+  }
+
   __device__ __forceinline__ int position_of_row(int row) const {
     if (queries.count == 1) return queries.first_position;
     return queries.first_position + min((first_row + row) / group, queries.count - 1);

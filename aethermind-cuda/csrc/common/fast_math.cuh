@@ -5,6 +5,8 @@
 
 namespace aether {
 
+constexpr float kLog2E = 1.4426950408889634f;
+
 // 2^x to 2 units in the last place. Results below 2^-126 are zero: `exp2f` spends three more instructions on them.
 __device__ __forceinline__ float fast_exp2(float x) {
 #ifdef AETHER_EMULATED

@@ -26,7 +26,7 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
     if (splits.count <= 1) return;
     combine_row<T, kDecodeRows, kHeadDim, kCombineRows>(output_of_row<T>(call, tile, row), call.head_dim,
                                                         call.decode_partials, tile.first_partial(call), splits.count,
-                                                        row);
+                                                        row, call.sink_exponent(tile.query_head_of_row(row)));
     return;
   }
   // The number of split tiles is unknown at launch: blocks stride over rows until none is left.
@@ -42,7 +42,8 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
     const KvSplits splits = batch.splits(tile.keys(call.window));
     if (splits.count <= 1) continue;
     combine_row<T, kPrefillRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.prefill_partials,
-                                           tile.partial, splits.count, row);
+                                           tile.partial, splits.count, row,
+                                           call.sink_exponent(tile.query_head_of_row(row)));
   }
 }
 

@@ -94,6 +94,24 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kTiles][4], float s
   }
 }
 
+// Turns products into exponents of 2, capped and with the slopes of their heads.
+template <int kTiles>
+__device__ __forceinline__ void transform_scores(float (&scores)[kTiles][4], const AttentionCall& call,
+                                                 const DecodeTile& tile, int first) {
+  const float scale = positive_scale(call.scale);
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = min(t * kTileRows + lane_index() % 4 * 2 + r, tile.num_rows() - 1);
+      const float slope = call.slope_exponent(tile.query_head_of_row(row));
+      const int distance = first + lane_index() / 4 - tile.position_of_row(row);
+      scores[t][r] = call.transformed<false>(scores[t][r] * scale, slope, distance);
+      scores[t][r + 2] = call.transformed<false>(scores[t][r + 2] * scale, slope, distance + 8);
+    }
+  }
+}
+
 // Masks the scores of keys that a row must not attend to.
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&scores)[kTiles][4], const DecodeTile& tile, int window, int first) {
@@ -166,6 +184,7 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeS
       }
     } else if (dim < call.head_dim) {
       T* target = static_cast<T*>(call.out) + tile.head_of_row(r, call.num_heads) * call.head_dim + dim;
+      sum += fast_exp2(call.sink_exponent(tile.query_head_of_row(r)) - row_max);
       const float inverse = 1.0f / sum;
       *reinterpret_cast<uint2*>(target) = {packed<T>(out[0] * inverse, out[1] * inverse),
                                            packed<T>(out[2] * inverse, out[3] * inverse)};
@@ -225,7 +244,7 @@ __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
   const KeyRange visible_to_all_rows = {KeyRange::of_position(tile.position_of_row(kRows - 1), call.window).begin,
                                         KeyRange::of_position(tile.position_of_row(0), call.window).end};
   DecodeSoftmax<kHeadDim, kTiles> softmax;
-  const float scale = positive_scale(call.scale);
+  const float scale = call.transforms_scores() ? 1.0f : positive_scale(call.scale);
   for (int stage = 0; first < split.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
     const uint32_t prefetch_row = next_rows[kStages];  // rows of the step that this stage prefetches next
     const float scales = next_scales;
@@ -253,6 +272,7 @@ __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
     prefetch(warp_keys, call.k_cache, stage, first + kStages * kStep, prefetch_row);
 
     if constexpr (kIsQuantized) scale_scores(scores, scales, 0);
+    if (call.transforms_scores()) transform_scores(scores, call, tile, first);
     if (!(visible_to_all_rows.has(first) && visible_to_all_rows.has(first + kDecodeKeys - 1))) {
       mask_scores(scores, tile, call.window, first);
     }

@@ -71,6 +71,27 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefill
   }
 }
 
+// Turns products into exponents of 2, capped and with the slopes of their heads.
+__device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4],
+                                                 const AttentionCall& call, const PrefillTile& tile, int warp_row,
+                                                 int first) {
+  const float scale = positive_scale(call.scale);
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = min(warp_row + 8 * i + lane_index() / 4, tile.num_rows() - 1);
+    const float slope = call.slope_exponent(tile.query_head_of_row(row));
+    const int distance = first + lane_index() % 4 * 2 - tile.position_of_row(row);
+#pragma unroll
+    for (int n = 0; n < kPrefillKeys / 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[i / 2][n][i % 2 * 2 + c];
+        score = call.transformed<false>(score * scale, slope, distance + 8 * n + c);
+      }
+    }
+  }
+}
+
 // Masks the scores of keys that a row must not attend to.
 __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const PrefillTile& tile,
                                             int warp_row, int first, int window) {
@@ -109,7 +130,8 @@ __device__ __forceinline__ void store_partial_row(const AttentionCall& call, int
 template <class T, int kHeadDim>
 __device__ __forceinline__ void store_row(const AttentionCall& call, const PrefillTile& tile, int row,
                                           const SoftmaxRows<kHeadDim>& softmax, int r) {
-  const float inverse = 1.0f / softmax.sum[r];
+  const float sink = fast_exp2(call.sink_exponent(tile.query_head_of_row(row)) - softmax.base[r]);
+  const float inverse = 1.0f / (softmax.sum[r] + sink);
   T* out = static_cast<T*>(call.out) + tile.head_of_row(row, call.num_heads) * call.head_dim;
 #pragma unroll
   for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -190,7 +212,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   if constexpr (kIsQuantized) stage_scales(0, keys.begin);
 
   SoftmaxRows<kHeadDim> softmax[kRowTiles];
-  const float scale = positive_scale(call.scale);
+  const float scale = call.transforms_scores() ? 1.0f : positive_scale(call.scale);
   for (int first = keys.begin, stage = 0; first < keys.end; first += kKeys, stage ^= 1) {
     wait_for_copies<0>();
     __syncthreads();  // all copies have arrived, and no warp reads the other stage any more
@@ -220,6 +242,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
       add_scores<T, kHeadDim>(scores, q[kIsLoaded ? d : 0], tile_keys, 16 * d);
     }
     if constexpr (kIsQuantized) scale_scores(scores, scales);
+    if (call.transforms_scores()) transform_scores(scores, call, tile, warp_row, first);
     if (!(visible_to_all_rows.has(first) && visible_to_all_rows.has(first + kKeys - 1))) {
       mask_scores(scores, tile, warp_row, first, call.window);
     }

@@ -125,6 +125,10 @@ struct PrefillTile {
     return static_cast<int64_t>(queries.first_token + packed / group) * num_heads + kv_head * group + packed % group;
   }
 
+  __device__ __forceinline__ int query_head_of_row(int row) const {
+    return kv_head * group + (first_row + row) % group;
+  }
+
   __device__ __forceinline__ int position_of_row(int row) const {
     return queries.first_position + min((first_row + row) / group, queries.count - 1);
   }

@@ -50,11 +50,11 @@ struct SplitPartial {
 };
 
 // Merges `count` consecutive partials into one output row, by one warp or by kWarps warps that share the partials
-// (then all threads of a block call it). A lane has four consecutive elements; eight partials are loaded at a time to
-// hide latency.
+// (then all threads of a block call it). The row's sink adds 2^sink_exponent to the sum of weights. A lane has four
+// consecutive elements; eight partials are loaded at a time to hide latency.
 template <class T, int kRows, int kHeadDim, int kWarps = 1>
-__device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count,
-                                            int row) {
+__device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count, int row,
+                                            float sink_exponent) {
   constexpr int kBatch = 8;
   const auto partial = [&](int split) { return SplitPartial<kRows, kHeadDim>(partials, first + split); };
   const int lane = lane_index(), dim = lane * 4, warp = kWarps == 1 ? 0 : warp_index();
@@ -109,7 +109,7 @@ __device__ __forceinline__ void combine_row(T* target, int head_dim, float* part
       out[3] += outs[other][lane].w;
     }
   }
-  const float inverse = 1.0f / sum;
+  const float inverse = 1.0f / (sum + fast_exp2(sink_exponent - row_max));
   if (dim < head_dim) {
     const uint2 four{packed<T>(out[0] * inverse, out[1] * inverse), packed<T>(out[2] * inverse, out[3] * inverse)};
     *reinterpret_cast<uint2*>(target + dim) = four;

@@ -18,6 +18,7 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
+from aethermind.ops.schema import TensorType
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import THREADS, code_type, last_dim, supports_head_dim
 from aethermind_cuda.launch import Call, DeviceArray, Launch
@@ -45,6 +46,8 @@ _COMBINE_ROWS = 4
 _COMBINE_BLOCKS_PER_MULTIPROCESSOR = 8
 """Limit of combine blocks for prefill rows; they process all rows in a grid-stride loop."""
 
+_ADDITIONS = frozenset({"sinks", "slopes", "softcap"})
+
 _PADDING = 8
 """Row padding in shared memory, in elements (csrc/common/attention_tile.cuh)."""
 
@@ -54,9 +57,10 @@ class _AttentionCall(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "q", "k_cache", "v_cache", "k_scale", "v_scale")),
-        *((name, ctypes.c_void_p) for name in ("cu_seqlens_q", "seqlens_k", "block_tables")),
+        *((name, ctypes.c_void_p) for name in ("cu_seqlens_q", "seqlens_k", "block_tables", "sinks", "slopes")),
         *((name, ctypes.c_void_p) for name in ("decode_partials", "prefill_partials")),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("num_tokens", "num_sequences", "num_heads", "num_kv_heads", "group")),
         *(
             (name, ctypes.c_int)
@@ -81,12 +85,14 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
         supports=_supports_tensor_cores,
         priority=1,
         is_batch_invariant=False,
+        additions=_ADDITIONS,
     )
-    return tensor_cores, cuda_kernel(operator, _row_launches, name="cuda/by_row", supports=supports_head_dim)
+    by_row = cuda_kernel(operator, _row_launches, name="cuda/by_row", supports=supports_head_dim, additions=_ADDITIONS)
+    return tensor_cores, by_row
 
 
 def _supports_tensor_cores(signature: Signature) -> str | None:
-    head_dim, multiple = last_dim(signature, 0), 16 if _is_quantized(len(signature.inputs)) else 8
+    head_dim, multiple = last_dim(signature, 0), 16 if _has_codes(signature.inputs[1]) else 8
     if head_dim is None or head_dim > 128 or head_dim % multiple:
         return f"takes heads of up to 128 elements, a multiple of {multiple}, not {head_dim}"
     return None
@@ -114,7 +120,7 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
         return
-    width, is_quantized = _padded_head_dim(call), _is_quantized(len(call.inputs))
+    width, is_quantized = _padded_head_dim(call), _is_quantized(call)
     suffix = f"{call.outputs[0].dtype}_{width}"
     variant = "_quantized" if is_quantized else ""
     tiles = _tiles(call)
@@ -149,22 +155,29 @@ def _row_launches(call: Call) -> Iterator[Launch]:
     arguments = _arguments(call)
     if arguments.num_sequences == 0:
         return
-    variant = "_quantized" if _is_quantized(len(call.inputs)) else ""
+    variant = "_quantized" if _is_quantized(call) else ""
     name = f"paged_attention_rows{variant}_{call.outputs[0].dtype}"
     grid = (arguments.num_tokens, arguments.num_heads, 1)
     yield Launch("paged_attention_rows", name, grid, (THREADS, 1, 1), (arguments,))
 
 
-def _is_quantized(num_inputs: int) -> bool:
-    return num_inputs == 8
+def _is_quantized(call: Call) -> bool:
+    return _has_codes(call.inputs[1])
+
+
+def _has_codes(k_cache: DeviceArray | TensorType | None) -> bool:
+    return k_cache is not None and k_cache.dtype.itemsize == 1
 
 
 def _arguments(call: Call) -> Any:
-    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, *scales = call.inputs
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, *rest = call.inputs
     assert q is not None
     assert k_cache is not None
     assert block_tables is not None
-    pointers = (call.outputs[0], q, k_cache, v_cache, *(scales or (None, None)), cu_seqlens_q, seqlens_k, block_tables)
+    k_scale, v_scale = rest[:2] if _is_quantized(call) else (None, None)
+    sinks, slopes = rest[2 * _is_quantized(call) :] or (None, None)  # absent in calls of kernels without additions
+    pointers = (call.outputs[0], q, k_cache, v_cache, k_scale, v_scale)
+    pointers = (*pointers, cu_seqlens_q, seqlens_k, block_tables, sinks, slopes)
     num_sequences, blocks_per_sequence = block_tables.shape
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -173,10 +186,11 @@ def _arguments(call: Call) -> Any:
         call.workspace,
         call.workspace + _decode_partials_bytes(call),
         float(call.attributes["scale"]),
+        float(call.attributes.get("softcap", 0.0)),
         *(num_tokens, num_sequences, num_heads, num_kv_heads, _group_size(call)),
         *(head_dim, num_blocks, block_size, blocks_per_sequence),
         int(call.attributes["window"]),
-        code_type(k_cache) if scales else 0,
+        code_type(k_cache) if _is_quantized(call) else 0,
         max_decode_splits=1,
     )
 
@@ -188,7 +202,7 @@ def _address(array: DeviceArray | None) -> int | None:
 def _padded_head_dim(call: Call) -> int:
     """The head_dim that the kernel is compiled for; extra elements are zero."""
     head_dim = call.outputs[0].shape[-1]
-    widths = (64, 128) if _is_quantized(len(call.inputs)) else (64, 96, 128)
+    widths = (64, 128) if _is_quantized(call) else (64, 96, 128)
     return next(width for width in widths if head_dim <= width)
 
 
@@ -258,7 +272,7 @@ def _prefill_splits(call: Call, num_tiles: int) -> int:
 def _max_prefill_split_count(call: Call, num_tiles: int) -> int:
     k_cache = call.inputs[1]
     assert k_cache is not None
-    shared = _prefill_shared(_padded_head_dim(call), _is_quantized(len(call.inputs)))
+    shared = _prefill_shared(_padded_head_dim(call), _is_quantized(call))
     return min(
         _resident_blocks(call, shared) // k_cache.shape[1], num_tiles * div_up(_max_keys(call), _MIN_PREFILL_SPLIT_KEYS)
     )
@@ -280,7 +294,7 @@ def _resident_blocks(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_
 
 
 def _max_decode_blocks(call: Call, rows: int) -> int:
-    shared = _decode_shared(_padded_head_dim(call), _is_quantized(len(call.inputs)), rows)
+    shared = _decode_shared(_padded_head_dim(call), _is_quantized(call), rows)
     return _resident_blocks(call, shared, _BLOCKS_PER_MULTIPROCESSOR * _SMALL_DECODE_ROWS // rows)
 
 

@@ -41,7 +41,12 @@ def with_triton(kernel: Kernel) -> Kernel:
     assert isinstance(kernel_function, KernelFunction)
     function: Any = kernel_function._replace(launches=_launches)
     return dataclasses.replace(
-        kernel, name="cuda/triton", priority=kernel.priority + 1, function=function, supports=_unsupported_reason
+        kernel,
+        name="cuda/triton",
+        priority=kernel.priority + 1,
+        function=function,
+        supports=_unsupported_reason,
+        additions=frozenset(),
     )
 
 
