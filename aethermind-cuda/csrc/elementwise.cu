@@ -64,13 +64,6 @@ struct ClampedSiluMul {
     return gate / (1.0f + expf(-alpha * gate)) * (up + up_offset);
   }
 };
-struct GeluMul {
-  int is_approximate;
-  __device__ __forceinline__ float of(float gate, float up) const {
-    return (is_approximate != 0 ? gelu_tanh(gate) : gelu(gate)) * up;
-  }
-};
-
 // Calls body(begin) for every N elements from `first` on that are whole within `count`.
 template <int N, class Body>
 __device__ __forceinline__ void for_each_vector(int64_t first, int64_t count, const Body& body) {
@@ -147,11 +140,12 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                           \
     aether::map(aether::operation{}, out, count, a, b);                                               \
   }
-#define AETHER_GATED(name, operation, dtype, ...)                                                                \
-  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* gate,         \
-                                                          const aether::dtype* up, int64_t count, __VA_ARGS__) { \
-    aether::begin_kernel();                                                                                      \
-    aether::map(aether::operation, out, count, gate, up);                                                        \
+#define AETHER_CLAMPED_SILU_MUL(dtype)                                                                                 \
+  extern "C" __global__ void elementwise_clamped_silu_mul_##dtype(aether::dtype* out, const aether::dtype* gate,       \
+                                                                  const aether::dtype* up, int64_t count, float alpha, \
+                                                                  float limit, float up_offset) {                      \
+    aether::begin_kernel();                                                                                            \
+    aether::map(aether::ClampedSiluMul{alpha, limit, up_offset}, out, count, gate, up);                                \
   }
 #define AETHER_WITH_FACTOR(name, operation, dtype)                                                                   \
   extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count, \
@@ -165,10 +159,6 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                                  \
     aether::silu_mul_halves(out, x, width);                                                                  \
   }
-#define AETHER_GATED_BY(dtype)                                                                               \
-  AETHER_GATED(clamped_silu_mul, ClampedSiluMul({alpha, limit, up_offset}), dtype, float alpha, float limit, \
-               float up_offset)                                                                              \
-  AETHER_GATED(gelu_mul, GeluMul({is_approximate}), dtype, int is_approximate)
 #define AETHER_ELEMENTWISE(dtype)                        \
   AETHER_UNARY(exp, Exp, dtype)                          \
   AETHER_UNARY(log, Log, dtype)                          \
@@ -183,6 +173,6 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
   AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype) \
   AETHER_WITH_FACTOR(scale, Scale, dtype)                \
   AETHER_WITH_FACTOR(softcap, Softcap, dtype)            \
-  AETHER_GATED_BY(dtype)                                 \
+  AETHER_CLAMPED_SILU_MUL(dtype)                         \
   AETHER_SILU_MUL_HALVES(dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

@@ -1,6 +1,7 @@
 // paged_attention and paged_attention_quantized one query at a time (see common/attend_row.cuh): for float32,
 // for head_dims that the tensor core kernels do not support, and for batch invariance. Block (token, head).
 
+#include "common/activations.cuh"
 #include "common/attend_row.cuh"
 #include "common/dependent_launch.cuh"
 
@@ -19,8 +20,12 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
   T* out = static_cast<T*>(call.out) + row_begin;
   const T* q = static_cast<const T*>(call.q) + row_begin;
   const int head_dim = call.head_dim, position = query.first_position;
-  const float slope = call.slope_exponent(head), sink = call.sink_exponent(head);
-  const auto exponent_of = [=](int key, float x) { return call.transformed<true>(x, slope, key - position); };
+  const float slope = call.slopes == nullptr ? 0.0f : call.slopes[head] * kLog2E, sink = call.sink_exponent(head);
+  const float cap = call.softcap * kLog2E;
+  const auto exponent_of = [=](int key, float x) {
+    const float capped = cap > 0.0f ? softcap(x, cap) : x;
+    return fmaf(slope, static_cast<float>(key - position), capped);
+  };
   if constexpr (kIsQuantized) {
     const CodeType type = static_cast<CodeType>(call.code_type);
     const auto* k_codes = static_cast<const uint8_t*>(call.k_cache);

@@ -9,6 +9,25 @@
 
 namespace aether {
 
+// The factor of scores, so that softmax weights are powers of two: log2(e) times the operator's scale. It is positive,
+// since the largest score must have the largest weight: a negative scale negates queries instead (`query_sign`), and a
+// scale of zero becomes so small that all weights are equal, because 0 times a masked key's -inf would be NaN.
+__device__ __forceinline__ float positive_scale(float scale) { return fmaxf(fabsf(scale) * 1.44269504f, 1e-30f); }
+
+// A soft cap of scores that are products, before `positive_scale`: softcap · tanh(s / softcap) of s = scale · score,
+// computed as softcap - 2 softcap / (1 + e^(2 s / softcap)), whose error is absolute, as that of a score may be.
+struct ScoreCap {
+  float cap;
+  float factor;
+
+  __device__ __forceinline__ ScoreCap(float softcap, float scale)
+      : cap(softcap * kLog2E / positive_scale(scale)), factor(2.0f * positive_scale(scale) / softcap) {}
+
+  __device__ __forceinline__ float operator()(float score) const {
+    return cap - fast_divide(2.0f * cap, 1.0f + fast_exp2(score * factor));
+  }
+};
+
 // The layout of `AttentionCall` in kernels/_paged_attention.py.
 struct AttentionCall {
   void* out;            // [T, H, C]
@@ -54,23 +73,8 @@ struct AttentionCall {
     return sinks == nullptr ? -__builtin_huge_valf() : sinks[head] * kLog2E;
   }
 
-  // The slope of a head for exponents of 2.
-  __device__ __forceinline__ float slope_exponent(int head) const {
-    return slopes == nullptr ? 0.0f : slopes[head] * kLog2E;
-  }
-
-  // The exponent of a weight, of a scaled product `exponent` (times log2(e)), `distance` = key - query position.
-  // cap · tanh(x / cap) is cap - 2 cap / (1 + e^(2x/cap)): its error is absolute, as that of an exponent may be.
-  // kIsExact: with tanhf, for float32.
-  template <bool kIsExact>
-  __device__ __forceinline__ float transformed(float exponent, float slope, int distance) const {
-    if (softcap > 0.0f) {
-      const float cap = softcap * kLog2E;
-      exponent = kIsExact ? cap * tanhf(exponent / cap)
-                          : cap - fast_divide(2.0f * cap, 1.0f + fast_exp2(exponent * fast_divide(2.0f, softcap)));
-    }
-    return fmaf(slope, static_cast<float>(distance), exponent);
-  }
+  // The slope of a head for scores that are products, before `positive_scale`.
+  __device__ __forceinline__ float score_slope(int head) const { return slopes[head] * kLog2E / positive_scale(scale); }
 
   __device__ __forceinline__ PagedRows rows(int sequence, int head) const {
     return PagedRows(block_tables + static_cast<int64_t>(sequence) * blocks_per_sequence, head, num_kv_heads,

@@ -5,6 +5,7 @@
 // that a phase of ldmatrix reads lie in different banks, for every head_dim, without a swizzle.
 #pragma once
 
+#include "common/attention_call.cuh"
 #include "common/fast_math.cuh"
 #include "common/mma.cuh"
 #include "common/types.cuh"
@@ -41,11 +42,6 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[4], const T* queries,
   const int lane = lane_index();
   load_matrices(q, queries + lane % 16 * kRowStride<kHeadDim> + dim + lane / 16 * 8);
 }
-
-// The factor of scores, so that softmax weights are powers of two: log2(e) times the operator's scale. It is positive,
-// since the largest score must have the largest weight: a negative scale negates queries instead (`query_sign`), and a
-// scale of zero becomes so small that all weights are equal, because 0 times a masked key's -inf would be NaN.
-__device__ __forceinline__ float positive_scale(float scale) { return fmaxf(fabsf(scale) * 1.44269504f, 1e-30f); }
 
 // XOR with this negates two packed elements of T, for a negative scale.
 __device__ __forceinline__ uint32_t query_sign(float scale) { return scale < 0.0f ? 0x80008000u : 0u; }

@@ -94,20 +94,25 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kTiles][4], float s
   }
 }
 
-// Turns products into exponents of 2, capped and with the slopes of their heads.
+// Caps scores, and adds the slopes of their heads.
 template <int kTiles>
 __device__ __forceinline__ void transform_scores(float (&scores)[kTiles][4], const AttentionCall& call,
                                                  const DecodeTile& tile, int first) {
-  const float scale = positive_scale(call.scale);
+  if (call.softcap > 0.0f) {
+    const ScoreCap cap(call.softcap, call.scale);
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] = cap(scores[i / 4][i % 4]);
+  }
+  if (call.slopes == nullptr) return;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = min(t * kTileRows + lane_index() % 4 * 2 + r, tile.num_rows() - 1);
-      const float slope = call.slope_exponent(tile.query_head_of_row(row));
+      const int row = t * kTileRows + lane_index() % 4 * 2 + r;
+      const float slope = call.score_slope(tile.query_head_of_row(row));
       const int distance = first + lane_index() / 4 - tile.position_of_row(row);
-      scores[t][r] = call.transformed<false>(scores[t][r] * scale, slope, distance);
-      scores[t][r + 2] = call.transformed<false>(scores[t][r + 2] * scale, slope, distance + 8);
+      scores[t][r] = fmaf(slope, static_cast<float>(distance), scores[t][r]);
+      scores[t][r + 2] = fmaf(slope, static_cast<float>(distance + 8), scores[t][r + 2]);
     }
   }
 }
@@ -244,7 +249,7 @@ __device__ __forceinline__ void attend_decode(const AttentionCall& call) {
   const KeyRange visible_to_all_rows = {KeyRange::of_position(tile.position_of_row(kRows - 1), call.window).begin,
                                         KeyRange::of_position(tile.position_of_row(0), call.window).end};
   DecodeSoftmax<kHeadDim, kTiles> softmax;
-  const float scale = call.transforms_scores() ? 1.0f : positive_scale(call.scale);
+  const float scale = positive_scale(call.scale);
   for (int stage = 0; first < split.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
     const uint32_t prefetch_row = next_rows[kStages];  // rows of the step that this stage prefetches next
     const float scales = next_scales;

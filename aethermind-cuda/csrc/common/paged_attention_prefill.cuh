@@ -71,22 +71,33 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefill
   }
 }
 
-// Turns products into exponents of 2, capped and with the slopes of their heads.
+// Caps scores, and adds the slopes of their heads.
 __device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4],
                                                  const AttentionCall& call, const PrefillTile& tile, int warp_row,
                                                  int first) {
-  const float scale = positive_scale(call.scale);
+  if (call.softcap > 0.0f) {
+    const ScoreCap cap(call.softcap, call.scale);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kPrefillKeys / 8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) scores[m][n][c] = cap(scores[m][n][c]);
+      }
+    }
+  }
+  if (call.slopes == nullptr) return;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = min(warp_row + 8 * i + lane_index() / 4, tile.num_rows() - 1);
-    const float slope = call.slope_exponent(tile.query_head_of_row(row));
+    const int row = warp_row + 8 * i + lane_index() / 4;
+    const float slope = call.score_slope(tile.query_head_of_row(row));
     const int distance = first + lane_index() % 4 * 2 - tile.position_of_row(row);
 #pragma unroll
     for (int n = 0; n < kPrefillKeys / 8; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& score = scores[i / 2][n][i % 2 * 2 + c];
-        score = call.transformed<false>(score * scale, slope, distance + 8 * n + c);
+        score = fmaf(slope, static_cast<float>(distance + 8 * n + c), score);
       }
     }
   }
@@ -212,7 +223,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   if constexpr (kIsQuantized) stage_scales(0, keys.begin);
 
   SoftmaxRows<kHeadDim> softmax[kRowTiles];
-  const float scale = call.transforms_scores() ? 1.0f : positive_scale(call.scale);
+  const float scale = positive_scale(call.scale);
   for (int first = keys.begin, stage = 0; first < keys.end; first += kKeys, stage ^= 1) {
     wait_for_copies<0>();
     __syncthreads();  // all copies have arrived, and no warp reads the other stage any more

@@ -35,7 +35,7 @@ def _add_rms_norm(call: Call) -> Iterator[Launch]:
 
 
 def _eps_and_offset(call: Call) -> tuple[float, float]:
-    return float(call.attributes["eps"]), float(call.attributes["weight_offset"])
+    return float(call.attributes["eps"]), float(call.attributes.get("weight_offset", 0.0))
 
 
 _OFFSET = frozenset({"weight_offset"})

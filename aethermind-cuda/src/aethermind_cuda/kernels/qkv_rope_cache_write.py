@@ -130,7 +130,7 @@ def _epilogue(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray 
     arguments = _ProjectedHeads(
         *pointers,
         float(call.attributes["eps"]),
-        float(call.attributes["weight_offset"]),
+        float(call.attributes.get("weight_offset", 0.0)),
         *(num_heads, num_kv_heads, head_dim, rotary_dim, block_size, code_type(k_cache) if scales and k_cache else 0),
         *(num_tokens, *strides, log2_lanes),
     )
