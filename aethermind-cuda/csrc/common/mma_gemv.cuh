@@ -15,22 +15,27 @@ namespace aether {
 constexpr int kTileOutputs = 16;
 constexpr int kTileTokens = 8;
 
-// Input activations of a projection, [num_tokens, size].
-template <class T>
-struct Inputs {
+// Token t of a projection is row t of its inputs.
+struct AllRows {
+  __device__ __forceinline__ int64_t row_of(int token) const { return token; }
+};
+
+// Input activations of a projection, [num_tokens, size]. `Rows` finds the rows of tokens.
+template <class T, class Rows = AllRows>
+struct Inputs : Rows {
   const T* x;
   int num_tokens;
   int size;
   bool is_aligned;
 
-  __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size)
-      : x(x), num_tokens(num_tokens), size(size), is_aligned(is_frag8_aligned(x, size)) {}
+  __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size, const Rows& rows = {})
+      : Rows(rows), x(x), num_tokens(num_tokens), size(size), is_aligned(is_frag8_aligned(x, size)) {}
 
   // Loads `kChunks` chunks of a token from k on, with one alignment branch for all. Out-of-range elements are zero.
   template <int kChunks>
   __device__ __forceinline__ void load_chunks(Frag8<T> (&chunks)[kChunks], int token, int k) const {
-    const T* row = x + static_cast<int64_t>(token) * size + k;
     if (is_aligned) {
+      const T* row = x + this->row_of(token) * size + k;
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         chunks[chunk] = Frag8<T>{};
@@ -51,7 +56,7 @@ struct Inputs {
     if (token >= num_tokens) {
       return Frag8<T>{};
     }
-    return load_frag8(x + static_cast<int64_t>(token) * size, k, size, is_aligned);
+    return load_frag8(x + this->row_of(token) * size, k, size, is_aligned);
   }
 };
 
@@ -143,7 +148,8 @@ struct WarpAccumulator {
     }
   }
 
-  __device__ __forceinline__ static void load(Frag8<T> (&inputs)[kTiles], const Inputs<T>& x, int token, int k) {
+  template <class Rows>
+  __device__ __forceinline__ static void load(Frag8<T> (&inputs)[kTiles], const Inputs<T, Rows>& x, int token, int k) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       inputs[tile] = x.load(token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kFrag8Values);
@@ -151,9 +157,9 @@ struct WarpAccumulator {
   }
 
   // Loads the inputs of all chunks of a group, [tiles][chunks].
-  template <int kChunks>
-  __device__ __forceinline__ static void load_group(Frag8<T> (&inputs)[kTiles][kChunks], const Inputs<T>& x, int token,
-                                                    int k) {
+  template <int kChunks, class Rows>
+  __device__ __forceinline__ static void load_group(Frag8<T> (&inputs)[kTiles][kChunks], const Inputs<T, Rows>& x,
+                                                    int token, int k) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       x.load_chunks(inputs[tile], token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kFrag8Values);
@@ -205,8 +211,9 @@ struct WarpAccumulator<float32, kTiles> {
     }
   }
 
-  __device__ __forceinline__ static void load(Frag8<float32> (&inputs)[kTokens], const Inputs<float32>& x, int token,
-                                              int k) {
+  template <class Rows>
+  __device__ __forceinline__ static void load(Frag8<float32> (&inputs)[kTokens], const Inputs<float32, Rows>& x,
+                                              int token, int k) {
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       inputs[i] = x.load(token + i, k + lane_index() % 4 * kFrag8Values);

@@ -77,11 +77,12 @@ struct WeightRing {
 };
 
 // Dynamic shared memory: the rings of all warps, then float[warps][kWeights][8][17]. `tile` is the block's tile of 16
-// outputs.
-template <class T, int kWeights>
-__device__ __forceinline__ void project_gemv(const Results<T>& results, const Inputs<T>& x,
+// outputs, `token` its first token.
+template <class T, int kWeights, class Output = Results<T>, class Rows = AllRows>
+__device__ __forceinline__ void project_gemv(const Output& results, const Inputs<T, Rows>& x,
                                              const typename DenseWeight<T>::Params (&params)[kWeights],
-                                             int tile = static_cast<int>(blockIdx.y)) {
+                                             int tile = static_cast<int>(blockIdx.y),
+                                             int token = static_cast<int>(blockIdx.x) * kTileTokens) {
   using WeightTile = DenseWeight<T>;
   using Ring = WeightRing<T, kWeights>;
   AETHER_DYNAMIC_SHARED(Frag8<T>, memory);
@@ -98,7 +99,6 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
   }
   wait_for_predecessor();
 
-  const int token = static_cast<int>(blockIdx.x) * kTileTokens;
   WarpAccumulator<T, 1> accumulators[kWeights];
   Frag8<T> next_inputs[1][WeightTile::kChunks];
   WarpAccumulator<T, 1>::load_group(next_inputs, x, token, group * WeightTile::kGroupInputs);

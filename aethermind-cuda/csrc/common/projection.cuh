@@ -13,6 +13,7 @@ namespace aether {
 // The output [num_tokens, num_outputs], rounded to T, or float32 where `is_float32`.
 template <class T>
 struct Results {
+  static constexpr bool kMaySplitK = true;
   void* out;
   const T* bias;
   int num_tokens;
@@ -49,8 +50,8 @@ constexpr int kSumsStride = kTileOutputs + 1;  // padded against bank conflicts
 
 // Reduces the accumulators of a block's warps, applies the epilogue and stores the results. `sums` is shared memory:
 // [warps][kWeights][tokens][17].
-template <class T, int kTiles, int kWeights>
-__device__ __forceinline__ void store_sums(const Results<T>& results,
+template <class T, int kTiles, int kWeights, class Output>
+__device__ __forceinline__ void store_sums(const Output& results,
                                            const WarpAccumulator<T, kTiles> (&accumulators)[kWeights],
                                            float (*sums)[kWeights][kTiles * kTileTokens * kSumsStride], int token,
                                            int tile) {
@@ -76,17 +77,18 @@ __device__ __forceinline__ void store_sums(const Results<T>& results,
 // Skinny GEMM: a block computes 16 outputs of kTiles · 8 tokens, and its warps split K among them, so that weights are
 // read once and by all multiprocessors. It is memory-bound. K is not split among blocks, so the summation order of a
 // token does not depend on the batch. Dynamic shared memory: float[warps][kWeights][tokens][17]. `tile` is the block's
-// tile of 16 outputs.
-template <class WeightTile, int kTiles, int kWeights>
-__device__ __forceinline__ void project_skinny(const Results<typename WeightTile::Element>& results,
-                                               const Inputs<typename WeightTile::Element>& x,
+// tile of 16 outputs, `token` its first token.
+template <class WeightTile, int kTiles, int kWeights, class Output = Results<typename WeightTile::Element>,
+          class Rows = AllRows>
+__device__ __forceinline__ void project_skinny(const Output& results,
+                                               const Inputs<typename WeightTile::Element, Rows>& x,
                                                const typename WeightTile::Params (&params)[kWeights], float* = nullptr,
-                                               int tile = static_cast<int>(blockIdx.y)) {
+                                               int tile = static_cast<int>(blockIdx.y),
+                                               int token = static_cast<int>(blockIdx.x) * kTiles * kTileTokens) {
   using T = typename WeightTile::Element;
   using Partial = float[kWeights][kTiles * kTileTokens * kSumsStride];
   AETHER_DYNAMIC_SHARED(Partial, partial);
 
-  const int token = static_cast<int>(blockIdx.x) * kTiles * kTileTokens;
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + WeightTile::kGroupInputs - 1) / WeightTile::kGroupInputs;
   WarpAccumulator<T, kTiles> accumulators[kWeights];
@@ -162,13 +164,13 @@ constexpr int kInputStages = 3;
 
 // A multi-stage pipeline of the inputs of kTokens tokens in shared memory: 64 bytes per token and chunk, so that
 // fragments are read without bank conflicts.
-template <class T, int kTokens, int kChunks>
+template <class T, int kTokens, int kChunks, class Rows = AllRows>
 struct InputStages {
   static constexpr int kGroupInputs = kChunks * kChunk;
   using Stage = Frag8<T>[kChunks][kTokens][4];
 
   Stage* stages;
-  const Inputs<T>& x;
+  const Inputs<T, Rows>& x;
   int token;
 
   __device__ __forceinline__ void begin_copy(int group) const {
@@ -179,7 +181,7 @@ struct InputStages {
       Frag8<T>& target = stage[chunk][row][piece];
       if (x.is_aligned) {
         const bool is_present = token + row < x.num_tokens && k < x.size;
-        const int64_t position = is_present ? static_cast<int64_t>(token + row) * x.size + k : 0;
+        const int64_t position = is_present ? x.row_of(token + row) * x.size + k : 0;
         copy_async_16(&target, x.x + position, is_present);
       } else {
         target = x.load(token + row, k);
@@ -202,24 +204,28 @@ __device__ __forceinline__ int64_t partial_index(const Results<T>& results, int 
 // Tiled GEMM for many tokens: a block computes kTokens tokens, and each warp 32 outputs of one weight, or 16 of both
 // weights of a SwiGLU. Weights go directly to the registers of one warp; inputs are shared by all warps through shared
 // memory. Where that makes too few blocks, blocks along z split K and write their sums to `partials` for
-// `split_k_reduce`. Dynamic shared memory: three stages of 64 bytes per token and chunk.
-template <class WeightTile, int kTokens, int kWeights>
-__device__ __forceinline__ void project_tiled(const Results<typename WeightTile::Element>& results,
-                                              const Inputs<typename WeightTile::Element>& x,
+// `split_k_reduce`. Dynamic shared memory: three stages of 64 bytes per token and chunk. `token` is the block's first
+// token, `base_tile` the first tile of 16 outputs of the grid.
+template <class WeightTile, int kTokens, int kWeights, class Output = Results<typename WeightTile::Element>,
+          class Rows = AllRows>
+__device__ __forceinline__ void project_tiled(const Output& results,
+                                              const Inputs<typename WeightTile::Element, Rows>& x,
                                               const typename WeightTile::Params (&params)[kWeights],
-                                              float* partials = nullptr) {
+                                              float* partials = nullptr,
+                                              int token = static_cast<int>(blockIdx.x) * kTokens, int base_tile = 0) {
   using T = typename WeightTile::Element;
-  using Stages = InputStages<T, kTokens, WeightTile::kChunks>;
+  using Stages = InputStages<T, kTokens, WeightTile::kChunks, Rows>;
   constexpr int kTiles = kTokens / kTileTokens;
   AETHER_DYNAMIC_SHARED(typename Stages::Stage, memory);
 
-  const Stages stages{memory, x, static_cast<int>(blockIdx.x) * kTokens};
+  const Stages stages{memory, x, token};
   const int all_groups = (x.size + WeightTile::kGroupInputs - 1) / WeightTile::kGroupInputs;
-  const int groups_per_split = (all_groups + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
-  const int first_group = static_cast<int>(blockIdx.z) * groups_per_split;
+  const int num_splits = Output::kMaySplitK ? static_cast<int>(gridDim.z) : 1;
+  const int groups_per_split = (all_groups + num_splits - 1) / num_splits;
+  const int first_group = (Output::kMaySplitK ? static_cast<int>(blockIdx.z) : 0) * groups_per_split;
   const int num_groups = min(first_group + groups_per_split, all_groups);  // end of this split
   const int warp = static_cast<int>(blockIdx.y) * kTiledWarps + warp_index();
-  const int first_tile = kWeights == 1 ? warp * kTilesPerWarp : warp;
+  const int first_tile = base_tile + (kWeights == 1 ? warp * kTilesPerWarp : warp);
   const WeightTile weight_tiles[kTilesPerWarp] = {
       WeightTile(params[0], first_tile), WeightTile(params[kWeights - 1], kWeights == 1 ? first_tile + 1 : first_tile)};
   float sums[kTilesPerWarp][kTiles][4] = {};
@@ -284,22 +290,26 @@ __device__ __forceinline__ void project_tiled(const Results<typename WeightTile:
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = stages.token + tile * kTileTokens + column + i % 2;
+      const int token_of_sum = stages.token + tile * kTileTokens + column + i % 2;
       const int output = first_tile * kTileOutputs + row + i / 2 * 8;
-      if (gridDim.z > 1) {
+      if constexpr (Output::kMaySplitK) {
+        if (gridDim.z > 1) {
 #pragma unroll
-        for (int warp_tile = 0; warp_tile < kTilesPerWarp; ++warp_tile) {
-          const int column = kWeights == 1 ? output + warp_tile * kTileOutputs : output;
-          const int matrix = static_cast<int>(blockIdx.z) * kWeights + (kWeights == 1 ? 0 : warp_tile);
-          if (token < results.num_tokens && column < results.num_outputs) {
-            partials[partial_index(results, matrix, token, column)] = sums[warp_tile][tile][i];
+          for (int warp_tile = 0; warp_tile < kTilesPerWarp; ++warp_tile) {
+            const int column = kWeights == 1 ? output + warp_tile * kTileOutputs : output;
+            const int matrix = static_cast<int>(blockIdx.z) * kWeights + (kWeights == 1 ? 0 : warp_tile);
+            if (token_of_sum < results.num_tokens && column < results.num_outputs) {
+              partials[partial_index(results, matrix, token_of_sum, column)] = sums[warp_tile][tile][i];
+            }
           }
+          continue;
         }
-      } else if constexpr (kWeights == 1) {
-        results.store(token, output, sums[0][tile][i]);
-        results.store(token, output + kTileOutputs, sums[1][tile][i]);
+      }
+      if constexpr (kWeights == 1) {
+        results.store(token_of_sum, output, sums[0][tile][i]);
+        results.store(token_of_sum, output + kTileOutputs, sums[1][tile][i]);
       } else {
-        results.store(token, output, epilogue<2>({sums[0][tile][i], sums[1][tile][i]}));
+        results.store(token_of_sum, output, epilogue<2>({sums[0][tile][i], sums[1][tile][i]}));
       }
     }
   }

@@ -1,4 +1,6 @@
-"""linear and lm_head with dense weights: few tokens by skinny kernels, many by cuBLASLt where it is installed."""
+"""linear, lm_head and router_logits with dense weights: few tokens by skinny kernels, many by cuBLASLt where it is
+installed. Routers do without cuBLASLt: their matrices are small.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def _products(call: Call) -> Iterator[Work]:
 
 KERNELS = tuple(
     kernel
-    for operator in ("linear", "lm_head")
+    for operator in ("linear", "lm_head", "router_logits")
     for kernel in (
         cuda_kernel(
             operator,
@@ -71,4 +73,5 @@ KERNELS = tuple(
         cuda_kernel(operator, _without_cublaslt, is_batch_invariant=False),
         cuda_kernel(operator, _launches(is_invariant=True), name="cuda/batch_invariant", priority=-1),
     )
+    if operator != "router_logits" or kernel.name != CUBLASLT
 )

@@ -1,0 +1,125 @@
+// Products of rows with the weights of their experts, for mixtures of experts.
+//
+// A choice is one expert of one token: choice t · A + a is ids[t, a]. The weights of all experts are one stack
+// [num_experts · N, K] in any weight format, of which a block reads the tiles of 16 outputs that overlap its expert's N
+// rows; results of other rows are not stored.
+//
+// The choices are sorted by expert (`sort_experts.cu`) into tiles of one expert, on the device: the host knows their
+// number only. Few choices are not sorted: each is a tile of its own.
+#pragma once
+
+#include "common/memory.cuh"
+#include "common/projection.cuh"
+
+namespace aether {
+
+// Choices of one expert: order[begin … begin + count - 1], or choice `begin` itself where choices are not sorted.
+struct ExpertTile {
+  int expert;
+  int begin;
+  int count;  // 0: no work
+};
+
+// The layout of `_ExpertProducts` in kernels/_expert_products.py.
+struct ExpertProducts {
+  void* outs[2];           // [T, A, N], one for each weight
+  const void* weights[2];  // [num_experts · N, K]
+  const void* biases[2];   // [num_experts · N], may be null
+  const void* x;           // [T, K] or [T, A, K]
+  const int* ids;          // [T, A]
+  const int* order;        // [T · A], null where choices are not sorted
+  const ExpertTile* tiles;
+  int num_choices;      // T · A
+  int choices_per_row;  // A where x is [T, K], otherwise 1
+  int num_experts;
+  int num_outputs;  // N
+  int num_inputs;   // K
+  int num_blocks;   // of quantised weights: see QuantizedWeight::Params
+  int log2_chunks;
+  int term;
+
+  __device__ __forceinline__ ExpertTile tile() const {
+    const int index = static_cast<int>(blockIdx.x);
+    return order == nullptr ? ExpertTile{checked_index(ids[index], num_experts), index, 1} : tiles[index];
+  }
+
+  // The first tile of 16 outputs that has rows of an expert.
+  __device__ __forceinline__ int first_tile(int expert) const {
+    return static_cast<int>(static_cast<int64_t>(expert) * num_outputs / kTileOutputs);
+  }
+};
+
+// Token t of a tile is choice order[begin + t], whose inputs are a row of the token or its own. Tokens beyond the last
+// are the last one.
+struct ChoiceRows {
+  const int* order;
+  int begin;
+  int count;
+  int choices_per_row;
+
+  __device__ __forceinline__ int choice_of(int token) const {
+    return order == nullptr ? begin : order[begin + min(token, count - 1)];
+  }
+  __device__ __forceinline__ int64_t row_of(int token) const { return choice_of(token) / choices_per_row; }
+};
+
+// The results of the choices of a tile, rounded to T. `output` counts rows of the stack.
+template <class T>
+struct ExpertResults {
+  static constexpr bool kMaySplitK = false;
+  T* out;
+  const T* bias;
+  ChoiceRows rows;
+  int64_t first_output;
+  int num_outputs;
+
+  __device__ __forceinline__ void store(int token, int output, float value) const {
+    const int64_t column = output - first_output;
+    if (token >= rows.count || column < 0 || column >= num_outputs) {
+      return;
+    }
+    if (bias != nullptr) {
+      value += to_float(bias[output]);
+    }
+    out[static_cast<int64_t>(rows.choice_of(token)) * num_outputs + column] = from_float<T>(value);
+  }
+};
+
+// Calls project(results, inputs, params of the stack, first tile of outputs) for the tile of choices blockIdx.x and the
+// weight blockIdx.z. `params(weight, num_outputs)` are those of a WeightTile.
+template <class T, class Params, class Project>
+__device__ __forceinline__ void project_experts(const ExpertProducts& call, const Params& params,
+                                                const Project& project) {
+  const ExpertTile tile = call.tile();
+  if (tile.count == 0) {
+    return;
+  }
+  const int weight = static_cast<int>(blockIdx.z);
+  const ChoiceRows rows{call.order, tile.begin, tile.count, call.choices_per_row};
+  const ExpertResults<T> results{static_cast<T*>(call.outs[weight]), static_cast<const T*>(call.biases[weight]), rows,
+                                 static_cast<int64_t>(tile.expert) * call.num_outputs, call.num_outputs};
+  const Inputs<T, ChoiceRows> x(static_cast<const T*>(call.x), tile.count, call.num_inputs, rows);
+  project(results, x, params(call.weights[weight], call.num_experts * call.num_outputs), call.first_tile(tile.expert));
+}
+
+// A block computes 16 outputs of up to eight choices, as project_skinny.
+template <class WeightTile, class Params>
+__device__ __forceinline__ void project_experts_skinny(const ExpertProducts& call, const Params& params) {
+  using T = typename WeightTile::Element;
+  project_experts<T>(call, params, [](const auto& results, const auto& x, const auto& stack, int first_tile) {
+    const typename WeightTile::Params stacks[1] = {stack};
+    project_skinny<WeightTile, 1, 1>(results, x, stacks, nullptr, first_tile + static_cast<int>(blockIdx.y), 0);
+  });
+}
+
+// A block computes 128 outputs of up to 64 choices, as project_tiled.
+template <class WeightTile, class Params>
+__device__ __forceinline__ void project_experts_tiled(const ExpertProducts& call, const Params& params) {
+  using T = typename WeightTile::Element;
+  project_experts<T>(call, params, [](const auto& results, const auto& x, const auto& stack, int first_tile) {
+    const typename WeightTile::Params stacks[1] = {stack};
+    project_tiled<WeightTile, 64, 1>(results, x, stacks, nullptr, 0, first_tile);
+  });
+}
+
+}  // namespace aether

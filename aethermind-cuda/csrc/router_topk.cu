@@ -1,0 +1,152 @@
+// router_topk: the k experts of a token with the largest scores, and their weights. A warp computes a token.
+
+#include "common/dependent_launch.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+// The layout of `_RouterTopK` in kernels/mixture.py.
+struct RouterTopK {
+  int* ids;                 // [T, k]
+  float* weights;           // [T, k]
+  const float* logits;      // [T, E]
+  const float* correction;  // [E], may be null
+  float scale;
+  int num_experts;
+  int k;
+  int is_sigmoid;
+  int renormalizes;
+  int num_groups;
+  int top_groups;
+  int group_score_k;
+};
+
+// A candidate of a selection. Candidates are in descending order of scores, ties by index.
+struct Candidate {
+  float score;
+  int index;
+
+  __device__ __forceinline__ bool is_before(const Candidate& other) const {
+    return score > other.score || (score == other.score && index < other.index);
+  }
+};
+
+constexpr float kLargest = __builtin_huge_valf();
+
+// Before and behind all candidates; scores are below infinity.
+__device__ __forceinline__ Candidate before_all() { return {kLargest, -1}; }
+__device__ __forceinline__ Candidate behind_all() { return {-kLargest, 0x7fffffff}; }
+
+// The first of candidates [begin, end) behind `previous`; `step` apart. behind_all() where there is none.
+__device__ __forceinline__ Candidate next_candidate(const float* scores, int begin, int end, int step,
+                                                    const Candidate& previous) {
+  Candidate best = behind_all();
+  for (int i = begin; i < end; i += step) {
+    const Candidate candidate{scores[i], i};
+    if (previous.is_before(candidate) && candidate.is_before(best)) {
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+__device__ __forceinline__ Candidate first_of_lanes(Candidate best) {
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    const Candidate other{__shfl_xor_sync(kFullWarp, best.score, distance),
+                          __shfl_xor_sync(kFullWarp, best.index, distance)};
+    best = other.is_before(best) ? other : best;
+  }
+  return best;
+}
+
+// The first of candidates [0, end) behind `previous`, found by a warp.
+__device__ __forceinline__ Candidate next_of_warp(const float* scores, int end, const Candidate& previous) {
+  return first_of_lanes(next_candidate(scores, lane_index(), end, kWarpSize, previous));
+}
+
+// Writes the softmax or sigmoid of a token's logits to scores[E]; NaN becomes the least of all, so that ids stay valid.
+__device__ __forceinline__ void write_scores(float* scores, const float* logits, const RouterTopK& call) {
+  float largest = -kLargest, sum = 0.0f;
+  for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
+    largest = fmaxf(largest, logits[i]);
+  }
+  largest = warp_reduce<Max>(largest);
+  for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
+    const float power = call.is_sigmoid != 0 ? expf(-fabsf(logits[i])) : expf(logits[i] - largest);
+    scores[i] = call.is_sigmoid != 0 ? (logits[i] >= 0.0f ? 1.0f : power) / (1.0f + power) : power;
+    sum += power;
+  }
+  const float inverse = call.is_sigmoid != 0 ? 1.0f : 1.0f / warp_reduce<Sum>(sum);
+  for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
+    const float score = scores[i] * inverse;
+    scores[i] = score == score ? score : -kLargest;
+  }
+}
+
+// Masks the experts outside of the best groups. group_scores[num_groups] is scratch memory.
+__device__ __forceinline__ void mask_groups(float* choices, float* group_scores, const RouterTopK& call) {
+  const int size = call.num_experts / call.num_groups;
+  for (int group = lane_index(); group < call.num_groups; group += kWarpSize) {
+    float sum = 0.0f;
+    Candidate candidate = before_all();
+    for (int i = 0; i < min(call.group_score_k, size); ++i) {
+      candidate = next_candidate(choices, group * size, (group + 1) * size, 1, candidate);
+      sum += candidate.score;
+    }
+    group_scores[group] = sum;
+  }
+  __syncwarp();
+  Candidate worst = before_all();  // of the chosen groups
+  for (int i = 0; i < call.top_groups; ++i) {
+    worst = next_of_warp(group_scores, call.num_groups, worst);
+  }
+  for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
+    const Candidate group{group_scores[i / size], i / size};
+    if (worst.is_before(group)) {
+      choices[i] = -kLargest;
+    }
+  }
+  __syncwarp();
+}
+
+// Dynamic shared memory: float[2 · num_experts + num_groups].
+__device__ __forceinline__ void router_topk(const RouterTopK& call) {
+  AETHER_DYNAMIC_SHARED(float, scores);
+  float* const choices = scores + call.num_experts;
+  const int64_t token = blockIdx.x;
+  write_scores(scores, call.logits + token * call.num_experts, call);
+  for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
+    const float choice = call.correction == nullptr ? scores[i] : scores[i] + call.correction[i];
+    choices[i] = choice == choice ? choice : -kLargest;
+  }
+  __syncwarp();
+  if (call.top_groups < call.num_groups) {
+    mask_groups(choices, choices + call.num_experts, call);
+  }
+  int* const ids = call.ids + token * call.k;
+  float* const weights = call.weights + token * call.k;
+  float sum = 0.0f;
+  Candidate candidate = before_all();
+  for (int i = 0; i < call.k; ++i) {
+    candidate = next_of_warp(choices, call.num_experts, candidate);
+    sum += scores[candidate.index];
+    if (lane_index() == 0) {
+      ids[i] = candidate.index;
+      weights[i] = scores[candidate.index];
+    }
+  }
+  __syncwarp();
+  const float factor = call.renormalizes != 0 ? call.scale / (sum + 1e-20f) : call.scale;
+  for (int i = lane_index(); i < call.k; i += kWarpSize) {
+    weights[i] *= factor;
+  }
+}
+
+}  // namespace aether
+
+extern "C" __global__ void __launch_bounds__(32) router_topk(aether::RouterTopK call) {
+  aether::begin_kernel();
+  aether::router_topk(call);
+}

@@ -1,0 +1,71 @@
+// The choices of all tokens sorted by expert into tiles of one expert, in one block (see common/expert_products.cuh).
+
+#include "common/dependent_launch.cuh"
+#include "common/expert_products.cuh"
+
+namespace aether {
+
+// Inclusive prefix sum over the lanes of a warp.
+__device__ __forceinline__ int prefix_sum(int value) {
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const int before = __shfl_up_sync(kFullWarp, value, distance);
+    value += lane_index() >= distance ? before : 0;
+  }
+  return value;
+}
+
+// Writes the num_choices choices by expert to `order`, and tiles of at most tile_rows of them to `tiles`, the rest of
+// its max_tiles empty. The order within an expert is arbitrary; no result depends on it. Dynamic shared memory:
+// int[num_experts], counts and then the next position of each expert.
+__device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, const int* ids, int num_choices,
+                                             int num_experts, int tile_rows, int max_tiles) {
+  AETHER_DYNAMIC_SHARED(int, positions);
+  __shared__ int num_tiles;
+  const int thread = static_cast<int>(threadIdx.x), num_threads = static_cast<int>(blockDim.x);
+  for (int expert = thread; expert < num_experts; expert += num_threads) {
+    positions[expert] = 0;
+  }
+  __syncthreads();
+  for (int choice = thread; choice < num_choices; choice += num_threads) {
+    atomicAdd(&positions[checked_index(ids[choice], num_experts)], 1);
+  }
+  __syncthreads();
+  if (warp_index() == 0) {
+    int choices_before = 0, tiles_before = 0;
+    for (int first = 0; first < num_experts; first += kWarpSize) {
+      const int expert = first + lane_index();
+      const int count = expert < num_experts ? positions[expert] : 0;
+      const int tiles_of_expert = (count + tile_rows - 1) / tile_rows;
+      const int choices_through = prefix_sum(count), tiles_through = prefix_sum(tiles_of_expert);
+      const int begin = choices_before + choices_through - count;
+      ExpertTile* const own = tiles + tiles_before + tiles_through - tiles_of_expert;
+      for (int tile = 0; tile < tiles_of_expert; ++tile) {
+        own[tile] = {expert, begin + tile * tile_rows, min(tile_rows, count - tile * tile_rows)};
+      }
+      if (expert < num_experts) {
+        positions[expert] = begin;
+      }
+      choices_before += __shfl_sync(kFullWarp, choices_through, kWarpSize - 1);
+      tiles_before += __shfl_sync(kFullWarp, tiles_through, kWarpSize - 1);
+    }
+    if (lane_index() == 0) {
+      num_tiles = tiles_before;
+    }
+  }
+  __syncthreads();
+  for (int tile = num_tiles + thread; tile < max_tiles; tile += num_threads) {
+    tiles[tile] = {0, 0, 0};
+  }
+  for (int choice = thread; choice < num_choices; choice += num_threads) {
+    order[atomicAdd(&positions[ids[choice]], 1)] = choice;
+  }
+}
+
+}  // namespace aether
+
+extern "C" __global__ void __launch_bounds__(1024)
+    sort_experts(int* order, aether::ExpertTile* tiles, const int* ids, int num_choices, int num_experts, int tile_rows,
+                 int max_tiles) {
+  aether::begin_kernel();
+  aether::sort_experts(order, tiles, ids, num_choices, num_experts, tile_rows, max_tiles);
+}

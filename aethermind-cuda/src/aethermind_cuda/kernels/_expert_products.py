@@ -1,0 +1,127 @@
+"""Launches of products of rows with the weights of their experts (`csrc/common/expert_products.cuh`).
+
+A choice is one expert of one token. Few choices are a GEMV each, which reads the rows of its expert only. Many are
+first sorted by expert on the device, into tiles of one expert: of 8 choices for the skinny kernels, or of 64 for the
+tiled ones. The host knows the number of choices, not their experts, so the grid has the most tiles that there can be,
+and the blocks of the others end at once: nothing is copied to the host, and graphs can capture the launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from aethermind.hal.dtype import DType
+from aethermind.hal.memory import align_up
+from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._projection import Projection
+from aethermind_cuda.launch import DeviceArray, Launch
+from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
+
+__all__ = ["MAX_EXPERTS", "ExpertProduct", "expert_products", "sorting_bytes"]
+
+MAX_EXPERTS = 4096
+"""Limit of experts: the sort has a counter for each in shared memory."""
+
+_MAX_UNSORTED_CHOICES = 16
+_SKINNY_CHOICES = 8
+_TILED_CHOICES = 64
+_MIN_TILED_CHOICES_PER_EXPERT = 8
+"""From this many choices for each expert on, tiles of 64 read weights less often than tiles of 8."""
+_TILE_OUTPUTS = 16
+_SORT_THREADS = 1024
+_TILE_BYTES = 12
+"""Bytes of an `ExpertTile`."""
+_ALIGNMENT = 256
+
+_DENSE = Projection("moe_linear", num_weights=1, group_chunks=2)
+_QUANTIZED = Projection("moe_linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
+
+
+class _ExpertProducts(ctypes.Structure):
+    """`ExpertProducts` of csrc/common/expert_products.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p * 2) for name in ("outs", "weights", "biases")),
+        *((name, ctypes.c_void_p) for name in ("x", "ids", "order", "tiles")),
+        *((name, ctypes.c_int) for name in ("num_choices", "choices_per_row", "num_experts")),
+        *((name, ctypes.c_int) for name in ("num_outputs", "num_inputs", "num_blocks", "log2_chunks", "term")),
+    ]
+
+
+class ExpertProduct(NamedTuple):
+    """out[T, A, N] = rows times the transposed weights of their experts, of a stack [num_experts * N, K], plus bias."""
+
+    out: DeviceArray
+    weight: DeviceArray
+    bias: DeviceArray | None
+
+
+def sorting_bytes(num_choices: int, num_experts: int) -> int:
+    """The workspace of `expert_products` for at most this many choices."""
+    most_tiles = _max_tiles(num_choices, num_experts, _SKINNY_CHOICES)
+    return _order_bytes(num_choices) + align_up(most_tiles * _TILE_BYTES, _ALIGNMENT)
+
+
+def expert_products(
+    products: Sequence[ExpertProduct],
+    x: DeviceArray,
+    ids: DeviceArray,
+    num_experts: int,
+    format: WeightFormat | None,
+    workspace: int,
+    *,
+    is_invariant: bool,
+) -> Iterator[Launch]:
+    """The launches of one or two products of the same inputs, x[T, K] or x[T, A, K], by experts ids[T, A].
+
+    `format` is that of the weights, None for row-major ones of x's dtype. Skinny kernels sum in the same order for any
+    number of choices; with `is_invariant` no other kernel is used.
+    """
+    num_choices, num_inputs, num_outputs = ids.size, x.shape[-1], products[0].out.shape[-1]
+    if not num_choices:
+        return
+    is_tiled = (
+        not is_invariant
+        and x.dtype is not DType.FLOAT32
+        and num_choices > max(_MAX_UNSORTED_CHOICES, num_experts * _MIN_TILED_CHOICES_PER_EXPERT)
+    )
+    tile_choices = _TILED_CHOICES if is_tiled else _SKINNY_CHOICES
+    order, tiles, num_tiles = None, None, num_choices
+    if num_choices > _MAX_UNSORTED_CHOICES:
+        num_tiles = _max_tiles(num_choices, num_experts, tile_choices)
+        order = DeviceArray(workspace, DType.INT32, (num_choices,))
+        tiles = DeviceArray(workspace + _order_bytes(num_choices), DType.INT32, (num_tiles, 3))
+        arguments = (order, tiles, ids, num_choices, num_experts, tile_choices, num_tiles)
+        shared_bytes = num_experts * DType.INT32.itemsize
+        yield Launch("sort_experts", "sort_experts", (1, 1, 1), (_SORT_THREADS, 1, 1), arguments, shared_bytes)
+    layout = None if format is None else QuantizedLayout(format, (num_outputs, num_inputs))
+    call = _ExpertProducts(
+        *(_addresses([product[i] for product in products]) for i in range(3)),
+        *(None if array is None else array.address for array in (x, ids, order, tiles)),
+        *(num_choices, ids.shape[1] if len(x.shape) == 2 else 1, num_experts, num_outputs, num_inputs),
+        *((layout.num_blocks, layout.log2_chunks, layout.affine_term) if layout else (0, 0, 0)),
+    )
+    # Rows of an expert may begin within a tile of 16 outputs of the stack.
+    num_output_tiles = div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
+    sizes = _TILED_CHOICES if is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
+    projection, suffix = (_QUANTIZED, f"int{format.bits}_{x.dtype}") if format else (_DENSE, str(x.dtype))
+    dense = () if format else [product.weight for product in products]
+    launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not is_tiled, dense=dense)
+    yield replace(launch, grid=(num_tiles, launch.grid[1], len(products)))
+
+
+def _max_tiles(num_choices: int, num_experts: int, tile_choices: int) -> int:
+    """The most tiles that choices can make: the last one of each expert may be partial."""
+    return num_choices // tile_choices + min(num_choices, num_experts)
+
+
+def _order_bytes(num_choices: int) -> int:
+    return align_up(num_choices * DType.INT32.itemsize, _ALIGNMENT)
+
+
+def _addresses(arrays: Sequence[DeviceArray | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * 2)(*(None if array is None else array.address for array in arrays))
