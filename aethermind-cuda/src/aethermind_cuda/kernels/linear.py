@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from aethermind.dispatch import Kernel
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
@@ -56,22 +57,25 @@ def _products(call: Call) -> Iterator[Work]:
         yield dense_product(*_arrays(call), call.workspace)
 
 
-KERNELS = tuple(
-    kernel
-    for operator in ("linear", "lm_head", "router_logits")
-    for kernel in (
-        cuda_kernel(
-            operator,
-            _products,
-            name=CUBLASLT,
-            priority=1,
-            supports=has_cublaslt,
-            has_heuristics=True,
-            workspace_bytes=lambda _: WORKSPACE_BYTES,
-            is_batch_invariant=False,
-        ),
+def _own_kernels(operator: str) -> tuple[Kernel, Kernel]:
+    return (
         cuda_kernel(operator, _without_cublaslt, is_batch_invariant=False),
         cuda_kernel(operator, _launches(is_invariant=True), name="cuda/batch_invariant", priority=-1),
     )
-    if operator != "router_logits" or kernel.name != CUBLASLT
-)
+
+
+def _kernels(operator: str) -> tuple[Kernel, ...]:
+    by_cublaslt = cuda_kernel(
+        operator,
+        _products,
+        name=CUBLASLT,
+        priority=1,
+        supports=has_cublaslt,
+        has_heuristics=True,
+        workspace_bytes=lambda _: WORKSPACE_BYTES,
+        is_batch_invariant=False,
+    )
+    return by_cublaslt, *_own_kernels(operator)
+
+
+KERNELS = (*_kernels("linear"), *_kernels("lm_head"), *_own_kernels("router_logits"))
