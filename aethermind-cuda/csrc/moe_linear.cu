@@ -26,7 +26,7 @@ __device__ __forceinline__ void project_experts_gemv(const ExpertProducts& call)
 }  // namespace aether
 
 #define AETHER_EXPERTS_SKINNY(dtype)                                                                               \
-  extern "C" __global__ void __launch_bounds__(256, 2) moe_linear_skinny8_##dtype(aether::ExpertProducts call) {   \
+  extern "C" __global__ void __launch_bounds__(256) moe_linear_skinny8_##dtype(aether::ExpertProducts call) {      \
     aether::begin_kernel();                                                                                        \
     aether::project_experts_skinny<aether::DenseWeight<aether::dtype>>(call,                                       \
                                                                        aether::dense_params<aether::dtype>(call)); \

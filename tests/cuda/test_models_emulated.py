@@ -12,6 +12,8 @@ from tests.cuda.emulator.opening import emulated_cuda
 from tests.sim.small_model import write_small_model
 
 from aethermind import LLM, Runtime, SamplingParams
+from aethermind.testing.families import SMALL, ModelCase
+from aethermind.testing.families.transformers_reference import TransformersReference
 
 PROMPTS = ["Once upon a time there was a", "The", "A little fox ran over the snow"]
 NUM_TOKENS = 10
@@ -46,6 +48,34 @@ def answer(model: str) -> Answer:
 
     return ask
 
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixture": (
+        "Qwen2MoeForCausalLM",
+        {
+            **SMALL,
+            "vocab_size": 2048,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            **SMALL,
+            "vocab_size": 2048,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 8,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+}
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -86,6 +116,26 @@ def test_quantised_weights_are_packed_and_multiplied_on_the_gpu(
     quantized = "_quantized" if kv_cache_dtype == "int8" else ""
     assert driver.launched[f"qkv_rope_cache_write{quantized}_float32"] > 0
     assert driver.launched[f"linear_quantized_skinny8_{quantization}_float32"] > 0
+
+
+@pytest.mark.parametrize("driver", [0], indirect=True)
+@pytest.mark.parametrize("family", ["mixture", "gemma2"])
+def test_mixtures_and_gemma(driver: EmulatedDriver, family: str, tmp_path: Path) -> None:
+    """Every operator has a kernel; prompts of several tokens and decodes answer as on the `numpy` device."""
+    architecture, config = FAMILIES[family]
+    directory = tmp_path / "model"
+    TransformersReference().write(ModelCase(family, architecture, config), directory)
+    prompts: Any = [{"prompt_token_ids": [7 * n + 3 * i for i in range(n)]} for n in (21, 5, 1)]
+    found = {}
+    for device in ("cuda", "numpy"):
+        fallback = {} if device == "cuda" else {"fallback": "allow"}
+        options: Any = {"dtype": "float32", "tokenizer": "demo", "max_model_len": 48, **fallback}
+        llm = LLM(directory, device=device, runtime=Runtime.boot(), **options)
+        found[device] = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+        llm.close()
+    assert found["cuda"] == found["numpy"]
+    launched = {"mixture": "router_topk", "gemma2": "elementwise_softcap_float32"}[family]
+    assert driver.launched[launched] > 0
 
 
 def test_sampling_with_a_seed(driver: EmulatedDriver, answer: Answer) -> None:

@@ -94,12 +94,15 @@ __device__ __forceinline__ void project_experts(const ExpertProducts& call, cons
   if (tile.count == 0) {
     return;
   }
-  const int weight = static_cast<int>(blockIdx.z);
+  // Selected, not indexed: arguments that are indexed at run time are copied to local memory.
+  const bool is_first = blockIdx.z == 0;
   const ChoiceRows rows{call.order, tile.begin, tile.count, call.choices_per_row};
-  const ExpertResults<T> results{static_cast<T*>(call.outs[weight]), static_cast<const T*>(call.biases[weight]), rows,
+  const ExpertResults<T> results{static_cast<T*>(is_first ? call.outs[0] : call.outs[1]),
+                                 static_cast<const T*>(is_first ? call.biases[0] : call.biases[1]), rows,
                                  static_cast<int64_t>(tile.expert) * call.num_outputs, call.num_outputs};
   const Inputs<T, ChoiceRows> x(static_cast<const T*>(call.x), tile.count, call.num_inputs, rows);
-  project(results, x, params(call.weights[weight], call.num_experts * call.num_outputs), call.first_tile(tile.expert));
+  project(results, x, params(is_first ? call.weights[0] : call.weights[1], call.num_experts * call.num_outputs),
+          call.first_tile(tile.expert));
 }
 
 // A block computes 16 outputs of up to eight choices, as project_skinny.

@@ -176,13 +176,12 @@ def _arguments(call: Call) -> Any:
     assert block_tables is not None
     k_scale, v_scale = rest[:2] if _is_quantized(call) else (None, None)
     sinks, slopes = rest[2 * _is_quantized(call) :] or (None, None)  # absent in calls of kernels without additions
-    pointers = (call.outputs[0], q, k_cache, v_cache, k_scale, v_scale)
-    pointers = (*pointers, cu_seqlens_q, seqlens_k, block_tables, sinks, slopes)
+    operands = (call.outputs[0], q, k_cache, v_cache, k_scale, v_scale, cu_seqlens_q, seqlens_k, block_tables)
     num_sequences, blocks_per_sequence = block_tables.shape
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
     return _AttentionCall(
-        *(_address(pointer) for pointer in pointers),
+        *(_address(array) for array in (*operands, sinks, slopes)),
         call.workspace,
         call.workspace + _decode_partials_bytes(call),
         float(call.attributes["scale"]),

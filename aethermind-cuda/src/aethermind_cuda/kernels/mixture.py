@@ -56,7 +56,7 @@ def _unsupported_logits(signature: Signature) -> str | None:
 
 
 def _unsupported_stack(signature: Signature) -> str | None:
-    num_experts = int(signature.attributes["num_experts"])  # type: ignore[arg-type]
+    num_experts = int(signature.attributes["num_experts"])
     return None if num_experts <= MAX_EXPERTS else _too_many(num_experts)
 
 

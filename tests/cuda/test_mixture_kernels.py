@@ -1,0 +1,118 @@
+"""Products of chosen experts: how choices are sorted, what is launched, and that only the chosen experts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cuda.emulator import compile_kernels
+from tests.cuda.emulator.opening import emulated_cuda
+
+from aethermind.dispatch import Kernel
+from aethermind.dispatch.reference import rounded_inputs
+from aethermind.hal.dtype import DType
+from aethermind.ops.catalog.mixture import MOE_GATE_UP_SILU, MOE_LINEAR
+from aethermind.ops.operator import Sample
+from aethermind.runtime import OpenDevice, Runtime
+from aethermind.testing.operator_calls import KernelCase, run_kernel
+from aethermind_cuda.kernels.mixture import KERNELS
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
+
+RUNTIME = Runtime.boot()
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenDevice]:
+    with emulated_cuda(tmp_path_factory.mktemp("cubins")):
+        opened = Runtime.boot().open_device("cuda")
+        yield opened
+        opened.backend.close()
+
+
+def kernel_of(operator: str, name: str = "cuda") -> Kernel:
+    return next(kernel for kernel in KERNELS if (kernel.operator, kernel.name) == (operator, name))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("num_choices", "num_experts", "tile_rows"), [(133, 8, 8), (1400, 60, 64), (40, 300, 8), (17, 1, 8)]
+)
+def test_choices_are_sorted_into_tiles_of_one_expert(
+    num_choices: int, num_experts: int, tile_rows: int, seed: int
+) -> None:
+    ids = np.random.default_rng(num_choices).integers(0, num_experts, num_choices, dtype=np.int32)
+    order = np.full(num_choices, -1, np.int32)
+    max_tiles = num_choices // tile_rows + min(num_choices, num_experts)
+    tiles = np.full((max_tiles, 3), -1, np.int32)
+    kernels = compile_kernels("sort_experts.cu")
+    sizes = (num_choices, num_experts, tile_rows, max_tiles)
+    shared = 4 * num_experts
+    kernels.sort_experts(order, tiles, ids, *sizes, grid=1, block=1024, shared=shared, seeds=(seed,))
+    assert sorted(order) == list(range(num_choices))
+    used = [tile for tile in tiles.tolist() if tile[2]]
+    assert sum(count for *_, count in used) == num_choices
+    assert len(used) == sum(-(-count // tile_rows) for count in np.bincount(ids))
+    assert tiles[len(used) :].tolist() == [[0, 0, 0]] * (max_tiles - len(used))
+    for expert, begin, count in used:
+        assert 0 < count <= tile_rows
+        assert set(ids[order[begin : begin + count]]) == {expert}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 20, 60])
+def test_weights_of_other_experts_are_not_read(opened: OpenDevice, num_tokens: int) -> None:
+    """By a GEMV for each choice, by tiles of 8 choices, and by tiles of 64."""
+    rng = np.random.default_rng(num_tokens)
+    num_experts, hidden_size, width = 5, 72, 24
+    ids = np.tile(np.array([3, 1], np.int32), (num_tokens, 1))
+    stacks = [rng.standard_normal((num_experts, width, hidden_size)) / 8 for _ in range(2)]
+    for stack in stacks:
+        stack[[0, 2, 4]] = np.nan
+    gate, up = (stack.reshape(-1, hidden_size) for stack in stacks)
+    x = rng.standard_normal((num_tokens, hidden_size))
+    chosen = rng.standard_normal((num_tokens, 2, hidden_size))
+    for operator, inputs in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None)),
+        (MOE_LINEAR, (chosen, ids, gate, None)),
+    ):
+        sample = Sample("nan", inputs, {"num_experts": num_experts})
+        case = KernelCase(operator, kernel_of(operator.name), DType.BFLOAT16, sample, None)
+        (out,) = run_kernel(case, RUNTIME.operators, opened, rounded_inputs(operator, sample, DType.BFLOAT16))
+        assert out.shape == (num_tokens, 2, width)
+        assert np.isfinite(out.astype(np.float32)).all()
+
+
+def launches_of(kernel: Kernel, num_tokens: int) -> tuple[list[Any], int]:
+    """The launches and the workspace, for the shapes of Qwen3-30B-A3B: 128 experts, of which a token uses 8."""
+
+    def array(*shape: int, dtype: DType = DType.BFLOAT16) -> DeviceArray:
+        return DeviceArray(1 << 20, dtype, shape)
+
+    ids = array(num_tokens, 8, dtype=DType.INT32)
+    inputs = (array(num_tokens, 8, 768), ids, array(128 * 2048, 768), None)
+    attributes = {"num_experts": 128}
+    call = Call(inputs, (array(num_tokens, 8, 2048),), attributes, DeviceFacts((9, 0), 132, 227 << 10), 1 << 30)
+    function: Any = kernel.function
+    assert isinstance(function, KernelFunction)
+    return list(function(call)), function.workspace_bytes(call)
+
+
+def test_launches_depend_on_the_number_of_tokens_alone() -> None:
+    """The grid has the most tiles that any choice of experts makes, so that a graph can replay the launches."""
+    kernel = kernel_of("moe_linear")
+    (decode,), _ = launches_of(kernel, 2)
+    assert (decode.kernel, decode.grid) == ("moe_linear_gemv_bfloat16", (16, 128, 1))
+    (sort, skinny), _ = launches_of(kernel, 64)
+    assert isinstance(sort, Launch)
+    assert (sort.kernel, sort.grid) == ("sort_experts", (1, 1, 1))
+    assert (skinny.kernel, skinny.grid) == ("moe_linear_gemv_bfloat16", (512 // 8 + 128, 128, 1))
+    (_, tiled), _ = launches_of(kernel, 1024)
+    assert (tiled.kernel, tiled.grid) == ("moe_linear_tiled_bfloat16", (8192 // 64 + 128, 16, 1))
+    (_, invariant), _ = launches_of(kernel_of("moe_linear", "cuda/batch_invariant"), 1024)
+    assert invariant.kernel == "moe_linear_gemv_bfloat16"
+
+
+def test_the_workspace_of_the_most_tokens_suffices_for_fewer() -> None:
+    sizes = [launches_of(kernel_of("moe_linear"), num_tokens)[1] for num_tokens in (1, 2, 3, 64, 128, 129, 1024)]
+    assert sizes == sorted(sizes)
