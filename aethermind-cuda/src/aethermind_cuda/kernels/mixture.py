@@ -10,11 +10,12 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
-from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
+from aethermind.ops.weight_format import WeightFormat
 from aethermind_cuda.kernels._common import cuda_kernel, threads_for
 from aethermind_cuda.kernels._expert_products import MAX_EXPERTS, ExpertProduct, expert_products, sorting_bytes
 from aethermind_cuda.kernels._heads import last_dim
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
+from aethermind_cuda.kernels.quantized import FORMATS
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 from aethermind_cuda.quantized_weights import quantized_pack
 
@@ -138,11 +139,7 @@ def _kernels(operator: str, format: WeightFormat | None) -> Iterator[Kernel]:
     yield cuda_kernel(operator, launches(format, True), name=invariant_name, priority=-1, **shared)
 
 
-_FORMATS = tuple(
-    format
-    for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES)
-    if (format := parse_format(name)) and not format.super_block_size and format.bits in _EXPERT_BITS
-)
+_FORMATS = tuple(format for format in FORMATS if format.bits in _EXPERT_BITS)
 
 KERNELS = (
     cuda_kernel("router_topk", _router_topk, dtypes=frozenset({DType.FLOAT32}), supports=_unsupported_logits),

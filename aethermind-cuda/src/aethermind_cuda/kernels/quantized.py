@@ -25,7 +25,7 @@ from aethermind_cuda.kernels.elementwise import elementwise
 from aethermind_cuda.launch import Call, Launch, Work
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout, quantized_pack
 
-__all__ = ["KERNELS"]
+__all__ = ["FORMATS", "KERNELS"]
 
 _LINEAR = SplitProjection("linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
 _GATE_UP = SplitProjection("gate_up_silu_quantized", num_weights=2, group_chunks=GROUP_CHUNKS)
@@ -140,10 +140,11 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
     yield cuda_kernel(operator, invariant, name=f"cuda/{name}_batch_invariant", priority=-1, **shared)
 
 
-_FORMATS = tuple(
+FORMATS = tuple(
     format
     for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES)
     if (format := parse_format(name)) and not format.super_block_size and format.scale_dtype == "float16"
 )
+"""The formats with one level of float16 scales, which have the layout of `quantized_weights`."""
 
-KERNELS = tuple(kernel for operator in _OPERATORS for format in _FORMATS for kernel in _kernels(operator, format))
+KERNELS = tuple(kernel for operator in _OPERATORS for format in FORMATS for kernel in _kernels(operator, format))

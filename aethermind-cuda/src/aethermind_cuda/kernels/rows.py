@@ -5,7 +5,7 @@ Their kernels copy elements as words of 2 or 4 bytes; a block copies one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
@@ -72,9 +72,10 @@ def _take_experts(call: Call) -> Iterator[Launch]:
     yield _launch("take_experts", num_tokens * count, out, out, every, ids, *sizes)
 
 
-def _columns(x: DeviceArray, first: int) -> DeviceArray:
-    """The matrix [T, N] of x[T, ...], beginning at a column."""
-    return DeviceArray(x.address + first * x.dtype.itemsize, x.dtype, (x.shape[0], prod(x.shape[1:])))
+def _matrix(x: DeviceArray, width: int, first: int = 0) -> DeviceArray:
+    """Rows of `width` elements, beginning at a column."""
+    address = x.address + first * x.dtype.itemsize
+    return DeviceArray(address, x.dtype, (x.size // width if width else 0, width))
 
 
 def _copy_columns(out: DeviceArray, x: DeviceArray, width: int) -> Launch:
@@ -86,17 +87,32 @@ def _select(call: Call) -> Iterator[Launch]:
     (x,) = call.inputs
     (out,) = call.outputs
     assert x is not None
-    yield _copy_columns(out, _columns(x, int(call.attributes["index"]) * x.shape[2]), x.shape[2])
+    _, num_vectors, width = x.shape
+    source = _matrix(x, num_vectors * width, int(call.attributes["index"]) * width)
+    yield _copy_columns(_matrix(out, width), source, width)
 
 
-def _concat(call: Call) -> Iterator[Launch]:
+def _slice_last(call: Call) -> Iterator[Launch]:
+    (x,) = call.inputs
     (out,) = call.outputs
-    first = 0
-    for part in call.inputs:
-        assert part is not None
-        columns = _columns(part, 0)
-        yield _copy_columns(_columns(out, first), columns, columns.shape[1])
-        first += columns.shape[1]
+    assert x is not None
+    width = out.shape[-1]
+    yield _copy_columns(_matrix(out, width), _matrix(x, x.shape[-1], int(call.attributes["begin"])), width)
+
+
+def _concat(num_dims: int) -> Callable[[Call], Iterator[Launch]]:
+    """Copy the last dims of every input, side by side."""
+
+    def launches(call: Call) -> Iterator[Launch]:
+        (out,) = call.outputs
+        out_width, first = prod(out.shape[-num_dims:]), 0
+        for part in call.inputs:
+            assert part is not None
+            width = prod(part.shape[-num_dims:])
+            yield _copy_columns(_matrix(out, out_width, first), _matrix(part, width), width)
+            first += width
+
+    return launches
 
 
 def _permute_heads(call: Call) -> Iterator[Launch]:
@@ -132,13 +148,15 @@ def transpose(out: DeviceArray, x: DeviceArray) -> Iterator[Launch]:
 
 
 KERNELS = (
-    cuda_kernel("concat", _concat),
+    cuda_kernel("concat", _concat(2)),
+    cuda_kernel("concat_last", _concat(1)),
     cuda_kernel("embedding", _embedding),
     cuda_kernel("gather_rows", _gather_rows),
     cuda_kernel("permute_heads", _permute_heads),
     cuda_kernel("position_embedding", _position_embedding),
     cuda_kernel("scatter_rows", _scatter_rows),
     cuda_kernel("select", _select),
+    cuda_kernel("slice_last", _slice_last),
     cuda_kernel("take_experts", _take_experts),
     cuda_kernel("transpose", _transpose),
 )
