@@ -66,7 +66,7 @@ __device__ __forceinline__ Candidate next_of_warp(const float* scores, int end, 
   return first_of_lanes(next_candidate(scores, lane_index(), end, kWarpSize, previous));
 }
 
-// Writes the softmax or sigmoid of a token's logits to scores[E]; NaN becomes the least of all, so that ids stay valid.
+// Writes the softmax or sigmoid of a token's logits to scores[E]; NaN becomes the least of all, so that ids are valid.
 __device__ __forceinline__ void write_scores(float* scores, const float* logits, const RouterTopK& call) {
   float largest = -kLargest, sum = 0.0f;
   for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {

@@ -21,7 +21,7 @@ from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
-__all__ = ["MAX_EXPERTS", "ExpertProduct", "expert_products", "sorting_bytes"]
+__all__ = ["ExpertProduct", "MAX_EXPERTS", "expert_products", "sorting_bytes"]
 
 MAX_EXPERTS = 4096
 """Limit of experts: the sort has a counter for each in shared memory."""
