@@ -26,7 +26,7 @@ from aethermind_llama.architecture import LlamaArchitecture, MistralArchitecture
 from aethermind_llama.conformance import CASES as LLAMA_CASES
 from aethermind_llama.mixture import MixtralArchitecture, SparseLlama
 
-PACKAGES = ("qwen2", "llama", "gemma", "deepseek", "glm", "phi", "gpt2", "bert")
+PACKAGES = ("qwen2", "llama", "gemma", "mamba", "deepseek", "glm", "phi", "gpt2", "bert")
 
 
 def everything() -> Iterator[Any]:
