@@ -59,6 +59,7 @@ _PUBLISHED: Mapping[str, str] = {
     "DeepseekV3ForCausalLM": "DeepSeek V3, R1; Kimi K2",
     "Mamba2ForCausalLM": "Mamba 2, Codestral Mamba",
     "FalconH1ForCausalLM": "Falcon-H1",
+    "Lfm2ForCausalLM": "LFM2 (dense)",
     "GPT2LMHeadModel": "GPT-2",
     "BertModel": "BERT and sentence encoders based on it: vectors only",
 }

@@ -29,6 +29,7 @@ import aethermind_llama.smollm3
 import aethermind_llama.stablelm
 import aethermind_llama.starcoder2
 import aethermind_mamba.falcon_h1
+import aethermind_mamba.lfm2
 import aethermind_mamba.mamba2
 import aethermind_phi.architecture
 import aethermind_qwen2.architecture
@@ -95,6 +96,7 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "gpt_oss": (aethermind_gpt_oss.architecture.GPT_OSS, SIZES),
     "mamba2": (aethermind_mamba.mamba2.MAMBA2, MAMBA2_SIZES),
     "falcon_h1": (aethermind_mamba.falcon_h1.FALCON_H1, {**SIZES, "mamba_n_heads": 4}),
+    "lfm2": (aethermind_mamba.lfm2.LFM2, SIZES),
     "phi3": (aethermind_phi.architecture.PHI3, SIZES),
     "glm": (aethermind_glm.architecture.GLM, SIZES),
     "glm4": (aethermind_glm.architecture.GLM4, SIZES),
@@ -188,6 +190,15 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "expand": (4, {}),
     "use_conv_bias": (False, {}),
     "time_step_limit": ([0.0, 0.5], {}),
+    "norm_eps": (1e-3, {}),
+    "conv_L_cache": (4, {}),
+    "conv_bias": (True, {}),
+    "full_attn_idxs": ([0], {}),
+    "block_ff_dim": (1024, {}),
+    "tie_embedding": (False, {}),
+    "block_auto_adjust_ff_dim": (False, {}),
+    "block_ffn_dim_multiplier": (20.0, {}),
+    "block_multiple_of": (16, {}),
     "mamba_d_ssm": (32, {}),
     "mamba_expand": (1, {}),
     "mamba_n_heads": (8, {}),
@@ -269,6 +280,7 @@ IRRELEVANT = {
     "mamba2": ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope", "original", "sliding",
                "use_sliding", "max_window", "layer_types"),
     "falcon_h1": ("use_sliding_window", "max_window_layers", "sliding_window", "layer_types"),
+    "lfm2": ("rms_norm_eps", "use_sliding_window", "max_window_layers", "sliding_window"),
     "smollm3": ("layer_types",),
     "cohere2": ("use_sliding_window", "max_window_layers"),
     "olmo2": ("use_sliding_window", "max_window_layers", "layer_types"),

@@ -22,6 +22,7 @@ import aethermind_llama.smollm3
 import aethermind_llama.stablelm
 import aethermind_llama.starcoder2
 import aethermind_mamba.falcon_h1
+import aethermind_mamba.lfm2
 import aethermind_mamba.mamba2
 import aethermind_phi.architecture
 import aethermind_qwen2.architecture
@@ -81,6 +82,7 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of gpt-oss": aethermind_gpt_oss.architecture.GPT_OSS.known_fields,
     "config.json of Mamba 2": aethermind_mamba.mamba2.MAMBA2.known_fields,
     "config.json of Falcon-H1": aethermind_mamba.falcon_h1.FALCON_H1.known_fields,
+    "config.json of LFM2": aethermind_mamba.lfm2.LFM2.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,

@@ -124,9 +124,12 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
         "architecture": (
             "FalconH1ForCausalLM",
             "FalconH1Model",
+            "Lfm2ForCausalLM",
+            "Lfm2Model",
             "Mamba2ForCausalLM",
             "Mamba2Model",
             "falcon_h1",
+            "lfm2",
             "mamba2",
         ),
     },

@@ -1,1 +1,1 @@
-"""Mamba 2 and Falcon-H1 for AetherMind."""
+"""Mamba 2, Falcon-H1 and LFM2 for AetherMind."""

@@ -66,4 +66,24 @@ CASES = (
         },
         base=_FALCON,
     ),
+    *variations(
+        "Lfm2ForCausalLM",
+        {
+            "lfm2": {},
+            "lfm2_biases_untied": {
+                "conv_bias": True,
+                "conv_L_cache": 4,
+                "tie_embedding": False,
+                "block_auto_adjust_ff_dim": True,
+            },
+        },
+        base={
+            **SMALL,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "block_multiple_of": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
 )

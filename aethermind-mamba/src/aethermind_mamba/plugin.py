@@ -16,3 +16,4 @@ def register_architectures(registry: Any) -> None:
     register = partial(registry.register, provider=_PROVIDER, cases=_CASES)
     register("Mamba2ForCausalLM", "aethermind_mamba.mamba2:MAMBA2", aliases=("Mamba2Model", "mamba2"))
     register("FalconH1ForCausalLM", "aethermind_mamba.falcon_h1:FALCON_H1", aliases=("FalconH1Model", "falcon_h1"))
+    register("Lfm2ForCausalLM", "aethermind_mamba.lfm2:LFM2", aliases=("Lfm2Model", "lfm2"))

@@ -21,7 +21,14 @@ from aethermind.model.blocks.layers import (
     swiglu_mlp,
 )
 from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
-from aethermind.model.blocks.recurrent import DeltaNetConfig, Mamba2Config, delta_net_mixer, mamba2_mixer
+from aethermind.model.blocks.recurrent import (
+    DeltaNetConfig,
+    Mamba2Config,
+    ShortConvConfig,
+    delta_net_mixer,
+    mamba2_mixer,
+    short_conv_mixer,
+)
 
 __all__ = [
     "Attention",
@@ -30,6 +37,7 @@ __all__ = [
     "FeedForward",
     "LatentAttention",
     "Mamba2Config",
+    "ShortConvConfig",
     "VariantModel",
     "attention",
     "cached_attention",
@@ -47,6 +55,7 @@ __all__ = [
     "moe_mlp",
     "rope_table",
     "rope_tables",
+    "short_conv_mixer",
     "split_latent_projections",
     "swiglu_mlp",
     "variant_decoder",

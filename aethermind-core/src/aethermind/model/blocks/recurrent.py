@@ -1,7 +1,8 @@
-"""Token mixers that keep a state of each sequence instead of keys and values: Mamba 2 and gated delta nets.
+"""Token mixers that keep a state of each sequence instead of keys and values: Mamba 2, gated delta nets and gated short
+convolutions.
 
-Both project a token's hidden state, convolve some of the projections over the last few tokens, run a recurrence, norm
-its results with a gate, and project them back.
+The first two project a token's hidden state, convolve some of the projections over the last few tokens, run a
+recurrence, norm its results with a gate, and project them back.
 
 Shapes: T tokens, D hidden_size, H heads of the state, G groups of heads that share vectors, J tokens before each that
 the convolution sees.
@@ -19,7 +20,14 @@ from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["DeltaNetConfig", "Mamba2Config", "delta_net_mixer", "mamba2_mixer"]
+__all__ = [
+    "DeltaNetConfig",
+    "Mamba2Config",
+    "ShortConvConfig",
+    "delta_net_mixer",
+    "mamba2_mixer",
+    "short_conv_mixer",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class Mamba2Config:
         for kind in ("weight", "bias") if self.has_in_bias else ("weight",):
             for name, begin, end in (("z", 0, ends[0]), ("xbc", *ends), ("dt", ends[1], None)):
                 yield f"{prefix}.{name}_proj.{kind}", TensorSlice(f"{prefix}.in_proj.{kind}", begin=begin, end=end)
-        yield _transposed_convolution(prefix)
+        yield _transposed_convolution(f"{prefix}.conv1d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class DeltaNetConfig:
 
     def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
         """Yield the tensors of the graph that are stored in another layout: the convolution."""
-        yield _transposed_convolution(prefix)
+        yield _transposed_convolution(f"{prefix}.conv1d")
 
     def fused_slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
         """Yield those of `slices`, and those of a checkpoint that fuses projections head by head (Qwen3-Next).
@@ -128,6 +136,31 @@ class DeltaNetConfig:
         yield f"{prefix}.in_proj_z.weight", TensorSlice(fused, order=z)
         for name, rows in zip("ba", _rows_by_head(self.num_key_heads, (shared, shared)), strict=True):
             yield f"{prefix}.in_proj_{name}.weight", TensorSlice(f"{prefix}.in_proj_ba.weight", order=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """A gated short convolution (LFM2) of D channels over `conv_kernel` tokens, J + 1."""
+
+    hidden_size: int
+    conv_kernel: int
+    has_bias: bool = False
+
+    @property
+    def state(self) -> Recurrent:
+        """What a layer keeps of each sequence."""
+        return Recurrent((("conv_state", (self.conv_kernel - 1, self.hidden_size)),))
+
+    def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
+        """Yield the tensors of the graph that are parts of stored ones: `in_proj`, whose rows are b, c and x, and the
+        convolution `conv`.
+        """
+        for kind in ("weight", "bias") if self.has_bias else ("weight",):
+            for part, name in enumerate("bcx"):
+                rows = slice(part * self.hidden_size, None if name == "x" else (part + 1) * self.hidden_size)
+                stored = f"{prefix}.in_proj.{kind}"
+                yield f"{prefix}.{name}_proj.{kind}", TensorSlice(stored, begin=rows.start, end=rows.stop)
+        yield _transposed_convolution(f"{prefix}.conv")
 
 
 def mamba2_mixer(
@@ -148,7 +181,14 @@ def mamba2_mixer(
         z_TI, dt_TH = _scaled(builder, z_TI, of_z), _scaled(builder, dt_TH, of_dt)
         factors = [factor for factor, width in zip(of_channels, config.conv_widths, strict=True) for _ in range(width)]
         xbc_TC = _convolution(
-            builder, xbc_TC, inputs, layer, prefix, config.conv_kernel, factors, has_bias=config.has_conv_bias
+            builder,
+            xbc_TC,
+            inputs,
+            layer,
+            f"{prefix}.conv1d",
+            config.conv_kernel,
+            factors,
+            has_bias=config.has_conv_bias,
         )
         scalars = [builder.parameter(f"{prefix}.{name}", (heads,), DType.FLOAT32) for name in ("A_log", "dt_bias", "D")]
         state = builder.latest(inputs.caches[layer]["recurrent_state"])
@@ -179,7 +219,7 @@ def delta_net_mixer(
             _linear(builder, x_TD, f"{prefix}.in_proj_{name}", rows, config.hidden_size)
             for name, rows in (("qkv", config.conv_width), ("z", heads * width), ("b", heads), ("a", heads))
         )
-        qkv_TC = _convolution(builder, qkv_TC, inputs, layer, prefix, config.conv_kernel)
+        qkv_TC = _convolution(builder, qkv_TC, inputs, layer, f"{prefix}.conv1d", config.conv_kernel)
         rates = [builder.parameter(f"{prefix}.{name}", (heads,), DType.FLOAT32) for name in ("A_log", "dt_bias")]
         state = builder.latest(inputs.caches[layer]["recurrent_state"])
         operands = (qkv_TC, a_TH, b_TH, *rates, state, *_tables(inputs))
@@ -191,30 +231,52 @@ def delta_net_mixer(
         return _linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, heads * width)
 
 
+def short_conv_mixer(
+    builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int, config: ShortConvConfig, prefix: str
+) -> Value:
+    """Write a gated short convolution, out(c(x) · convolution(b(x) · x(x))), [T, D].
+
+    Weights: `{prefix}.b_proj`, `c_proj` and `x_proj`, rows of the stored `in_proj`; `conv`, transposed; `out_proj`.
+    """
+    width, has_bias = config.hidden_size, config.has_bias
+    with builder.scope(prefix):
+        b_TD, c_TD, inner_TD = (
+            _linear(builder, x_TD, f"{prefix}.{name}_proj", width, width, has_bias=has_bias) for name in "bcx"
+        )
+        inner_TD = builder.op("mul", b_TD, inner_TD)
+        name = f"{prefix}.conv"
+        inner_TD = _convolution(
+            builder, inner_TD, inputs, layer, name, config.conv_kernel, silu=False, has_bias=has_bias
+        )
+        inner_TD = builder.op("mul", c_TD, inner_TD)
+        return _linear(builder, inner_TD, f"{prefix}.out_proj", width, width, has_bias=has_bias)
+
+
 def _convolution(
     builder: GraphBuilder,
     x_TC: Value,
     inputs: StepInputs,
     layer: int,
-    prefix: str,
+    name: str,
     kernel: int,
     factors: list[float] | None = None,
     *,
     has_bias: bool = False,
+    silu: bool = True,
 ) -> Value:
-    """Convolve x, times a factor for each channel if there are any, and apply silu."""
+    """Convolve x, times a factor for each channel if there are any, and apply silu if set."""
     _, channels = x_TC.type.shape
     assert isinstance(channels, int)
-    weight_KC = builder.parameter(f"{prefix}.conv1d.weight", (kernel, channels))
-    bias_C = builder.parameter(f"{prefix}.conv1d.bias", (channels,)) if has_bias else None
+    weight_KC = builder.parameter(f"{name}.weight", (kernel, channels))
+    bias_C = builder.parameter(f"{name}.bias", (channels,)) if has_bias else None
     if factors is not None and set(factors) != {1.0}:  # the sum is linear: its few weights are multiplied, not each row
         import numpy as np
 
         values = np.tile(np.asarray(factors), (kernel, 1)).astype(builder.dtype.numpy)
-        weight_KC = builder.op("mul", weight_KC, builder.constant(f"{prefix}.multipliers", values))
+        weight_KC = builder.op("mul", weight_KC, builder.constant(f"{name}.multipliers", values))
     state = builder.latest(inputs.caches[layer]["conv_state"])
     operands = (x_TC, weight_KC, bias_C, state, *_tables(inputs))
-    out_TC: Value = builder.op("causal_conv1d", *operands, silu=True)[0]
+    out_TC: Value = builder.op("causal_conv1d", *operands, silu=silu)[0]
     return out_TC
 
 
@@ -240,8 +302,8 @@ def _state(conv_kernel: int, channels: int, recurrent: tuple[int, int, int]) -> 
     return Recurrent((("conv_state", (conv_kernel - 1, channels)), ("recurrent_state", recurrent)))
 
 
-def _transposed_convolution(prefix: str) -> tuple[str, TensorSlice]:
-    name = f"{prefix}.conv1d.weight"
+def _transposed_convolution(module: str) -> tuple[str, TensorSlice]:
+    name = f"{module}.weight"
     return name, TensorSlice(name, is_transposed=True)
 
 

@@ -1,0 +1,174 @@
+"""LFM2 as a graph (Liquid AI 2025, arXiv:2511.23404): gated short convolutions in most layers, attention in the others.
+
+A short convolution sees the last few tokens only, so that such a layer keeps a state of a few rows of each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, LayerCache, Paged, StepInputs, read_decoder_config
+from aethermind.model.blocks import (
+    DecoderVariant,
+    ShortConvConfig,
+    VariantModel,
+    attention,
+    short_conv_mixer,
+    swiglu_mlp,
+)
+from aethermind.model.known_fields import FieldTable, ignored, used
+
+__all__ = ["LFM2"]
+
+_CONV, _FULL = "conv", "full_attention"
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 65536,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+_FIELDS: FieldTable = {
+    **used("is the epsilon of norms", "norm_eps"),
+    **used("is the number of tokens that a convolution sees", "conv_L_cache"),
+    **used("says whether convolutions and their projections have biases", "conv_bias"),
+    **used("say which layers have attention", "layer_types", "full_attn_idxs"),
+    **used("is the older name of intermediate_size", "block_ff_dim"),
+    **used("is the older name of tie_word_embeddings", "tie_embedding"),
+    **used("say how intermediate_size is reduced", "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier"),
+    **used("say how intermediate_size is reduced", "block_multiple_of"),
+    **ignored("follows from the tensors", "block_dim", "conv_dim", "conv_dim_out", "num_heads", "block_use_swiglu"),
+    **ignored("is norm_eps", "block_norm_eps"),
+    **ignored("is rope_theta", "theta"),
+    **ignored("keys and queries always have positions", "use_pos_enc"),
+    **ignored("matters in training only", "block_mlp_init_scale", "block_out_init_scale"),
+    **ignored("matters in training only", "block_use_xavier_init", "conv_use_xavier_init"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _HybridMixer:
+    """Writes the convolution or the attention of a layer."""
+
+    config: DecoderConfig
+    convolution: ShortConvConfig
+    has_attention: tuple[bool, ...]
+
+    def __call__(
+        self, builder: GraphBuilder, x_TD: Value, rope_table_TR: Value | None, inputs: StepInputs, layer: int
+    ) -> Value:
+        base = f"model.layers.{layer}"
+        if not self.has_attention[layer]:
+            return short_conv_mixer(builder, x_TD, inputs, layer, self.convolution, f"{base}.conv")
+        name = f"{base}.self_attn"
+        return attention(
+            builder, x_TD, rope_table_TR, inputs, self.config, layer, name, has_qkv_bias=False, has_qk_norm=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FeedForward:
+    config: DecoderConfig
+
+    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        return swiglu_mlp(builder, x_TD, self.config, f"model.layers.{layer}.feed_forward")
+
+
+_RENAMED = {
+    "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "feed_forward.gate_proj": "feed_forward.w1",
+    "feed_forward.up_proj": "feed_forward.w3",
+    "feed_forward.down_proj": "feed_forward.w2",
+}
+"""The names that decoders have for modules of a layer, and those of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm2(VariantModel):
+    """An LFM2 model."""
+
+    convolution: ShortConvConfig
+    has_attention: tuple[bool, ...]
+
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Keys and values of all tokens in layers with attention, the last rows of each sequence in the others."""
+        heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
+        paged = Paged(heads, head_dim, head_dim)
+        return tuple(paged if has_attention else self.convolution.state for has_attention in self.has_attention)
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Give modules the names that decoders have for them, and slice the projections of convolutions."""
+        parts = {"model.norm.weight": TensorSlice("model.embedding_norm.weight")}
+        for layer in range(self.config.num_hidden_layers):
+            base = f"model.layers.{layer}"
+            for name, stored_name in _RENAMED.items():
+                parts[f"{base}.{name}.weight"] = TensorSlice(f"{base}.{stored_name}.weight")
+            parts.update(self.convolution.slices(f"{base}.conv"))
+        return AdaptedTensors(stored, parts)
+
+
+class Lfm2Architecture:
+    """`Lfm2ForCausalLM`: LFM2 from 350M to 2.6B."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> Lfm2:
+        """Create the model of a config.json; ConfigError names a bad field."""
+        fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
+        if "rope_parameters" in fields:
+            fields["rope_parameters"] = {"rope_theta": fields["rope_theta"], **fields["rope_parameters"]}
+        kinds, indices, *_ = (
+            fields.pop(name, None) for name in ("layer_types", "full_attn_idxs", "sliding_window", "use_sliding_window")
+        )
+        fields["tie_word_embeddings"] = fields.get("tie_embedding", fields["tie_word_embeddings"])
+        fields["rms_norm_eps"] = fields["norm_eps"]
+        fields["intermediate_size"] = _intermediate_size(fields)
+        config = read_decoder_config(fields, defaults={})
+        has_attention = _read_attention_layers(kinds, indices, config.num_hidden_layers)
+        convolution = ShortConvConfig(
+            config.hidden_size, fields["conv_L_cache"], has_bias=bool(fields.get("conv_bias", False))
+        )
+        variant = DecoderVariant(
+            before_attention="operator_norm",
+            before_mlp="ffn_norm",
+            attention=_HybridMixer(config, convolution, has_attention),
+            mlp=_FeedForward(config),
+        )
+        return Lfm2(config, variant, convolution=convolution, has_attention=has_attention)
+
+
+def _intermediate_size(fields: Mapping[str, Any]) -> Any:
+    """The inner width of feed-forward networks: two thirds of the one in config.json, rounded up, if that says so."""
+    width = fields.get("block_ff_dim", fields.get("intermediate_size", 12288))
+    if not fields["block_auto_adjust_ff_dim"] or not isinstance(width, int):
+        return width
+    width, multiple = int(fields["block_ffn_dim_multiplier"] * int(2 * width / 3)), fields["block_multiple_of"]
+    return -(-width // multiple) * multiple
+
+
+def _read_attention_layers(kinds: Any, indices: Any, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has attention, by `layer_types`, or by `full_attn_idxs`, the layers that do."""
+    if kinds is None:
+        return tuple(indices is None or layer in indices for layer in range(num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {_CONV, _FULL}:
+        raise ConfigError(
+            f"layer_types in config.json should list {_CONV} or {_FULL} for each of the num_hidden_layers "
+            f"({num_layers}) layers."
+        )
+    return tuple(kind == _FULL for kind in kinds)
+
+
+LFM2 = Lfm2Architecture()
