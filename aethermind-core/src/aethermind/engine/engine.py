@@ -228,8 +228,9 @@ class Engine(ThreadSafeEngine):
             for index, request in enumerate(requests)
         }
         for builder in builders.values():
-            for token_id in forced_prefix(builder.request):
-                builder.add_forced_token(token_id)
+            if builder.request.constraints is not None:
+                for token_id in forced_prefix(builder.request):
+                    builder.add_forced_token(token_id)
         self._outputs.update(builders)
         if params.n > 1:
             if self.cache.is_recurrent:
@@ -342,7 +343,7 @@ class Engine(ThreadSafeEngine):
 
     def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> OutputBuilder:
         builder = self._outputs[request.request_id]
-        for token in chain(tokens, forced_tokens(request)):
+        for token in tokens if request.constraints is None else chain(tokens, forced_tokens(request)):
             if token.failure is not None:
                 return self._give_up(builder, token.failure, now)
             reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
