@@ -23,7 +23,7 @@ __device__ __forceinline__ void kv_cache_write_quantized(uint8_t* k_cache, uint8
   }
   const bool is_value = blockIdx.y == 1;
   const T* source = (is_value ? v : k) + static_cast<int64_t>(row) * head_dim;
-  HeadRow values(head_dim, head_dim, false);
+  HeadRow values(head_dim, /*rotary_dim=*/head_dim, /*is_interleaved=*/false);  // no rotation: any pairing works
   values.read([&](int i) { return to_float(source[i]); });
   const int64_t target = row_of_slot(slot, row % num_kv_heads, num_kv_heads, block_size);
   uint8_t* codes = (is_value ? v_cache : k_cache) + target * head_dim;

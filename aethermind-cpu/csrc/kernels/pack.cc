@@ -5,7 +5,7 @@
 namespace aether::cpu {
 namespace {
 
-// A step holds one 32-bit word of every column: a float, or two 16-bit elements.
+// A panel's columns are rows of the source. A step along K is one 32-bit word of each: a float, or two 16-bit elements.
 using Word = uint32_t;
 constexpr int64_t kBlockSteps = 16;
 

@@ -1,5 +1,5 @@
 // Quantisation of a super-block, sixteen rows at once: 4-bit codes whose scales and offsets are 6-bit multiples of the
-// super-block's. Equal to aethermind.ops.super_blocks bit for bit, under the same conditions as quantize.h.
+// super-block's. Equal to aethermind.ops.super_blocks bit for bit, as long as the compiler neither contracts nor reassociates (see quantize.h).
 #pragma once
 
 #include "kernels/quantize.h"
@@ -15,7 +15,7 @@ struct SuperBlock {
   QuantizedBlock groups[kSuperBlockGroups] = {};  // dequantised scales and offsets
 };
 
-// The smallest float16 scales of which 63 reach `largest`.
+// The smallest float16 super-scales s for which 63 * s >= `largest`.
 inline void super_scales_of(const LaneFloats& largest, uint16_t* super_scales) {
   AETHER_FOR_LANES {
     const uint16_t nearest = to_half(largest.v[c] / kMaxSubScale);
@@ -93,9 +93,10 @@ inline SuperBlock quantize_super_block(const LaneFloats* x, int64_t length) {
   LaneFloats reach[2] = {};
   for (int64_t index = 0; index < count; ++index) {
     AETHER_FOR_LANES {
-      const bool is_other = lowest.v[c] < 0.0f && offsets[index].v[c] > 0.0f;
-      scales[index].v[c] = is_other ? largest[index].v[c] / 15.0f : scales[index].v[c];
-      offsets[index].v[c] = is_other ? 0.0f : offsets[index].v[c];
+      // The offsets of a super-block have one sign. A group with the other one gets offset 0 and a larger scale.
+      const bool has_opposite_sign = lowest.v[c] < 0.0f && offsets[index].v[c] > 0.0f;
+      scales[index].v[c] = has_opposite_sign ? largest[index].v[c] / 15.0f : scales[index].v[c];
+      offsets[index].v[c] = has_opposite_sign ? 0.0f : offsets[index].v[c];
       const float far = __builtin_fabsf(offsets[index].v[c]);
       reach[0].v[c] = scales[index].v[c] > reach[0].v[c] ? scales[index].v[c] : reach[0].v[c];
       reach[1].v[c] = far > reach[1].v[c] ? far : reach[1].v[c];

@@ -1,4 +1,5 @@
-// Elementwise and row-wise operators that profit from vector instructions. Included by each vector_<unit>.cc.
+// Elementwise and row-wise operators that profit from vector instructions. Included by each
+// vector_<isa>.cc (avx2, avx512, neon, portable).
 #pragma once
 
 #include "kernels/activations.h"

@@ -6,12 +6,12 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Register tile: rows of weights × vectors of 16 columns.
+// Register tile: output rows (rows of p) × vectors of 16 columns.
 inline constexpr int kWeightedRows = kTileRows >= 6 ? 6 : kTileRows;
 inline constexpr int kWeightedVectors = kTileRows * kTilePanels >= 24 ? 4 : 1;
 
 // out[r][16 P] = out[r] · factors[r] + Σ_j p[r][j] · values[j], for R rows and P vectors of columns from `column` on.
-// The last vector has `lanes` lanes when P is 1.
+// With P = 1, only `lanes` columns of each row are read; with P > 1 all vectors are full.
 template <class T, int R, int P>
 __attribute__((noinline)) void accumulate_rows(const float* p, int64_t p_stride, const T* const* values, int64_t begin,
                                                int64_t end, int64_t column, int64_t lanes, const float* factors,

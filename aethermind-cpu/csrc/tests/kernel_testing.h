@@ -279,12 +279,12 @@ inline void run(const am_kernel& kernel, std::vector<am_tensor> inputs, const st
   for (std::thread& thread : threads) thread.join();
 }
 
-// Whether results are compared with float64 loops. Under an emulator these loops take most of the time: a build with
-// the undefined-behaviour sanitizer runs only the kernels, whose results another build compares.
+// Whether results are compared with float64 loops. Under an emulator these loops take most of the time, so emulated
+// tests with sanitizers only run the kernels (AETHER_TEST_RUN_ONLY); the emulated build without them compares.
 inline bool is_compared() { return std::getenv("AETHER_TEST_RUN_ONLY") == nullptr; }
 
-// Without comparison, teams of one and of three workers alternate, starting with either in turn, so that every shape
-// runs with both.
+// Without comparison, each run has one team, alternately of one and of three workers. Each kernel's test begins with
+// the other size than the one before, so that a shape runs with both over all kernels.
 inline int turn = 0, first_turn = 0;
 
 inline std::vector<int> teams() {

@@ -16,7 +16,7 @@ __all__ = ["measure_limits"]
 
 _COPY_BYTES = 512 << 20
 _MATRIX_SIZE = 8192
-_BLOCK_VALUES = 1_000_003
+_NUM_RANDOM_VALUES = 1_000_003
 _REPEAT = 5
 
 
@@ -52,7 +52,7 @@ def _product_rate(
     size = _MATRIX_SIZE
     buffers = [allocate(size * size * dtype.itemsize) for _ in range(3)]
     # Random values: zeros would draw less power and so run faster than real operands.
-    block = np.random.default_rng(0).standard_normal(_BLOCK_VALUES, np.float32).astype(dtype.numpy)
+    block = np.random.default_rng(0).standard_normal(_NUM_RANDOM_VALUES, np.float32).astype(dtype.numpy)
     values = np.resize(block, size * size)
     for buffer in buffers:
         driver.copy(buffer.address, values.ctypes.data, buffer.nbytes, stream)

@@ -29,15 +29,15 @@ class CacheOutcome(Enum):
     BEHIND_WINDOW = "behind a sliding window whose blocks are freed"
     """Keys that the next token would see were freed, because the sequence was longer: truncate it to 0 and compute it
     again, see `KVCache.take_back`."""
-    WINDOWS_FREED = "in the middle of a sequence whose sliding windows free blocks"
+    WINDOWS_FREED = "sliding windows free blocks of the sequence"
     """Tokens in the middle cannot be dropped or moved where layers with a sliding window free blocks: in which block a
     token is, and what its window sees, follow from its index."""
-    RECURRENT_STATE = "a sequence with a recurrent state"
+    RECURRENT_STATE = "the sequence has a recurrent state"
     """The state stands for all tokens of the sequence and is in device memory only: it cannot be that of fewer tokens
     (truncate the sequence to 0 and compute it again, see `KVCache.take_back`), and is not swapped out or saved."""
 
-    LATENT_KEYS = "of a model that caches latent vectors"
-    """Keys are not rotated where a cached row is more than a key (multi-head latent attention)."""
+    LATENT_KEYS = "the model caches latent vectors"
+    """Positions cannot be shifted with multi-head latent attention: a cached row is not a key alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class PrefixCache(Protocol):
         ...
 
     def match_groups(self, token_ids: Sequence[int], extra_key: bytes = b"") -> Sequence[Sequence[int]]:
-        """Return the blocks of that prefix by group, those that a window hides as `FREED`; empty if there is none."""
+        """Return the longest cached prefix's blocks by group, `FREED` for those before its window; empty if none."""
         ...
 
     def publish(
@@ -43,7 +43,7 @@ class PrefixCache(Protocol):
     ) -> None:
         """Record that `blocks`, all full, hold `token_ids`; acquire those that are to be cached.
 
-        `window_blocks` are the blocks of the same tokens in each further group, `FREED` where a window hides them.
+        `window_blocks` are the blocks of the same tokens in each further group, `FREED` for those before its window.
         """
         ...
 
@@ -190,7 +190,7 @@ class HashedPrefixCache:
         return [entry.block for entry in self._usable(self._known(token_ids, extra_key))]
 
     def match_groups(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[list[int]]:
-        """Return the blocks of that prefix by group, those that a window hides as `FREED`."""
+        """Return the blocks of the longest cached prefix by group, `FREED` for those before the group's window."""
         entries = self._usable(self._known(token_ids, extra_key))
         num_tokens = len(entries) * self._block_size
         tables = [[entry.block for entry in entries]]
@@ -216,7 +216,7 @@ class HashedPrefixCache:
         return entries[:longest]
 
     def pin(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[CachedBlock]:
-        """Evict the blocks of that prefix after all others, until `unpin`. Pins are counted."""
+        """Pin the cached blocks of the longest prefix: they are evicted last, until `unpin`. Pins are counted."""
         entries = self._known(token_ids, extra_key)
         for entry in entries:
             entry.num_pins += 1
@@ -255,7 +255,7 @@ class HashedPrefixCache:
     ) -> None:
         """Cache `blocks`, all full and in use, under `token_ids`, and beside them the `window_blocks` of each group.
 
-        Of two blocks with the same content, the one that is in use or was used last is kept.
+        A cached block with the same content is kept if a sequence uses it; an idle one is replaced by the new block.
         """
         content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
         parent: CachedBlock | bytes = extra_key
@@ -303,7 +303,10 @@ class HashedPrefixCache:
                 self._drop_companion(entry, entry.companions.index(block))
 
     def _next_to_evict(self) -> int:
-        """Return the next block to evict. A pinned block is demoted once, however often others are evicted later."""
+        """Return the next block to evict.
+
+        A pinned block is moved once to the pool's list of blocks that are evicted last, so later calls do not meet it.
+        """
         while True:
             block = self._pool.eviction_candidate()
             if not (self._by_block[block].num_pins and self._pool.demote(block)):

@@ -1,6 +1,7 @@
 """Commands whose options are settings: values without a flag come from variables and the file before the command runs.
 
-Unless there is a file, or a variable besides the short ones, the modules that merge layers are not imported.
+The modules that merge a file, environment variables and flags are imported only if there is a file, or a variable
+other than those of `env.NAMES`.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _as_parameter(value: Any, *, is_list: bool) -> Any:
 
 
 def _check_variables() -> bool:
-    """Whether a variable of a setting is set, besides the short ones. SettingsError for an unknown variable."""
+    """Whether a setting's variable is set, apart from `env.NAMES`. SettingsError for an unknown variable."""
     unknown = [name for name, value in os.environ.items() if name.startswith("AETHERMIND_") and value]
     unknown = [name for name in unknown if name not in env.NAMES]
     if not unknown:

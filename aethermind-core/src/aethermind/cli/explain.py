@@ -45,7 +45,7 @@ def explain(
     ctx: typer.Context,
     model: options.Model = None,
     *,
-    numbers: DeviceOptions,
+    device_options: DeviceOptions,
     cache: KvCacheOptions,
     num_threads: options.NumThreads,
     load_format: options.LoadFormat,
@@ -80,7 +80,7 @@ def explain(
     is 1 if any of them differs. Values inside the fused operators of B exist with --no-fuse only.
     """
     settings = {
-        **as_arguments(numbers, cache),
+        **as_arguments(device_options, cache),
         "num_threads": num_threads,
         "load_format": load_format,
         "fallback": "allow",

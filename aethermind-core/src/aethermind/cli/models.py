@@ -50,7 +50,7 @@ def models(
         bool, typer.Option("--estimate", help="Add the memory that each model needs on --device.")
     ] = False,
     *,
-    numbers: DeviceOptions,
+    device_options: DeviceOptions,
     cache: KvCacheOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -62,12 +62,12 @@ def models(
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime
 
-    config = EngineConfig(**as_arguments(numbers, cache), fallback="allow")
+    config = EngineConfig(**as_arguments(device_options, cache), fallback="allow")
     runtime = Runtime.boot()
-    for name in filter(None, (numbers.quantization, numbers.lm_head_quantization)):
+    for name in filter(None, (device_options.quantization, device_options.lm_head_quantization)):
         runtime.weight_formats.get(name)
     if estimate:
-        runtime.devices.select(numbers.device)
+        runtime.devices.select(device_options.device)
     records = [describe_model(runtime, name, path) for name, path in _find(runtime, directories or [])]
     for record in records:
         if estimate and record["context_length"] is not None:

@@ -43,7 +43,7 @@ def profile(
     trace: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace, which https://ui.perfetto.dev opens.", dir_okay=False)
     ] = None,
-    numbers: DeviceOptions,
+    device_options: DeviceOptions,
     kv_cache_dtype: options.KvCacheDType,
     num_threads: options.NumThreads,
     as_json: options.AsJson = False,
@@ -66,7 +66,7 @@ def profile(
     parts = EngineParts.of(
         Runtime.boot(),
         options.chosen_model(model),
-        **as_arguments(numbers),
+        **as_arguments(device_options),
         load_format=load_format,
         adapters=adapters,
         kv_cache_dtype=kv_cache_dtype,

@@ -6,7 +6,7 @@ from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind_cuda.launch import DeviceArray
 
-__all__ = ["MAX_HEAD_DIM", "ROWS_PER_BLOCK", "THREADS", "code_type", "last_dim", "present", "supports_head_dim"]
+__all__ = ["MAX_HEAD_DIM", "ROWS_PER_BLOCK", "THREADS", "code_type", "last_dim", "all_present", "supports_head_dim"]
 
 MAX_HEAD_DIM = 256
 """Largest head_dim that a warp holds in registers (csrc/common/head_row.cuh)."""
@@ -19,8 +19,8 @@ THREADS = 32 * ROWS_PER_BLOCK
 _CODE_TYPES = {DType.INT8: 0, DType.FLOAT8_E4M3FN: 1}
 
 
-def present(arrays: tuple[DeviceArray | None, ...]) -> list[DeviceArray]:
-    """The inputs of an operator without optional ones."""
+def all_present(arrays: tuple[DeviceArray | None, ...]) -> list[DeviceArray]:
+    """The inputs of an operator that has no optional inputs."""
     assert None not in arrays
     return [array for array in arrays if array is not None]
 

@@ -1,4 +1,4 @@
-"""Weights that are adjacent in memory, as the core places those of a step, multiplied as one stacked matrix."""
+"""One product for several weights that are adjacent in memory, as the core places those of one kernel call."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
-from aethermind_cuda.kernels._heads import last_dim, present
+from aethermind_cuda.kernels._heads import all_present, last_dim
 from aethermind_cuda.kernels._paged_attention import estimate_prefill_tiles, tensor_core_launches
 from aethermind_cuda.launch import Call, KernelFunction, Launch
 from aethermind_cuda.library import Cubins
@@ -101,13 +101,13 @@ def _launches(call: Call) -> Iterator[Launch]:
 
 def _fills_device(call: Call) -> bool:
     """With fewer tiles the CUDA C++ kernel, which splits keys, is faster."""
-    _, k_cache, *_ = present(call.inputs)
+    _, k_cache, *_ = all_present(call.inputs)
     return 2 * estimate_prefill_tiles(call) * k_cache.shape[1] >= call.device.num_multiprocessors
 
 
 def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
     """Arguments in the order of the Triton function, then its two empty scratch buffers."""
-    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = present(call.inputs)
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = all_present(call.inputs)
     (num_tokens, num_heads, _), (_, num_kv_heads, block_size, _) = q.shape, k_cache.shape
     num_sequences, blocks_per_sequence = block_tables.shape
     arguments = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from aethermind_cuda.kernels._common import cuda_kernel, threads_for
-from aethermind_cuda.kernels._heads import THREADS, present, supports_head_dim
+from aethermind_cuda.kernels._heads import THREADS, all_present, supports_head_dim
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
@@ -14,7 +14,7 @@ __all__ = ["KERNELS"]
 
 def _attention(call: Call) -> Iterator[Launch]:
     """A block computes one head of a query."""
-    q, k, v = present(call.inputs)
+    q, k, v = all_present(call.inputs)
     (out,) = call.outputs
     num_queries, num_heads, head_dim = q.shape[-3:]
     num_keys, num_kv_heads = k.shape[-3:-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
-from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, code_type, present, supports_head_dim
+from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, all_present, code_type, supports_head_dim
 from aethermind_cuda.launch import Call, Int64, Launch
 
 __all__ = ["KERNELS"]
@@ -15,7 +15,7 @@ _COPY_THREADS = 256
 
 def _copy(call: Call) -> Iterator[Launch]:
     """A thread copies one word of a key and of its value."""
-    k, v, slot_mapping, k_cache, v_cache = present(call.inputs)
+    k, v, slot_mapping, k_cache, v_cache = all_present(call.inputs)
     _, num_kv_heads, head_dim = k.shape
     row_bytes = head_dim * k.dtype.itemsize
     word = next(size for size in (16, 4, 2) if row_bytes % size == 0)
@@ -28,7 +28,7 @@ def _copy(call: Call) -> Iterator[Launch]:
 
 def _quantize(call: Call) -> Iterator[Launch]:
     """A warp quantises one head of a token; blockIdx.y is 0 for keys, 1 for values."""
-    k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale = present(call.inputs)
+    k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale = all_present(call.inputs)
     num_tokens, num_kv_heads, head_dim = k.shape
     num_rows = num_tokens * num_kv_heads
     outputs = (k_cache, v_cache, k_scale, v_scale)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
-from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, code_type, present, supports_head_dim
+from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, all_present, code_type, supports_head_dim
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
 
 
 def _rope(call: Call) -> Iterator[Launch]:
-    x, table = present(call.inputs)
+    x, table = all_present(call.inputs)
     (out,) = call.outputs
     num_tokens, num_heads, head_dim = x.shape
     num_rows = num_tokens * num_heads
@@ -24,7 +24,7 @@ def _rope(call: Call) -> Iterator[Launch]:
 
 
 def _rope_table(call: Call) -> Iterator[Launch]:
-    positions, inv_freq = present(call.inputs)
+    positions, inv_freq = all_present(call.inputs)
     (table,) = call.outputs
     arguments = (table, positions, inv_freq, inv_freq.size, float(call.attributes["scale"]))
     threads = (threads_for(inv_freq.size, max_threads=128), 1, 1)
@@ -32,7 +32,7 @@ def _rope_table(call: Call) -> Iterator[Launch]:
 
 
 def _shift_keys(call: Call) -> Iterator[Launch]:
-    k_cache, blocks, num_tokens, table = present(call.inputs)
+    k_cache, blocks, num_tokens, table = all_present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
     arguments = (k_cache, blocks, num_tokens, table, *k_cache.shape, table.shape[1], is_interleaved)
@@ -41,7 +41,7 @@ def _shift_keys(call: Call) -> Iterator[Launch]:
 
 
 def _shift_keys_quantized(call: Call) -> Iterator[Launch]:
-    k_cache, blocks, num_tokens, table, k_scale = present(call.inputs)
+    k_cache, blocks, num_tokens, table, k_scale = all_present(call.inputs)
     _, num_kv_heads, block_size, _ = k_cache.shape
     is_interleaved = bool(call.attributes["interleaved"])
     arguments = (

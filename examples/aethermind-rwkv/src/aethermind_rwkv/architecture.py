@@ -99,6 +99,7 @@ def _previous(builder: GraphBuilder, x_TD: Value, shift_2D: Value, inputs: StepI
     """The row of the token before each token: a convolution whose weight of the token itself is zero."""
     tables = inputs.cu_seqlens_q, inputs.seqlens_k, inputs.state_slots
     last = builder.latest(inputs.caches[layer][state])
+    previous_TD: Value
     previous_TD, _ = builder.op("causal_conv1d", x_TD, shift_2D, None, last, *tables)
     return previous_TD
 

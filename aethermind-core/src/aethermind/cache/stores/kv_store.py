@@ -21,7 +21,7 @@ class KVStore(Protocol):
     """A key-value store shared by engines, in this process or elsewhere. It may evict any value at any time.
 
     A key is a 16-byte hash of all that a value depends on (model, tokens, tenant), so the value of a key never changes
-    and writers need no coordination. Values carry a checksum, so a damaged one is detected.
+    and writers need no coordination. The caller adds and verifies a checksum, so a store need not detect damage.
 
     Any exception means that the store cannot be used at the moment. The caller stops using it for a while and then
     tries again, so a store should connect at the first call and not before. Calls come from two threads, one that reads
@@ -53,7 +53,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
 class StoreAddress:
     """The parsed address of a KV store: `name:location?option=value&…`.
 
-    Examples: `disk:/var/cache/kv?size=20GiB`, `redis://host:6379/0`, `host:2GiB`, or a name alone.
+    Examples: `disk:/var/cache/kv?size=20GiB`, `redis://server:6379/0`, `host:2GiB` (host memory), or a name alone.
     """
 
     name: str
@@ -68,7 +68,8 @@ class StoreAddress:
         name, _, bare_options = name.partition("?")
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
-                f"{text!r} is no address of a KV store; write disk:/path, redis://host:6379/0, host:2GiB, or a name."
+                f"{text!r} is no address of a KV store; write disk:/path, redis://server:6379/0, host:2GiB (host "
+                "memory), or a name."
             )
         location, _, options = rest.partition("?")
         pairs = parse_qsl(options or bare_options, keep_blank_values=True)

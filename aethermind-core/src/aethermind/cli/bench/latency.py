@@ -41,7 +41,7 @@ def latency(
     output_tokens: options.OutputTokens = 128,
     batch: options.Batch = 1,
     repeat: options.Repeat = 3,
-    numbers: DeviceOptions,
+    device_options: DeviceOptions,
     kv_cache_dtype: options.KvCacheDType,
     num_threads: options.NumThreads,
     max_num_batched_tokens: options.MaxNumBatchedTokens,
@@ -64,7 +64,7 @@ def latency(
     adapter = options.chosen_adapter(adapters)
     llm = open_llm(
         options.chosen_model(model),
-        numbers,
+        device_options,
         execution,
         load_format=load_format,
         adapters=adapters,
@@ -84,7 +84,7 @@ def latency(
         sizes = (prompt_tokens, output_tokens, batch, adapter)
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch, adapter)
         peak_memory_bytes = _peak_memory_bytes()  # read before the limits are measured, which allocates memory
-        # An observer disables padding and asynchronous scheduling, so a separate run records the shapes of such steps.
+        # An observer disables padding and asynchronous scheduling, so the shapes come from a separate, observed run.
         shapes = _run(llm, *sizes).shapes if llm.engine.pipeline.runs_ahead else []
         before = limits.measure_limits(backend, num_threads)
         runs = [_run(llm, *sizes, is_observed=not shapes) for _ in range(repeat)]

@@ -41,7 +41,7 @@ def quality(
         typer.Argument(metavar="[FORMAT]...", help="Weight formats to measure; without any, all of them."),
     ] = None,
     first_formats: Annotated[
-        list[str] | None, typer.Option("--quantization", help="The same as a first FORMAT.")
+        list[str] | None, typer.Option("--quantization", help="Weight format to measure, before those of FORMAT.")
     ] = None,
     *,
     lm_head_quantization: options.LmHeadQuantization,
@@ -55,7 +55,7 @@ def quality(
     num_threads: options.NumThreads,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare the logits of quantised weights with those of the dense model in float32.
+    """Compare the logits of quantised weights with those of the unquantised model in float32.
 
     With --kv-cache-dtype int8 or fp8, the quantisation of the KV cache is measured; weights then remain
     dense, unless formats are named.

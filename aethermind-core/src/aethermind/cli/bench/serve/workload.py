@@ -1,4 +1,4 @@
-"""The workload of a load test: random prompts and their arrival times, steady, Poisson, or from a trace."""
+"""The workload of a load test: random prompts that arrive in a closed loop, as a Poisson process, or from a trace."""
 
 from __future__ import annotations
 
