@@ -6,7 +6,7 @@ from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind_cuda.launch import DeviceArray
 
-__all__ = ["MAX_HEAD_DIM", "ROWS_PER_BLOCK", "THREADS", "code_type", "last_dim", "all_present", "supports_head_dim"]
+__all__ = ["MAX_HEAD_DIM", "ROWS_PER_BLOCK", "THREADS", "all_present", "code_type", "last_dim", "supports_head_dim"]
 
 MAX_HEAD_DIM = 256
 """Largest head_dim that a warp holds in registers (csrc/common/head_row.cuh)."""
