@@ -48,6 +48,7 @@ _PUBLISHED: Mapping[str, str] = {
     "StableLmForCausalLM": "StableLM 3B, StableLM 2 1.6B",
     "Starcoder2ForCausalLM": "StarCoder2",
     "GptOssForCausalLM": "gpt-oss-20b, gpt-oss-120b",
+    "PhiForCausalLM": "Phi-1, Phi-1.5, Phi-2",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4-mini",
     "GlmForCausalLM": "GLM-4-9B (`-hf`)",
     "Glm4ForCausalLM": "GLM-4-0414, GLM-Z1-0414",
@@ -61,6 +62,9 @@ _PUBLISHED: Mapping[str, str] = {
     "FalconH1ForCausalLM": "Falcon-H1",
     "Lfm2ForCausalLM": "LFM2 (dense)",
     "GPT2LMHeadModel": "GPT-2",
+    "GPTNeoXForCausalLM": "GPT-NeoX-20B, Pythia",
+    "BloomForCausalLM": "BLOOM, BLOOMZ",
+    "MptForCausalLM": "MPT-7B, MPT-30B",
     "BertModel": "BERT and sentence encoders based on it: vectors only",
 }
 """The names under which models of an architecture are published."""

@@ -18,6 +18,9 @@ import aethermind_gemma.architecture
 import aethermind_glm.architecture
 import aethermind_glm.mixture
 import aethermind_gpt2.architecture
+import aethermind_gpt2.bloom
+import aethermind_gpt2.gpt_neox
+import aethermind_gpt2.mpt
 import aethermind_gpt_oss.architecture
 import aethermind_llama.architecture
 import aethermind_llama.cohere
@@ -32,6 +35,7 @@ import aethermind_mamba.falcon_h1
 import aethermind_mamba.lfm2
 import aethermind_mamba.mamba2
 import aethermind_phi.architecture
+import aethermind_phi.phi2
 import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
@@ -102,6 +106,10 @@ ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
     "glm4": (aethermind_glm.architecture.GLM4, SIZES),
     "glm4_moe": (aethermind_glm.mixture.GLM4_MOE, SIZES),
     "gpt2": (aethermind_gpt2.architecture.GPT2, GPT2_SIZES),
+    "bloom": (aethermind_gpt2.bloom.BLOOM, {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "mpt": (aethermind_gpt2.mpt.MPT, {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4}),
+    "gpt_neox": (aethermind_gpt2.gpt_neox.GPT_NEOX, SIZES),
+    "phi2": (aethermind_phi.phi2.PHI2, SIZES),
     "bert": (aethermind_bert.architecture.BERT, SIZES),
 }
 WINDOWS = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}
@@ -137,7 +145,7 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "attention_bias": (True, {"attention_bias": False}),
     "use_bias": (False, {"use_bias": True}),
     "use_qkv_bias": (True, {"use_qkv_bias": False}),
-    "use_parallel_residual": (True, {}),
+    "use_parallel_residual": (False, {"use_parallel_residual": True}),
     "norm_epsilon": (1e-3, {}),
     "embedding_multiplier": (2.0, {}),
     "residual_multiplier": (2.0, {}),
@@ -220,6 +228,15 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "ssm_out_multiplier": (2.0, {}),
     "ssm_multipliers": ([2.0, 1.0, 1.0, 1.0, 1.0], {}),
     "n_embd": (64, {}),
+    "n_embed": (64, {}),
+    "d_model": (64, {}),
+    "n_layers": (3, {}),
+    "n_heads": (8, {}),
+    "max_seq_len": (256, {}),
+    "seq_length": (256, {}),
+    "attn_config": ({"softmax_scale": 0.5}, {}),
+    "rotary_pct": (0.5, {}),
+    "rotary_emb_base": (3e5, {}),
     "n_layer": (3, {}),
     "n_head": (8, {}),
     "n_inner": (96, {}),
@@ -266,10 +283,13 @@ def strange(field: Field) -> Any:
     return next(value for value in (3, "strange", [3]) if field.has_effect(value))
 
 
+_OTHER_NAMES = ("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+                "max_position_embeddings", "rms_norm_eps", "rope", "original", "sliding", "use_sliding", "max_window",
+                "layer_types", "hidden_act")  # fmt: skip
 IRRELEVANT = {
-    "gpt2": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-             "head_dim", "max_position_embeddings", "rms_norm_eps", "rope", "original", "sliding", "use_sliding",
-             "max_window", "layer_types", "hidden_act"),
+    "gpt2": ("hidden_size", *_OTHER_NAMES),
+    "mpt": ("hidden_size", *_OTHER_NAMES),
+    "bloom": _OTHER_NAMES,
     "bert": ("rms_norm_eps",),
     "mistral": ("use_sliding_window", "max_window_layers"),
     "mixtral": ("use_sliding_window", "max_window_layers"),
@@ -479,6 +499,10 @@ def test_ignored_fields_of_quantization_change_nothing(
         ("glm", transformers.GlmConfig),
         ("glm4", transformers.Glm4Config),
         ("gpt2", transformers.GPT2Config),
+        ("bloom", transformers.BloomConfig),
+        ("mpt", transformers.MptConfig),
+        ("gpt_neox", transformers.GPTNeoXConfig),
+        ("phi2", transformers.PhiConfig),
         ("bert", transformers.BertConfig),
     ],
 )

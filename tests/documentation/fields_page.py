@@ -11,6 +11,9 @@ import aethermind_gemma.architecture
 import aethermind_glm.architecture
 import aethermind_glm.mixture
 import aethermind_gpt2.architecture
+import aethermind_gpt2.bloom
+import aethermind_gpt2.gpt_neox
+import aethermind_gpt2.mpt
 import aethermind_gpt_oss.architecture
 import aethermind_llama.architecture
 import aethermind_llama.cohere
@@ -25,6 +28,7 @@ import aethermind_mamba.falcon_h1
 import aethermind_mamba.lfm2
 import aethermind_mamba.mamba2
 import aethermind_phi.architecture
+import aethermind_phi.phi2
 import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
@@ -71,6 +75,7 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of ERNIE 4.5": aethermind_llama.ernie.ERNIE4_5.known_fields,
     "config.json of StableLM": aethermind_llama.stablelm.STABLELM.known_fields,
     "config.json of StarCoder2": aethermind_llama.starcoder2.STARCODER2.known_fields,
+    "config.json of Phi-1 and Phi-2": aethermind_phi.phi2.PHI2.known_fields,
     "config.json of Phi-3 and Phi-4": aethermind_phi.architecture.PHI3.known_fields,
     "config.json of GLM-4": aethermind_glm.architecture.GLM4.known_fields,
     "config.json of GLM-4.5": aethermind_glm.mixture.GLM4_MOE.known_fields,
@@ -84,6 +89,9 @@ _TABLES: Mapping[str, FieldTable] = {
     "config.json of Falcon-H1": aethermind_mamba.falcon_h1.FALCON_H1.known_fields,
     "config.json of LFM2": aethermind_mamba.lfm2.LFM2.known_fields,
     "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
+    "config.json of GPT-NeoX": aethermind_gpt2.gpt_neox.GPT_NEOX.known_fields,
+    "config.json of BLOOM": aethermind_gpt2.bloom.BLOOM.known_fields,
+    "config.json of MPT": aethermind_gpt2.mpt.MPT.known_fields,
     "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
     "generation_config.json": GENERATION_FIELDS,
     "tokenizer_config.json": TOKENIZER_FIELDS,

@@ -75,7 +75,22 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
         "architecture": ("GptOssForCausalLM", "GptOssModel", "gpt_oss"),
         "gguf": ("gpt-oss",),
     },
-    "aethermind-gpt2": {"architecture": ("GPT2LMHeadModel", "GPT2Model", "gpt2")},
+    "aethermind-gpt2": {
+        "architecture": (
+            "BloomForCausalLM",
+            "BloomModel",
+            "GPT2LMHeadModel",
+            "GPT2Model",
+            "GPTNeoXForCausalLM",
+            "GPTNeoXModel",
+            "MptForCausalLM",
+            "MptModel",
+            "bloom",
+            "gpt2",
+            "gpt_neox",
+            "mpt",
+        )
+    },
     "aethermind-llama": {
         "architecture": (
             "Cohere2ForCausalLM",
@@ -133,7 +148,10 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "mamba2",
         ),
     },
-    "aethermind-phi": {"architecture": ("Phi3ForCausalLM", "Phi3Model", "phi3"), "gguf": ("phi3",)},
+    "aethermind-phi": {
+        "architecture": ("Phi3ForCausalLM", "Phi3Model", "PhiForCausalLM", "PhiModel", "phi", "phi3"),
+        "gguf": ("phi3",),
+    },
     "aethermind-qwen2": {
         "architecture": (
             "Qwen2ForCausalLM",

@@ -1,1 +1,1 @@
-"""GPT-2 for AetherMind."""
+"""GPT-2, GPT-NeoX, BLOOM and MPT for AetherMind."""

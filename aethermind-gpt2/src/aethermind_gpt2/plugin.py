@@ -1,4 +1,4 @@
-"""What this package registers: one architecture."""
+"""What this package registers: architectures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from aethermind.plugins import hookimpl
 
 _PROVIDER = "aethermind-gpt2"
 _CASES = "aethermind_gpt2.conformance:CASES"
+_FURTHER = (
+    ("BloomForCausalLM", "bloom:BLOOM", ("BloomModel", "bloom")),
+    ("GPTNeoXForCausalLM", "gpt_neox:GPT_NEOX", ("GPTNeoXModel", "gpt_neox")),
+    ("MptForCausalLM", "mpt:MPT", ("MptModel", "mpt")),
+)
 
 
 @hookimpl
@@ -19,3 +24,5 @@ def register_architectures(registry: Any) -> None:
         cases=_CASES,
         aliases=("GPT2Model", "gpt2"),
     )
+    for name, target, aliases in _FURTHER:
+        registry.register(name, f"aethermind_gpt2.{target}", provider=_PROVIDER, cases=_CASES, aliases=aliases)

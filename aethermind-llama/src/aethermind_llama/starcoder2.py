@@ -5,12 +5,10 @@ arXiv:2402.19173).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from aethermind.graph import GraphBuilder, Value
 from aethermind.model import read_decoder_config
-from aethermind.model.blocks import DecoderVariant, VariantModel, gelu_mlp
+from aethermind.model.blocks import DecoderVariant, GeluMlps, VariantModel
 from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["STARCODER2"]
@@ -48,25 +46,11 @@ class Starcoder2Architecture:
             has_norm_bias=True,
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
-            mlp=_GeluMlps(config.hidden_size, config.intermediate_size, has_bias),
+            mlp=GeluMlps(
+                ("c_fc", "c_proj"), config.hidden_size, config.intermediate_size, is_approximate=True, has_bias=has_bias
+            ),
         )
         return VariantModel(config, variant)
-
-
-@dataclass(frozen=True, slots=True)
-class _GeluMlps:
-    """Writes the feed-forward networks of the layers: `c_proj(gelu(c_fc(x)))`."""
-
-    hidden_size: int
-    intermediate_size: int
-    has_bias: bool
-
-    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
-        base = f"model.layers.{layer}.mlp"
-        names = (f"{base}.c_fc", f"{base}.c_proj")
-        with builder.scope(base):
-            sizes = (self.hidden_size, self.intermediate_size)
-            return gelu_mlp(builder, x_TD, names, *sizes, is_approximate=True, has_bias=self.has_bias)
 
 
 STARCODER2 = Starcoder2Architecture()

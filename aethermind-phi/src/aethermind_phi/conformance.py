@@ -7,6 +7,7 @@ from aethermind.testing.families import SMALL, ModelCase, variations
 __all__ = ["CASES"]
 
 _BASE = {**SMALL, "pad_token_id": None}
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.375}
 _FACTORS = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -37,6 +38,14 @@ CASES = (
             },
         },
         base=_BASE,
+    ),
+    *variations(
+        "PhiForCausalLM",
+        {
+            "phi2": {"head_dim": 16, "hidden_size": 64, "rope_parameters": _PARTIAL},
+            "phi2_kv_heads_tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+        },
+        base={**_BASE, "num_key_value_heads": 4},
     ),
     _longrope("phi3_longrope_short", 128),
     _longrope("phi3_longrope_long", 64),

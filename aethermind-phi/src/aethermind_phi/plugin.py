@@ -1,4 +1,4 @@
-"""What this package registers: an architecture, its answer format and its GGUF files."""
+"""What this package registers: two architectures, an answer format and GGUF files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ _PROVIDER = "aethermind-phi"
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
+    registry.register(
+        "PhiForCausalLM",
+        "aethermind_phi.phi2:PHI2",
+        provider=_PROVIDER,
+        cases="aethermind_phi.conformance:CASES",
+        aliases=("PhiModel", "phi"),
+    )
     registry.register(
         "Phi3ForCausalLM",
         "aethermind_phi.architecture:PHI3",

@@ -11,6 +11,7 @@ from aethermind.model.blocks.decoder import (
 )
 from aethermind.model.blocks.latent_attention import LatentAttention, split_latent_projections
 from aethermind.model.blocks.layers import (
+    GeluMlps,
     embedding,
     geglu_mlp,
     gelu_mlp,
@@ -35,6 +36,7 @@ __all__ = [
     "DecoderVariant",
     "DeltaNetConfig",
     "FeedForward",
+    "GeluMlps",
     "LatentAttention",
     "Mamba2Config",
     "ShortConvConfig",

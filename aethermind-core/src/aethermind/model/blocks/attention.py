@@ -35,6 +35,7 @@ def attention(
     softcap: float = 0.0,
     norm_offset: float = 0.0,
     has_sinks: bool = False,
+    slopes: Value | None = None,
 ) -> Value:
     """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
@@ -45,6 +46,7 @@ def attention(
     `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head. `has_sinks` adds
     `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss). With `has_output_gate` what is
     attended to is multiplied by the sigmoid of `{prefix}.gate_proj` of x (Qwen3-Next).
+    `slopes`, float32 [H], make scores decrease with the distance of a key (ALiBi).
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
@@ -88,7 +90,16 @@ def attention(
         window = config.sliding_windows[layer]
         scale = head_dim**-0.5 if scale is None else scale
         mixed_THC = attend(
-            builder, q_THC, cache, inputs, layer, scale=scale, window=window, softcap=softcap, sinks=sinks_H
+            builder,
+            q_THC,
+            cache,
+            inputs,
+            layer,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks_H,
+            slopes=slopes,
         )
         mixed_TQ = builder.op("merge_heads", mixed_THC)
         if has_output_gate:

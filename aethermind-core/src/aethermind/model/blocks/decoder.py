@@ -45,7 +45,11 @@ class DecoderVariant:
         has_norm_bias: whether LayerNorms have biases.
         is_parallel: whether attention and the feed-forward network read the same normed input, and both outputs are
             added to the residual (GPT-J, Cohere).
+        parallel_norm: where both read the residual, but the network has a norm of its own (GPT-NeoX), its name.
+        embedding_norm: the name of the norm of embeddings (BLOOM); None: they are not normed.
         has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole, has_sinks: see `blocks.attention`.
+        slopes: those of ALiBi, one for each head; None: scores do not depend on distances.
+        has_logits_bias: whether the output projection has a bias (Phi-2).
         norm_offset: what is added to the weights of RMSNorms, those of queries and keys included.
         attention_scale: the factor of attention scores; None for 1 / sqrt(head_dim).
         attention_softcap, logits_softcap: smooth limits of attention scores and of logits; 0 for none.
@@ -63,11 +67,15 @@ class DecoderVariant:
     has_layer_norm: bool = False
     has_norm_bias: bool = False
     is_parallel: bool = False
+    parallel_norm: str | None = None
+    embedding_norm: str | None = None
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_qk_norm: bool = False
     is_qk_norm_whole: bool = False
     has_sinks: bool = False
+    slopes: tuple[float, ...] | None = None
+    has_logits_bias: bool = False
     norm_offset: float = 0.0
     attention_scale: float | None = None
     attention_softcap: float = 0.0
@@ -94,23 +102,27 @@ def variant_decoder(
     add of one block and the norm of the next are one operator, so `x` and the running `residual` are passed together.
     """
     tables = rope_tables(builder, inputs, config, max_model_len)
+    slopes_H = None if variant.slopes is None else _slopes(builder, variant.slopes)
     embedding_name = f"{prefix}.embed_tokens.weight"
     norms = _Norms(builder, config, variant)
     embedded_TD = embedding(builder, inputs, config, embedding_name, factor=variant.token_factor)
     residual_TD = _scaled(builder, embedded_TD, variant.embedding_factor)
+    residual_TD = norms.normed(residual_TD, _named(prefix, variant.embedding_norm))
     x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
     for layer in range(config.num_hidden_layers):
         base = f"{prefix}.layers.{layer}"
-        mixed_TD = _attention(builder, x_TD, tables[layer], inputs, config, layer, base, variant)
+        mixed_TD = _attention(builder, x_TD, tables[layer], slopes_H, inputs, config, layer, base, variant)
         is_last = layer == config.num_hidden_layers - 1
         if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
             mixed_TD, residual_TD = (
                 builder.op("gather_rows", value, inputs.logits_rows) for value in (mixed_TD, residual_TD)
             )
-            if variant.is_parallel:
+            if variant.is_parallel and variant.parallel_norm is None:
                 x_TD = builder.op("gather_rows", x_TD, inputs.logits_rows)
         mixed_TD = norms.normed(mixed_TD, _named(base, variant.after_attention))
         if variant.is_parallel:
+            if variant.parallel_norm is not None:
+                x_TD = norms.normed(residual_TD, _named(base, variant.parallel_norm))
             fed_TD = builder.op("add", mixed_TD, _mlp(builder, x_TD, config, layer, base, variant))
         else:
             name = _named(base, variant.before_mlp)
@@ -119,7 +131,8 @@ def variant_decoder(
         following = f"{prefix}.norm" if is_last else _named(f"{prefix}.layers.{layer + 1}", variant.before_attention)
         x_TD, residual_TD = norms.added_and_normed(fed_TD, residual_TD, following)
     head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
-    logits_RV = _scaled(builder, lm_head(builder, x_TD, config, head_name), variant.logits_factor)
+    bias_name = "lm_head.bias" if variant.has_logits_bias else None
+    logits_RV = _scaled(builder, lm_head(builder, x_TD, config, head_name, bias_name), variant.logits_factor)
     return builder.op("softcap", logits_RV, cap=variant.logits_softcap) if variant.logits_softcap else logits_RV
 
 
@@ -167,6 +180,12 @@ class VariantModel:
         return windowed_layout(self.config)
 
 
+def _slopes(builder: GraphBuilder, slopes: tuple[float, ...]) -> Value:
+    import numpy as np
+
+    return builder.constant("alibi.slopes", np.array(slopes, np.float32))
+
+
 def _named(base: str, norm: str | None) -> str | None:
     return None if norm is None else f"{base}.{norm}"
 
@@ -175,6 +194,7 @@ def _attention(
     builder: GraphBuilder,
     x_TD: Value,
     rope_table_TR: Value | None,
+    slopes_H: Value | None,
     inputs: StepInputs,
     config: DecoderConfig,
     layer: int,
@@ -198,6 +218,7 @@ def _attention(
         scale=variant.attention_scale,
         softcap=variant.attention_softcap,
         has_sinks=variant.has_sinks,
+        slopes=slopes_H,
         norm_offset=variant.norm_offset if variant.has_qk_norm else 0.0,
     )
 

@@ -5,13 +5,25 @@ Shapes: T tokens, R rows of logits, D hidden_size or the width in, N the width o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["embedding", "geglu_mlp", "gelu_mlp", "is_gelu_approximate", "layer_norm", "linear", "lm_head", "swiglu_mlp"]
+__all__ = [
+    "GeluMlps",
+    "embedding",
+    "geglu_mlp",
+    "gelu_mlp",
+    "is_gelu_approximate",
+    "layer_norm",
+    "linear",
+    "lm_head",
+    "swiglu_mlp",
+]
 
 
 def embedding(
@@ -29,12 +41,18 @@ def embedding(
     return x_TD
 
 
-def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str) -> Value:
-    """Logits of the given rows, float32 [R, V]; the rows are marked as the model's `hidden_states`."""
+def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str, bias: str | None = None) -> Value:
+    """Logits of the given rows, float32 [R, V]; the rows are marked as the model's `hidden_states`.
+
+    With the name of a bias [V], the projection is `router_logits`, which has one; its weight is never quantised.
+    """
     builder.mark("hidden_states", x_RD)
     weight_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
-    logits_RV: Value = builder.op("lm_head", x_RD, weight_VD)
-    return logits_RV
+    if bias is None:
+        logits_RV: Value = builder.op("lm_head", x_RD, weight_VD)
+        return logits_RV
+    biased_RV: Value = builder.op("router_logits", x_RD, weight_VD, builder.parameter(bias, (config.vocab_size,)))
+    return biased_RV
 
 
 _GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
@@ -90,6 +108,30 @@ def gelu_mlp(
         approximate=is_approximate,
     )
     return out_TD
+
+
+@dataclass(frozen=True, slots=True)
+class GeluMlps:
+    """Writes `gelu_mlp` as the feed-forward networks of a decoder's layers, for `DecoderVariant.mlp`.
+
+    `names` are those of the two projections in `model.layers.{layer}.mlp`.
+    """
+
+    names: tuple[str, str]
+    hidden_size: int
+    intermediate_size: int
+    is_approximate: bool
+    has_bias: bool = True
+
+    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        """Write the network of a layer: [T, D]."""
+        base = f"model.layers.{layer}.mlp"
+        inner, outer = (f"{base}.{name}" for name in self.names)
+        sizes = (self.hidden_size, self.intermediate_size)
+        with builder.scope(base):
+            return gelu_mlp(
+                builder, x_TD, (inner, outer), *sizes, is_approximate=self.is_approximate, has_bias=self.has_bias
+            )
 
 
 def is_gelu_approximate(field: str, name: str) -> bool:

@@ -1,0 +1,121 @@
+"""MPT (MosaicML 2023) as a graph: ALiBi instead of positions, and no biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aethermind.errors import ConfigError
+from aethermind.model import positive_int, read_decoder_config
+from aethermind.model.blocks import DecoderVariant, GeluMlps
+from aethermind.model.known_fields import FieldTable, ignored, refused, used
+from aethermind_gpt2.fused_qkv import FusedQkvDecoder, StoredNames
+
+__all__ = ["MPT"]
+
+_SIZES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+    "vocab_size": "vocab_size",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+_DEFAULTS: Mapping[str, Any] = {
+    "d_model": 2048,
+    "n_layers": 24,
+    "n_heads": 16,
+    "max_seq_len": 2048,
+    "vocab_size": 50368,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+_UNCHANGED = ("eos_token_id", "dtype", "torch_dtype")
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attn_type": (None, "multihead_attention"),
+    "clip_qkv": (None, 0),
+    "prefix_lm": (None, False),
+    "qk_ln": (None, False),
+    "alibi": (None, True),
+}
+"""Values of fields of attn_config with which attention is what this package computes."""
+_TRAINING = "matters while a model is trained"
+_FIELDS: FieldTable = {
+    **used("are sizes of the graph", "d_model", "n_layers", "n_heads"),
+    **used("is the longest context", "max_seq_len"),
+    **used("is the epsilon of norms", "layer_norm_epsilon"),
+    **used("says how attention is computed; forms other than plain heads with ALiBi are refused", "attn_config"),
+    **ignored("positions are ALiBi's", "learned_pos_emb"),
+    **ignored("says where weights are created", "init_device", "init_config"),
+    **ignored(_TRAINING, "resid_pdrop", "emb_pdrop", "embedding_fraction", "norm_type", "verbose"),
+    **refused("networks that are not four times as wide are not computed; take another model", expansion_ratio=4),
+    **refused("biases are not computed; take another model", no_bias=True),
+    **refused("factors of logits are not computed; take another model", logit_scale=None),
+}
+_NAMES = StoredNames(
+    prefix="transformer.",
+    layers="blocks",
+    outside={"model.embed_tokens": "wte", "model.norm": "norm_f"},
+    in_layer={
+        "input_layernorm": "norm_1",
+        "post_attention_layernorm": "norm_2",
+        "self_attn.o_proj": "attn.out_proj",
+        "mlp.up_proj": "ffn.up_proj",
+        "mlp.down_proj": "ffn.down_proj",
+    },
+    qkv="attn.Wqkv",
+    has_rows_by_head=False,
+)
+
+
+class MptArchitecture:
+    """`MptForCausalLM`: MPT-7B and MPT-30B."""
+
+    ignored_names = ("lm_head.weight",)
+    known_fields = _FIELDS
+
+    def create(self, raw: Mapping[str, Any]) -> FusedQkvDecoder:
+        """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
+        attention = fields.get("attn_config", {})
+        if not isinstance(attention, Mapping):
+            raise ConfigError(f"attn_config in config.json should be an object, got {attention!r:.80}.")
+        for name, neutral in _NEUTRAL.items():
+            if attention.get(name) not in neutral:
+                raise ConfigError(
+                    f"{name} in attn_config is {attention[name]!r:.80}; this package computes {neutral[1]}."
+                )
+        read = {own: fields[name] for own, name in _SIZES.items()}
+        read |= {name: fields[name] for name in _UNCHANGED if name in fields}
+        width = positive_int(read, "hidden_size")
+        config = read_decoder_config({**read, "intermediate_size": 4 * width}, defaults={}, has_rotary=False)
+        config = replace(config, layer_ropes=(None,) * config.num_hidden_layers)
+        scale, max_bias = attention.get("softmax_scale"), attention.get("alibi_bias_max")
+        variant = DecoderVariant(
+            has_layer_norm=True,
+            attention_scale=None if scale is None else float(scale),
+            slopes=_slopes(config.num_attention_heads, 8 if max_bias is None else max_bias),
+            mlp=GeluMlps(
+                ("up_proj", "down_proj"),
+                config.hidden_size,
+                config.intermediate_size,
+                is_approximate=False,
+                has_bias=False,
+            ),
+        )
+        return FusedQkvDecoder(config, variant, stored_names=_NAMES)
+
+
+def _slopes(num_heads: int, max_bias: float) -> tuple[float, ...]:
+    """ALiBi's slopes from 2^(−max_bias / n) to 2^−max_bias for n, the power of two that is not below the heads.
+
+    Of more than there are heads, every second one comes first.
+    """
+    power = 1 << (num_heads - 1).bit_length()
+    slopes = [2.0 ** (-max_bias / power * number) for number in range(1, power + 1)]
+    return tuple(slopes if power == num_heads else [*slopes[1::2], *slopes[::2]][:num_heads])
+
+
+MPT = MptArchitecture()
