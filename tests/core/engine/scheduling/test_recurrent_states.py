@@ -14,9 +14,11 @@ from tests.core.engine.loops import MAX_MODEL_LEN, Loop
 from aethermind.cache import BlockPool, CacheOutcome, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.cache.groups import group_layers
 from aethermind.cache.layers import Hybrid, LayerCache, Paged, Recurrent, Window
+from aethermind.engine.policies import FirstComeFirstServed
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
-from aethermind.engine.scheduling.decision import ScheduleDecision
-from aethermind.engine.scheduling.scheduler import Scheduler
+from aethermind.engine.scheduling.decision import ScheduleDecision, SchedulingStep, StepBudget
+from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
+from aethermind.sampling.params import SamplingParams
 
 STATE = Recurrent((("state", (2,)),))
 PAGED = Paged(1, 8, 8)
@@ -114,7 +116,21 @@ def test_states_are_those_of_their_tokens(kind: str, num_blocks: int, num_snapsh
     assert min(num_failed, num_forked) > 20
     assert num_finished > 300
     assert (num_preempted > 20) == (num_blocks < 30)
-    assert (num_reused > 20) == (num_snapshots > 0)
+    assert (num_reused > 10) == (num_snapshots > 0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_computed", "chunk"),
+    [(40, 0, 40), (300, 0, 288), (300, 288, 12), (600, 0, 496), (600, 496, 96), (250, 3, 247), (288, 0, 288)],
+)
+def test_only_long_prompts_take_a_step_for_a_snapshot(num_tokens: int, num_computed: int, chunk: int) -> None:
+    """A step of 500 tokens, and blocks of 16: a chunk that is not the last ends at a block anyway."""
+    params = SamplingParams(max_tokens=4)
+    request = Request("a", list(range(num_tokens)), params, 0.0, max_model_len=1000)
+    budget = StepBudget(4, 500)
+    step = SchedulingStep(0.0, WaitingQueue(FirstComeFirstServed()), [], budget, ScheduleDecision())
+    assert step.chunk_of(request, num_computed, 16) == chunk
+    assert step.chunk_of(request, num_computed, 1) == min(500, num_tokens - num_computed)
 
 
 def spec(*layers: LayerCache, num_snapshots: int = 2) -> KVCacheSpec:

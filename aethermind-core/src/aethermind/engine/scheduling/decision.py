@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "SchedulingStep", "StepBudget"]
 
 
+_LEAST_KEPT_TOKENS = 256
+"""Tokens of a prompt from which on a step of its own is worth a snapshot of its recurrent state (see `chunk_of`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepBudget:
     """Limits of one step, which may differ from step to step.
@@ -182,9 +186,11 @@ class SchedulingStep(NamedTuple):
     def chunk_of(self, request: Request, num_computed: int, alignment: int) -> int:
         """Return how many tokens of a request after the first `num_computed` the step computes.
 
-        The chunk ends at a multiple of `alignment` tokens if it reaches one.
+        The chunk ends at a multiple of `alignment` tokens if it reaches one, so that a state is kept there. The end of
+        a short prompt is not cut off for that: computing such a prompt again costs no more than another step.
         """
         end = request.fork_at if num_computed < request.fork_at else request.num_tokens
-        chunk = self.chunk(end - num_computed)
-        aligned = (num_computed + chunk) // alignment * alignment - num_computed
-        return aligned if aligned > 0 else chunk
+        stop = num_computed + self.chunk(end - num_computed)
+        aligned = stop // alignment * alignment
+        is_cut = aligned > num_computed and (stop < end or aligned >= _LEAST_KEPT_TOKENS)
+        return (aligned if is_cut else stop) - num_computed
