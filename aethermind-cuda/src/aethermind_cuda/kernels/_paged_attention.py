@@ -92,9 +92,13 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
 
 
 def _supports_tensor_cores(signature: Signature) -> str | None:
-    head_dim, multiple = last_dim(signature, 0), 16 if _has_codes(signature.inputs[1]) else 8
+    head_dim, has_codes = last_dim(signature, 0), _has_codes(signature.inputs[1])
+    multiple = 16 if has_codes else 8
     if head_dim is None or head_dim > 128 or head_dim % multiple:
         return f"takes heads of up to 128 elements, a multiple of {multiple}, not {head_dim}"
+    # A float16 weight times the scale of its value may be subnormal.
+    if has_codes and signature.dtype is DType.FLOAT16 and any(signature.additions.values()):
+        return "takes sinks, slopes and soft caps over quantised caches in bfloat16, not in float16"
     return None
 
 
