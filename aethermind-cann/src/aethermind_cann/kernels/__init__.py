@@ -11,10 +11,12 @@ from aethermind_cann.kernels import (
     kv_cache,
     logits,
     matrix,
+    mixture,
     norms,
     paged_attention,
     reductions,
     rotary,
+    routers,
     rows,
     sampling,
 )
@@ -23,7 +25,7 @@ __all__ = ["load"]
 
 _MODULES = (
     *(elementwise, reductions, norms, matrix, add_low_rank, rotary, kv_cache, paged_attention, attention, rows),
-    *(logits, sampling, collectives),
+    *(routers, mixture, logits, sampling, collectives),
 )
 
 

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, put
 
-__all__ = ["KERNELS", "attend"]
+__all__ = ["KERNELS", "ScoreRules", "attend"]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_visible: torch.Tensor, scale: float) -> torch.Tensor:
+class ScoreRules(NamedTuple):
+    """How products of queries and keys become weights.
+
+    `scale` multiplies them. A `softcap` above 0 then bounds them by softcap · tanh(score / softcap). `slopes` [H] times
+    the distances of keys from queries are added (ALiBi), and `sinks` [H] are scores in the softmax's denominator only.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_visible: torch.Tensor,
+    rules: ScoreRules,
+    distances: torch.Tensor | None = None,
+) -> torch.Tensor:
     """softmax(q·kᵀ·scale)·v in float32: q [..., Q, H, C], k and v [..., K, S, C], is_visible broadcast to [..., Q, S].
 
-    Head h uses kv head h // (H/K). A query without visible keys gives zeros. Returns [..., Q, H, C].
+    Head h uses kv head h // (H/K). A query without visible keys gives zeros. `distances` [..., Q, S], key position
+    minus query position, are for rules with slopes. Returns [..., Q, H, C].
     """
     *leading, num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[-3]
     grouped = q.float().reshape(*leading, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = grouped.movedim(-4, -2)  # [..., K, H/K, Q, C]
-    scores = queries @ k.float()[..., None, :, :].transpose(-2, -1) * scale
+    scores = queries @ k.float()[..., None, :, :].transpose(-2, -1) * rules.scale
+    if rules.softcap > 0:
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+    if rules.slopes is not None:
+        assert distances is not None
+        scores = scores + rules.slopes.view(num_kv_heads, -1, 1, 1) * distances[..., None, None, :, :]
     scores = torch.where(is_visible[..., None, None, :, :], scores, -torch.inf)
-    weights = torch.where(is_visible[..., None, None, :, :], scores.softmax(-1), 0.0)
+    if rules.sinks is not None:
+        sinks = rules.sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = torch.where(is_visible[..., None, None, :, :], scores.softmax(-1)[..., : k.shape[-2]], 0.0)
     out = weights @ v.float()[..., None, :, :]
     return out.movedim(-2, -4).reshape(q.shape)
 
@@ -36,7 +67,7 @@ def _attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> Non
         last_visible = torch.full_like(last_visible, num_keys)
     is_visible = torch.arange(num_keys, device=q.device) <= last_visible
     k, v = (tensor.transpose(-3, -2) for tensor in (k, v))
-    put(outputs[0], attend(q, k, v, is_visible, attributes["scale"]))
+    put(outputs[0], attend(q, k, v, is_visible, ScoreRules(attributes["scale"])))
 
 
 def _alibi(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:

@@ -9,7 +9,7 @@ import torch_npu
 
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "float32_product", "product"]
 
 _ROWS_PER_CHUNK = 8192
 """Vocabulary rows converted to float32 at a time where 16-bit products cannot return float32."""
@@ -17,10 +17,10 @@ _ROWS_PER_CHUNK = 8192
 
 def _linear(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     x, weight, bias = inputs
-    _product(x, weight, bias, outputs[0])
+    product(x, weight, bias, outputs[0])
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """x @ weight.T + bias; dequantised weights are float32, and then everything is computed in float32."""
     if weight.dtype != x.dtype:
         result = x.float() @ weight.t()
@@ -33,7 +33,11 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, o
 
 def _lm_head(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     x, weight = inputs
-    (logits,) = outputs
+    float32_product(x, weight, outputs[0])
+
+
+def float32_product(x: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor) -> None:
+    """x @ weight.T into float32 `logits`."""
     if weight.dtype == torch.float32:
         torch.mm(x.float(), weight.t(), out=logits)
     elif _has_float32_output():
@@ -57,8 +61,8 @@ def _matmul(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 def _gate_up_silu(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     x, w_gate, w_up = inputs
     gate_and_up = torch.empty((2, *outputs[0].shape), dtype=x.dtype, device=x.device)
-    _product(x, w_gate, None, gate_and_up[0])
-    _product(x, w_up, None, gate_and_up[1])
+    product(x, w_gate, None, gate_and_up[0])
+    product(x, w_up, None, gate_and_up[1])
     put(outputs[0], torch_npu.npu_swiglu(gate_and_up, dim=0)[0])
 
 
@@ -67,7 +71,7 @@ def _by_row(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     x, weight, *bias = inputs
     for row in range(len(x)):
         current = slice(row, row + 1)
-        _product(x[current], weight, bias[0] if bias else None, outputs[0][current])
+        product(x[current], weight, bias[0] if bias else None, outputs[0][current])
 
 
 def _lm_head_by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:

@@ -16,7 +16,7 @@ _MIN_DIMS = 2
 
 def _rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     x, weight = inputs
-    put(outputs[0], _normed(x.float(), attributes["eps"]) * weight.float())
+    put(outputs[0], _normed(x.float(), attributes["eps"]) * (attributes["weight_offset"] + weight.float()))
 
 
 def _normed(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -30,7 +30,10 @@ def _layer_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> No
 
 
 def _npu_rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    """An offset is added in float32, because its sum with a weight of 16 bits would be rounded."""
     x, weight = inputs
+    if attributes["weight_offset"]:
+        x, weight = x.float(), weight.float() + attributes["weight_offset"]
     put(outputs[0], torch_npu.npu_rms_norm(x, weight, attributes["eps"])[0])
 
 
@@ -47,9 +50,11 @@ def _has_dims(signature: Signature) -> str | None:
     return None if len(x.shape) >= _MIN_DIMS else f"takes tensors of {_MIN_DIMS} dims or more"
 
 
+_OFFSET = frozenset({"weight_offset"})
+
 KERNELS = [
-    plain_kernel("rms_norm", _rms_norm),
+    plain_kernel("rms_norm", _rms_norm, additions=_OFFSET),
     plain_kernel("layer_norm", _layer_norm),
-    fused_kernel("rms_norm", "npu_rms_norm", _npu_rms_norm, _has_dims),
+    fused_kernel("rms_norm", "npu_rms_norm", _npu_rms_norm, _has_dims, additions=_OFFSET),
     fused_kernel("add_rms_norm", "npu_add_rms_norm", _npu_add_rms_norm, _has_dims),
 ]

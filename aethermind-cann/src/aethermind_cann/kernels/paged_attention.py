@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch_npu
@@ -17,7 +18,7 @@ from aethermind.dispatch import Signature
 from aethermind.hal.dtype import DType
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
 from aethermind_cann.kernels._row_quantization import unscaled_values
-from aethermind_cann.kernels.attention import attend
+from aethermind_cann.kernels.attention import ScoreRules, attend
 from aethermind_cann.run_memo import host_decision, host_list, memoised, updatable_arguments
 
 __all__ = ["KERNELS"]
@@ -32,17 +33,27 @@ Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Gathers keys and values of blocks [...]: [..., K, P, C] each, for K KV heads, P tokens of a block and head dim C."""
 
 
+class _Call(NamedTuple):
+    """What all sequences of a call share: the cache by `gather`, its block size, and what scores become."""
+
+    gather: Gather
+    block_size: int
+    window: int
+    rules: ScoreRules
+
+
 def _paged_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    q, k_cache, v_cache, *tables = inputs
+    q, k_cache, v_cache, *tables, sinks, slopes = inputs
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _gather_blocks(k_cache, blocks), _gather_blocks(v_cache, blocks)
 
-    _attend_blocks(q, tables, gather, outputs[0], {**attributes, "block_size": k_cache.shape[2]})
+    call = _Call(gather, k_cache.shape[2], attributes["window"], _rules(attributes, sinks, slopes))
+    _attend_blocks(q, tables, call, outputs[0])
 
 
 def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    q, k_cache, v_cache, *tables, k_scale, v_scale = inputs
+    q, k_cache, v_cache, *tables, k_scale, v_scale, sinks, slopes = inputs
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = (
@@ -51,14 +62,19 @@ def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: At
         )
         return k, v
 
-    _attend_blocks(q, tables, gather, outputs[0], {**attributes, "block_size": k_cache.shape[2]})
+    call = _Call(gather, k_cache.shape[2], attributes["window"], _rules(attributes, sinks, slopes))
+    _attend_blocks(q, tables, call, outputs[0])
+
+
+def _rules(attributes: Attributes, sinks: torch.Tensor | None, slopes: torch.Tensor | None) -> ScoreRules:
+    return ScoreRules(attributes["scale"], attributes["softcap"], sinks, slopes)
 
 
 def _gather_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     return cache.index_select(0, blocks.reshape(-1)).reshape(*blocks.shape, *cache.shape[1:])
 
 
-def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.Tensor, attributes: Attributes) -> None:
+def _attend_blocks(q: torch.Tensor, tables: Tensors, call: _Call, out: torch.Tensor) -> None:
     cu_seqlens_q, seqlens_k, block_tables = tables
     if len(q) <= len(
         seqlens_k
@@ -67,15 +83,15 @@ def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.
             "sequences", cu_seqlens_q, lambda: _sequence_of_tokens(len(q), cu_seqlens_q, seqlens_k)
         )
         blocks = memoised("blocks", block_tables, lambda: block_tables.clamp(min=0)).index_select(0, sequences)
-        put(out, _attend_gathered(q[:, None], blocks, gather, last_visible[:, None], attributes)[:, 0])
+        put(out, _attend_gathered(q[:, None], blocks, last_visible[:, None], call)[:, 0])
         return
     for sequence, ((begin, end), length) in enumerate(
         zip(pairwise(host_list(cu_seqlens_q)), host_list(seqlens_k), strict=True)
     ):
         if begin < end:
-            blocks = block_tables[sequence, : -(-length // attributes["block_size"])].clamp(min=0)
+            blocks = block_tables[sequence, : -(-length // call.block_size)].clamp(min=0)
             last_visible = torch.arange(length - (end - begin), length, device=q.device)
-            put(out[begin:end], _attend_gathered(q[begin:end], blocks, gather, last_visible, attributes))
+            put(out[begin:end], _attend_gathered(q[begin:end], blocks, last_visible, call))
 
 
 def _sequence_of_tokens(
@@ -89,22 +105,21 @@ def _sequence_of_tokens(
     return sequences, last_visible.clamp(min=0)
 
 
-def _attend_gathered(
-    q: torch.Tensor, blocks: torch.Tensor, gather: Gather, last_visible: torch.Tensor, attributes: Attributes
-) -> torch.Tensor:
+def _attend_gathered(q: torch.Tensor, blocks: torch.Tensor, last_visible: torch.Tensor, call: _Call) -> torch.Tensor:
     """Attention of q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_visible` [..., Q] is the last visible
     key.
     """
-    k, v = (tensor.movedim(-4, -3).flatten(-3, -2) for tensor in gather(blocks))  # [..., K, M·P, C]
+    k, v = (tensor.movedim(-4, -3).flatten(-3, -2) for tensor in call.gather(blocks))  # [..., K, M·P, C]
     key = torch.arange(k.shape[-2], device=q.device)
     is_visible = key <= last_visible[..., None]
     is_read = key <= last_visible.amax(-1, keepdim=True)
-    if attributes["window"] > 0:
-        is_visible = is_visible & (key > last_visible[..., None] - attributes["window"])
-        is_read = is_read & (key > last_visible.amin(-1, keepdim=True) - attributes["window"])
+    if call.window > 0:
+        is_visible = is_visible & (key > last_visible[..., None] - call.window)
+        is_read = is_read & (key > last_visible.amin(-1, keepdim=True) - call.window)
     # Slots outside may be uninitialised and NaN, which a zero weight does not cancel.
     v = torch.where(is_read[..., None, :, None], v.float(), 0.0)
-    return attend(q, k, v, is_visible, attributes["scale"])
+    distances = None if call.rules.slopes is None else (key - last_visible[..., None]).float()
+    return attend(q, k, v, is_visible, call.rules, distances)
 
 
 def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -165,10 +180,11 @@ def _unsupported_reason(signature: Signature) -> str | None:
 
 
 _HALF_DTYPES = frozenset({DType.BFLOAT16, DType.FLOAT16})
+_ADDITIONS = frozenset({"sinks", "slopes", "softcap"})
 
 KERNELS = [
-    plain_kernel("paged_attention", _paged_attention),
-    plain_kernel("paged_attention_quantized", _paged_attention_quantized),
+    plain_kernel("paged_attention", _paged_attention, additions=_ADDITIONS),
+    plain_kernel("paged_attention_quantized", _paged_attention_quantized, additions=_ADDITIONS),
     fused_kernel(
         "paged_attention",
         "npu_fused_infer_attention_score",

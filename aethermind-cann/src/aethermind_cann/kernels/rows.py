@@ -1,4 +1,4 @@
-"""Copies of rows without arithmetic: embedding, gather, scatter, and transposes of the last dims."""
+"""Copies without arithmetic: rows gathered or replaced, transposes of the last dims, vectors of a token."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ def _transpose(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     put(outputs[0], inputs[0].transpose(-2, -1))
 
 
+def _select(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    put(outputs[0], inputs[0][:, attributes["index"]])
+
+
+def _concat(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    torch.cat(list(inputs), 1, out=outputs[0])
+
+
 def _permute_heads(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     put(outputs[0], inputs[0].transpose(-3, -2))
 
@@ -44,4 +52,6 @@ KERNELS = [
     plain_kernel("scatter_rows", _scatter_rows),
     plain_kernel("transpose", _transpose),
     plain_kernel("permute_heads", _permute_heads),
+    plain_kernel("select", _select),
+    plain_kernel("concat", _concat),
 ]

@@ -33,9 +33,14 @@ def register(schemas: dict[str, str], record: Callable[[str, Any, Any], None]) -
         def run(*args: Any, op: Any = op, check: Any = check, made: Any = made, by: Any = by, **kwargs: Any) -> Any:
             record(op.name().removeprefix("npu::"), args, kwargs)
             check(*args, **kwargs)
-            return compute(op, args, kwargs, by, lambda: made(*args, **kwargs))
+            result = compute(op, args, kwargs, by, lambda: made(*args, **kwargs))
+            return [result] if _returns_list(op) else result
 
         _library.impl(name, run, "PrivateUse1")
+
+
+def _returns_list(op: Any) -> bool:
+    return isinstance(op._schema.returns[0].type, torch.ListType) if op._schema.returns else False
 
 
 def _same_dtype(*tensors: torch.Tensor, among: tuple[torch.dtype, ...] = _FLOATS) -> None:
@@ -220,11 +225,38 @@ def _fused_attention(
     return out, torch.zeros(1)
 
 
+def _check_grouped_matmul(
+    x: list[torch.Tensor], weight: list[torch.Tensor], *, group_list: torch.Tensor, split_item: int, group_type: int
+) -> None:
+    _require(len(x) == len(weight) == 1 and split_item in (2, 3) and group_type == 0, "one tensor each, rows in groups")
+    (rows,), (weights,) = x, weight
+    _same_dtype(rows, weights)
+    _require(rows.dim() == 2 and weights.dim() == 3, "x is of 2 dims and the weight of 3")
+    _require(rows.shape[1] == weights.shape[1] < 65536, "rows fit the weight")
+    _require(rows.is_contiguous(), "x is not transposed")
+    _require(weights.is_contiguous() or weights.transpose(1, 2).is_contiguous(), "the weight is transposed or not")
+    _require(weights.stride(2) != 1 or weights.shape[2] < 65536, "the last dim of the weight is below 65536")
+    _require(group_list.dtype == torch.int64 and group_list.shape == weights.shape[:1], "ends are int64, one a group")
+    _require(len(group_list) <= 1024, "up to 1024 groups")
+
+
+def _made_grouped_matmul(x: list[torch.Tensor], weight: list[torch.Tensor], **_: Any) -> list[Made]:
+    return [Made.of((len(x[0]), weight[0].shape[2]), x[0].dtype)]
+
+
+def _grouped_matmul(x: list[torch.Tensor], weight: list[torch.Tensor], *, group_list: torch.Tensor, **_: Any) -> Any:
+    ends = group_list.tolist()
+    _require(ends[-1] == len(x[0]) and sorted(ends) == ends, "ends do not decrease, to the number of rows")
+    parts = x[0].float().tensor_split(ends[:-1])
+    return torch.cat([rows @ matrix.float() for rows, matrix in zip(parts, weight[0], strict=True)])
+
+
 _OPERATORS: dict[str, tuple[Callable[..., None], Callable[..., list[Made]], Callable[..., Any]]] = {
     "npu_rms_norm": (_check_rms_norm, _made_rms_norm, _rms_norm),
     "npu_add_rms_norm": (_check_add_rms_norm, _made_add_rms_norm, _add_rms_norm),
     "npu_swiglu": (_check_swiglu, _made_swiglu, _swiglu),
     "npu_rotary_mul": (_check_rotary_mul, lambda x, *_: [Made.of(x.shape, x.dtype)], _rotary_mul),
     "npu_scatter_pa_kv_cache": (_check_scatter, lambda *_, **__: [], _scatter),
+    "npu_grouped_matmul": (_check_grouped_matmul, _made_grouped_matmul, _grouped_matmul),
     "npu_fused_infer_attention_score": (_check_attention, _made_attention, _fused_attention),
 }

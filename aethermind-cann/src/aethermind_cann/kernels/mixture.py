@@ -1,0 +1,169 @@
+"""Products of tokens with their experts: by torch_npu's grouped product, or by torch.
+
+A choice is a token with one of its experts; there are T · A. Products are computed for the choices sorted by expert, so
+that the rows of an expert are neighbours. The order depends on `ids` only and is found on the device, once for the
+products of a layer. The grouped product reads the rows of each expert there, too, so that its steps can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch_npu
+
+from aethermind.dispatch import Signature
+from aethermind_cann.kernels._kernel import Attributes, Function, Tensors, fused_kernel, plain_kernel, put
+from aethermind_cann.kernels.elementwise import gated_silu
+from aethermind_cann.kernels.matrix import product
+from aethermind_cann.run_memo import host_list, memoised
+
+__all__ = ["KERNELS"]
+
+_BY_ROWS = 0
+"""`group_type` of products that differ in their numbers of rows."""
+_ONE_OUTPUT = 2
+"""`split_item` of outputs that are one tensor."""
+_MAX_GROUPS, _MAX_SIZE = 1024, 65535
+"""Limits of the grouped product by its documentation: groups, and the size of a last dim."""
+
+
+class _Choices(NamedTuple):
+    """The choices sorted by expert."""
+
+    order: torch.Tensor
+    """[T · A], int64: the number of each choice t · A + a."""
+    experts: torch.Tensor
+    """[T · A], int32: their experts, which do not decrease."""
+    ends: torch.Tensor
+    """[E], int64: the number of choices of each expert and of those before it."""
+
+    def put(self, out: torch.Tensor, results: torch.Tensor) -> None:
+        """Copy the results [T · A, N] of the choices to `out` [T, A, N]."""
+        out.flatten(0, 1).index_copy_(0, self.order, results.to(out.dtype))
+
+
+Multiply = Callable[[torch.Tensor, _Choices, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+"""Computes the products [T · A, N] of the rows [T · A, K] of sorted choices with a stack [E · N, K], plus its bias."""
+
+
+def _sorted_choices(ids: torch.Tensor, num_experts: int) -> _Choices:
+    return memoised(("choices", num_experts), ids, lambda: _sort_choices(ids, num_experts))
+
+
+def _sort_choices(ids: torch.Tensor, num_experts: int) -> _Choices:
+    experts, order = ids.flatten().sort(stable=True)
+    number = torch.arange(num_experts, dtype=ids.dtype, device=ids.device)
+    return _Choices(order, experts, torch.searchsorted(experts, number, right=True))
+
+
+def _multiply(rows: torch.Tensor, choices: _Choices, stack: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply by copies of the weights where choices are at most as many as experts; else expert by expert, whose
+    rows are counted on the host.
+    """
+    num_experts = len(choices.ends)
+    weights = stack.view(num_experts, -1, stack.shape[1])
+    biases = None if bias is None else bias.view(num_experts, -1)
+    if len(rows) <= num_experts:
+        chosen = weights.index_select(0, choices.experts).transpose(1, 2)
+        rows = rows[:, None].to(weights.dtype)
+        if biases is None:
+            return torch.bmm(rows, chosen)[:, 0]
+        return torch.baddbmm(biases.index_select(0, choices.experts)[:, None].to(weights.dtype), rows, chosen)[:, 0]
+    out = torch.empty((len(rows), weights.shape[1]), dtype=rows.dtype, device=rows.device)
+    for expert, (begin, end) in enumerate(pairwise((0, *host_list(choices.ends)))):
+        if begin < end:
+            product(rows[begin:end], weights[expert], None if biases is None else biases[expert], out[begin:end])
+    return out
+
+
+def _npu_multiply(rows: torch.Tensor, choices: _Choices, stack: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+    weights = stack.view(len(choices.ends), -1, stack.shape[1]).transpose(1, 2)
+    out: torch.Tensor = torch_npu.npu_grouped_matmul(
+        [rows], [weights], group_list=choices.ends, split_item=_ONE_OUTPUT, group_type=_BY_ROWS
+    )[0]
+    return out
+
+
+def _moe_gate_up_silu(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, ids, w_gate, w_up, b_gate, b_up = inputs
+    activation = {name: value for name, value in attributes.items() if name != "num_experts"}
+    choices = _sorted_choices(ids, attributes["num_experts"])
+    rows = x.index_select(0, torch.div(choices.order, ids.shape[1], rounding_mode="floor"))
+    gate, up = multiply(rows, choices, w_gate, b_gate), multiply(rows, choices, w_up, b_up)
+    choices.put(outputs[0], gated_silu(gate, up, **activation))
+
+
+def _moe_linear(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, ids, weight, bias = inputs
+    choices = _sorted_choices(ids, attributes["num_experts"])
+    rows = x.flatten(0, 1).index_select(0, choices.order)
+    choices.put(outputs[0], multiply(rows, choices, weight, bias))
+
+
+def _by_row(function: Function) -> Function:
+    """One token at a time, for batch invariance."""
+
+    def compute(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+        x, ids, *weights = inputs
+        for token in range(len(x)):
+            current = slice(token, token + 1)
+            function((x[current], ids[current], *weights), (outputs[0][current],), attributes)
+
+    return compute
+
+
+def _moe_combine(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    x, weights = inputs
+    total = x[:, 0].float() * weights[:, :1]
+    for choice in range(1, x.shape[1]):
+        total = torch.addcmul(total, x[:, choice].float(), weights[:, choice : choice + 1])
+    put(outputs[0], total)
+
+
+def _take_experts(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    every, ids = inputs
+    chosen = ids[:, attributes["first"] :][:, : attributes["count"]]
+    put(outputs[0], every.gather(1, chosen.long()[..., None].expand(outputs[0].shape)))
+
+
+def _unsupported_reason(signature: Signature) -> str | None:
+    """Why the grouped product does not compute a call; its documentation gives biases of stacked weights no shape."""
+    x, _, *weights = signature.inputs
+    num_experts = signature.attributes["num_experts"]
+    assert x is not None
+    if any(weight is not None and len(weight.shape) == 1 for weight in weights):
+        return "takes no biases"
+    if not isinstance(num_experts, int) or num_experts > _MAX_GROUPS:
+        return f"takes up to {_MAX_GROUPS} experts"
+    num_columns = x.shape[-1]
+    if not isinstance(num_columns, int) or num_columns > _MAX_SIZE:
+        return f"takes rows of up to {_MAX_SIZE}"
+    return None
+
+
+def _product_kernels(operator: str, function: Callable[..., None]) -> list[Any]:
+    plain: Function = partial(function, _multiply)
+    options: dict[str, Any] = {"weight_formats": None}
+    return [
+        plain_kernel(operator, plain, is_batch_invariant=False, **options),
+        plain_kernel(operator, _by_row(plain), name="torch by row", priority=-1, **options),
+        fused_kernel(
+            operator,
+            "npu_grouped_matmul",
+            partial(function, _npu_multiply),
+            _unsupported_reason,
+            is_batch_invariant=False,
+        ),
+    ]
+
+
+KERNELS = [
+    *_product_kernels("moe_gate_up_silu", _moe_gate_up_silu),
+    *_product_kernels("moe_linear", _moe_linear),
+    plain_kernel("moe_combine", _moe_combine),
+    plain_kernel("take_experts", _take_experts),
+]
