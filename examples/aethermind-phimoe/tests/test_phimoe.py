@@ -30,7 +30,7 @@ LONGROPE = {
     "long_mscale": 1.2,
 }
 VARIATIONS: dict[str, dict[str, Any]] = {
-    "as_published": {"attention_bias": True, "rope_parameters": LONGROPE},
+    "as_published": {"attention_bias": True, "lm_head_bias": True, "rope_parameters": LONGROPE},
     "plain": {"router_jitter_noise": 0.3, "num_local_experts": 4},
 }
 

@@ -95,6 +95,7 @@ class PhimoeArchitecture:
             has_norm_bias=True,
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
+            has_logits_bias=bool(raw.get("lm_head_bias", False)),
             mlp=Mixture(config, num_experts, float(raw.get("router_jitter_noise", 0.01))),
         )
         return Phimoe(config, variant, num_experts=num_experts)
