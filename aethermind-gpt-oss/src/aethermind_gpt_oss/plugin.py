@@ -21,5 +21,10 @@ def register_architectures(registry: Any) -> None:
 
 
 @hookimpl
+def register_answer_formats(registry: Any) -> None:
+    registry.register("GptOssForCausalLM", "aethermind_gpt_oss.answers:GPT_OSS", provider=_PROVIDER)
+
+
+@hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("gpt-oss", "aethermind_gpt_oss.gguf:GPT_OSS", provider=_PROVIDER)
