@@ -158,7 +158,7 @@ def test_an_empty_config_means_what_transformers_takes_it_for() -> None:
     assert model.config.rope.max_positions == theirs.max_position_embeddings
 
 
-def test_thoughts_are_told_from_the_answer(runtime: Runtime) -> None:
+def test_thoughts_are_separated_from_the_answer(runtime: Runtime) -> None:
     format = runtime.answer_formats.find("GptOssForCausalLM")
     assert format is not None
     parser = AnswerParser(format)
