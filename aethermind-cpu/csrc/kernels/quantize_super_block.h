@@ -1,5 +1,6 @@
 // Quantisation of a super-block, sixteen rows at once: 4-bit codes whose scales and offsets are 6-bit multiples of the
-// super-block's. Equal to aethermind.ops.super_blocks bit for bit, as long as the compiler neither contracts nor reassociates (see quantize.h).
+// super-block's. Equal to aethermind.ops.super_blocks bit for bit, as long as the compiler neither contracts nor
+// reassociates (see quantize.h).
 #pragma once
 
 #include "kernels/quantize.h"

@@ -278,8 +278,9 @@ int main() {
   for_each_kernel("mul",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a * b; }); });
   for_each_kernel("mul", test_float16_rounding);
-  for_each_kernel("sigmoid_mul",
-                  [](const KernelEntry& e) { test_binary(e, [](double g, double x) { return x / (1.0 + std::exp(-g)); }); });
+  for_each_kernel("sigmoid_mul", [](const KernelEntry& e) {
+    test_binary(e, [](double g, double x) { return x / (1.0 + std::exp(-g)); });
+  });
   for_each_kernel("silu_mul",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return silu(a) * b; }); });
   for_each_kernel("div", test_div);
