@@ -23,7 +23,8 @@ def assert_no_further_from_the_truth(
     """Than `most` times transformers in the same dtype, in root mean squares over all logits of a text's prefixes.
 
     In a mixture of experts, either may choose another expert than float64 where scores are close, which changes all of
-    a row. So the median of rows is compared there, and may be a tenth farther.
+    a row. So the median of rows is compared there, and may be a tenth farther. A gated delta rule carries the rounding
+    of a token on to all later ones: ratios of such models scatter around 0.9, and one may be a fifth farther.
     """
     (text,) = random_prompts(40)
     llm = LLM(
@@ -42,6 +43,7 @@ def assert_no_further_from_the_truth(
     )
     is_mixture = "num_experts_per_tok" in case.config
     distance, most = (_median_rms, 1.1 * most) if is_mixture else (_rms, most)
+    most = max(most, 1.2) if "linear_num_value_heads" in case.config else most
     ratio = distance(ours - truth) / distance(theirs - truth)
     print(f"{case} {dtype}: {ratio:.3f} times as far from float64 as transformers")
     assert ratio <= most, f"{ratio:.3f} times as far from float64 as transformers"
