@@ -17,7 +17,7 @@ from release.distributions import ROOT
 __all__ = ["VersionError", "change", "current", "places"]
 
 # What precedes our version in a file: the project's own, a required sibling's, or the core's attribute.
-_BEFORE = r'(^version = "|"aethermind(?:-[a-z0-9]+)?(?:\[[a-z0-9,]+\])?==|^__version__ = ")'
+_BEFORE = r'(^version = "|"aethermind(?:-[a-z0-9-]+)?(?:\[[a-z0-9,]+\])?==|^__version__ = ")'
 _VERSION = r"([0-9][0-9A-Za-z.]*)"
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?(\.dev[0-9]+)?")
 

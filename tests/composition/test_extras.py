@@ -66,7 +66,7 @@ def test_the_smallest_is_small_and_generates(smallest: Environment) -> None:
     listed = json.loads(smallest.run("aethermind", "plugins", "list", "--json").stdout)
     assert {(plugin["name"], plugin["status"], plugin["is_ours"]) for plugin in listed["plugins"]} == {
         (name, "loaded", True)
-        for name in ("bert", "cpu", "deepseek", "gemma", "glm", "gpt-oss", "gpt2", "llama", "phi", "qwen2")
+        for name in ("bert", "cpu", "deepseek", "gemma", "glm", "gpt-oss", "gpt2", "llama", "mamba", "phi", "qwen2")
     }
 
 
@@ -142,6 +142,7 @@ def test_all_is_all(smallest: Environment, environments: Environments) -> None:
             "glm",
             "gemma",
             "deepseek",
+            "mamba",
             "gpt-oss",
             "gpt2",
             "bert",

@@ -42,7 +42,7 @@ class Bench:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return self.out, self.x, self.weight, WIDTH, 0.0
+        return self.out, self.x, self.weight, WIDTH, 0.0, 0.0
 
     def put(self, array: DeviceArray, value: float) -> None:
         self.host[:] = value
@@ -94,7 +94,7 @@ def test_missing_arguments_are_detected(bench: Bench) -> None:
 
 
 def test_a_kernel_error_is_raised_at_the_wait_for_its_stream(bench: Bench) -> None:
-    bench.launch(bench.out, bench.x, bench.weight, WIDTH + 1, 0.0)
+    bench.launch(bench.out, bench.x, bench.weight, WIDTH + 1, 0.0, 0.0)
     with pytest.raises(DeviceError, match=r"rms_norm_float32: block .* beyond the end of `memory of 480 bytes`"):
         bench.driver.stream_synchronize(bench.stream)
     bench.launch()

@@ -86,8 +86,8 @@ MISTAKES = (
     Mistake("no_architectures", ("architectures", "None"), changed(architectures=None, model_type=None)),
     Mistake(
         "unknown_architecture",
-        ("'NoSuchForCausalLM'", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-        changed(architectures=["NoSuchForCausalLM"]),
+        ("'Qwen9ForCausalLM'", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        changed(architectures=["Qwen9ForCausalLM"]),
     ),
     Mistake("no_hidden_size", ("hidden_size", "None"), changed(hidden_size=None)),
     Mistake("layers_are_text", ("num_hidden_layers", "'four'"), changed(num_hidden_layers="four")),

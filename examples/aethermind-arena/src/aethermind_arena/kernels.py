@@ -19,9 +19,10 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 
 
 def rope(x: Any, table: Any, interleaved: bool) -> Any:
-    cos, sin = np.split(table[:, None], 2, axis=-1)
+    (cos, sin), (x, rest) = np.split(table[:, None], 2, axis=-1), np.split(x, [table.shape[-1]], axis=-1)
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else np.split(x, 2, axis=-1)
-    return np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1 if interleaved else -2).reshape(x.shape)
+    rotated = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1 if interleaved else -2).reshape(x.shape)
+    return np.concatenate([rotated, rest], axis=-1)
 
 
 def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: Any, scale: float, window: int) -> Any:
