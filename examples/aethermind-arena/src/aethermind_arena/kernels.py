@@ -39,7 +39,8 @@ def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: A
 
 def _read(cache: Any, table: Any, length: int, num_heads: int) -> Any:
     """Gather a sequence from its blocks, repeated for query heads: float32 [num_heads, length, head_dim]."""
-    blocks = cache[table[: -(-length // cache.shape[2])]].swapaxes(0, 1)
+    ids = table[: -(-length // cache.shape[2])]
+    blocks = np.where((ids < 0)[:, None, None, None], 0, cache[ids]).swapaxes(0, 1)  # -1: freed behind a window
     sequence = blocks.reshape(len(blocks), -1, cache.shape[3])[:, :length]
     return _to_float32(np.repeat(sequence, num_heads // len(sequence), axis=0))
 
