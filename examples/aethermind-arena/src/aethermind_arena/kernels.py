@@ -21,8 +21,8 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 def rope(x: Any, table: Any, interleaved: bool) -> Any:
     (cos, sin), (x, rest) = np.split(table[:, None], 2, axis=-1), np.split(x, [table.shape[-1]], axis=-1)
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else np.split(x, 2, axis=-1)
-    rotated = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1 if interleaved else -2).reshape(x.shape)
-    return np.concatenate([rotated, rest], axis=-1)
+    turned = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1 if interleaved else -2).reshape(x.shape)
+    return np.concatenate([turned, rest], axis=-1)
 
 
 def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: Any, scale: float, window: int) -> Any:
@@ -30,8 +30,8 @@ def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: A
     for begin, end, length, table in zip(starts, starts[1:], lengths, tables, strict=False):
         keys, values = (_read(cache, table, length, q.shape[1]) for cache in (k, v))
         distance = np.arange(length - (end - begin), length)[:, None] - np.arange(length)
-        is_visible = (distance >= 0) & ((window <= 0) | (distance < window))
-        scores = np.where(is_visible, q[begin:end].swapaxes(0, 1) @ keys.swapaxes(1, 2) * scale, -np.inf)
+        products = q[begin:end].swapaxes(0, 1) @ keys.swapaxes(1, 2) * scale
+        scores = np.where((distance >= 0) & ((window <= 0) | (distance < window)), products, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30))
         out[begin:end] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
     return out
@@ -46,10 +46,9 @@ def _read(cache: Any, table: Any, length: int, num_heads: int) -> Any:
 
 
 def kv_cache_write(inputs: Any, outputs: Any, _: Any) -> None:
-    new, has_slot = inputs[:2], inputs[2] >= 0
-    block, offset = np.divmod(inputs[2][has_slot], outputs[0].shape[2])
-    for cache, rows in zip(outputs, new, strict=True):
-        cache[block, :, offset] = rows[has_slot]
+    slots = inputs[2][has_slot := inputs[2] >= 0]
+    for cache, rows in zip(outputs, inputs[:2], strict=True):
+        cache[slots // cache.shape[2], :, slots % cache.shape[2]] = rows[has_slot]
 
 
 def _to_float32(array: Any) -> Any:
