@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from aethermind import LLM
-from aethermind.cli.bench.quality import dense_settings, diverge, windows_of_text
+from aethermind.cli.bench.quality import diverge, single_step_settings, windows_of_text
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.ops.weight_format import parse_format
 
@@ -98,7 +98,7 @@ def _bits(name: str) -> float:
 
 
 def _ours(text: Path, chunks: int) -> Iterator[tuple[float, float]]:
-    _, settings = dense_settings("cpu", "auto", None, WINDOW)
+    _, settings = single_step_settings("cpu", "auto", None, WINDOW)
     expected: Array | None = None
     for format in ("dense", *(our for _, our in EQUALS)):
         with LLM(str(smollm2()), dtype="float32", quantization=format, **settings) as llm:

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from aethermind import LLM
-from aethermind.cli.bench.quality import dense_settings, diverge
+from aethermind.cli.bench.quality import diverge, single_step_settings
 from aethermind.engine.text_passes.text_pass import text_logits
 
 Array = np.ndarray[Any, Any]
@@ -85,7 +85,7 @@ def expected(folder: Path, ids: list[int]) -> Array:
 def test_a_published_model_keeps_its_predictions(
     folder: Path, ids: list[int], expected: Array, quantization: str | None, most: float
 ) -> None:
-    _, settings = dense_settings("cpu", "auto", None, len(ids))
+    _, settings = single_step_settings("cpu", "auto", None, len(ids))
     settings |= {"max_model_len": len(ids) + 1, "max_num_batched_tokens": len(ids) + 1, "max_num_seqs": len(ids)}
     settings["num_kv_blocks"] = len(ids) // 16 + 2
     with LLM(str(folder / NAME), dtype="float32", quantization=quantization, **settings) as llm:

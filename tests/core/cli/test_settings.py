@@ -36,7 +36,7 @@ def test_every_option_of_a_configured_verb_is_a_setting() -> None:
     options = {option.name for one in commands for option in one.params} - {
         "config_file",
         "print_config",
-        "named_model",
+        "positional_model",
     }
     assert options - OF_ONE_CALL == {one.parameter for one in SETTINGS}
 
