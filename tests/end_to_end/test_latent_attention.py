@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.end_to_end.same_bits import GREEDY, PROMPTS, Opened, answers, answers_alone, answers_of_ranks, opening
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.cache.outcome import CacheOutcome
@@ -33,8 +34,6 @@ CONFIG = {
     "n_group": 4,
     "topk_group": 2,
 }
-PROMPTS: Any = [{"prompt_token_ids": [7 * n + 3 * i for i in range(n)]} for n in (21, 5, 33, 1, 12)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, logprobs=3, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -44,32 +43,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Opened = Callable[..., LLM]
-
-
 @pytest.fixture(scope="module", params=["numpy", "cpu"])
 def opened(request: pytest.FixtureRequest, runtime: Runtime, directory: Path) -> Iterator[Opened]:
-    """Opens the model on a device; what is open at the end is closed."""
-    llms: list[LLM] = []
-
-    def load(**options: Any) -> LLM:
-        given = {"device": request.param, "dtype": "float32", "tokenizer": "demo", "fallback": "allow"}
-        llms.append(LLM(directory, runtime=runtime, deterministic=True, num_threads=1, **{**given, **options}))
-        return llms[-1]
-
-    yield load
-    for llm in llms:
-        llm.close()
-
-
-def answers(llm: LLM, prompts: Any) -> list[Any]:
-    return [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in llm.generate(prompts, GREEDY)]
+    with opening(request.param, runtime, directory) as load:
+        yield load
 
 
 @pytest.fixture(scope="module")
 def alone(opened: Opened) -> list[Any]:
-    llm = opened(enable_prefix_caching=False)
-    return [answers(llm, prompt)[0] for prompt in PROMPTS]
+    return answers_alone(opened)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +82,12 @@ def test_answers_have_the_same_bits_after_preemption(opened: Opened, alone: list
 
 def test_saved_sequences_are_resumed(opened: Opened, alone: list[Any]) -> None:
     llm = opened(block_size=4)
-    contents = MemoryContents(llm.engine.runner.kv_memory, fingerprint(llm.engine.compiled))
     tokens = PROMPTS[2]["prompt_token_ids"]
     engine = llm.engine
     engine.add_request("r", tokens, GREEDY)
     while not engine.running or not engine.running[0].output_token_ids:
         engine.step()
-    saved = engine.cache.save("r", contents, tokens)
+    saved = engine.cache.save("r", contents_of(llm), tokens)
     assert saved.outcome is CacheOutcome.OK
     engine.abort("r")
     other = opened(block_size=4)
@@ -128,14 +109,7 @@ def test_several_ranks_answer_as_one(
     """Each has some of the heads, whose projections are parts of stacks, and all latent vectors."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, logprobs=3, ignore_eos=True)
 
-    def found(size: int) -> tuple[list[list[int]], list[float]]:
-        options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "fallback": "allow"}
-        options |= {"tokenizer": "demo", "quantization": quantization, "runtime": runtime}
-        with LLM(directory, tensor_parallel_size=size, **options) as llm:
-            outputs = [one.outputs[0] for one in llm.generate(PROMPTS, params)]
-        logprobs = [one.logprob for output in outputs for step in output.logprobs or () for one in step.values()]
-        return [one.token_ids for one in outputs], logprobs
-
-    (tokens, logprobs), (expected_tokens, expected_logprobs) = found(2), found(1)
+    tokens, logprobs = answers_of_ranks(2, runtime, directory, quantization, params)
+    expected_tokens, expected_logprobs = answers_of_ranks(1, runtime, directory, quantization, params)
     assert tokens == expected_tokens
     assert logprobs == pytest.approx(expected_logprobs, abs=tolerance)

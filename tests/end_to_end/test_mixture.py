@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.end_to_end.same_bits import GREEDY, PROMPTS, Opened, answers, answers_alone, answers_of_ranks, opening
 
-from aethermind import LLM, Runtime, SamplingParams
+from aethermind import Runtime
 from aethermind.testing.families import SMALL, ModelCase
 from aethermind.testing.families.transformers_reference import TransformersReference
 
@@ -21,8 +22,6 @@ CONFIG = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
 }
-PROMPTS: Any = [{"prompt_token_ids": [7 * n + 3 * i for i in range(n)]} for n in (21, 5, 33, 1, 12)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, logprobs=3, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +31,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Opened = Callable[..., LLM]
-
-
 @pytest.fixture(scope="module", params=["numpy", "cpu"])
 def opened(request: pytest.FixtureRequest, runtime: Runtime, directory: Path) -> Iterator[Opened]:
-    """Opens the model on a device; what is open at the end is closed."""
-    llms: list[LLM] = []
-
-    def load(**options: Any) -> LLM:
-        given = {"device": request.param, "dtype": "float32", "tokenizer": "demo", "fallback": "allow"}
-        llms.append(LLM(directory, runtime=runtime, deterministic=True, num_threads=1, **{**given, **options}))
-        return llms[-1]
-
-    yield load
-    for llm in llms:
-        llm.close()
-
-
-def answers(llm: LLM, prompts: Any) -> list[Any]:
-    return [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in llm.generate(prompts, GREEDY)]
+    with opening(request.param, runtime, directory) as load:
+        yield load
 
 
 @pytest.fixture(scope="module")
 def alone(opened: Opened) -> list[Any]:
-    llm = opened(enable_prefix_caching=False)
-    return [answers(llm, prompt)[0] for prompt in PROMPTS]
+    return answers_alone(opened)
 
 
 def test_answers_have_the_same_bits_in_any_batch(opened: Opened, alone: list[Any]) -> None:
@@ -86,14 +68,7 @@ def test_answers_have_the_same_bits_after_preemption(opened: Opened, alone: list
 def test_several_ranks_answer_as_one(runtime: Runtime, directory: Path, quantization: str | None) -> None:
     """Each has a part of every expert, quantised or not, and the router and the shared expert's gate are whole."""
 
-    def found(size: int) -> tuple[list[list[int]], list[float]]:
-        options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "fallback": "allow"}
-        options |= {"tokenizer": "demo", "quantization": quantization, "runtime": runtime}
-        with LLM(directory, tensor_parallel_size=size, **options) as llm:
-            outputs = [one.outputs[0] for one in llm.generate(PROMPTS, GREEDY)]
-        logprobs = [one.logprob for output in outputs for step in output.logprobs or () for one in step.values()]
-        return [one.token_ids for one in outputs], logprobs
-
-    (tokens, logprobs), (expected_tokens, expected_logprobs) = found(2), found(1)
+    tokens, logprobs = answers_of_ranks(2, runtime, directory, quantization)
+    expected_tokens, expected_logprobs = answers_of_ranks(1, runtime, directory, quantization)
     assert tokens == expected_tokens
     assert logprobs == pytest.approx(expected_logprobs, abs=1e-3 if quantization is None else 0.02)

@@ -103,8 +103,7 @@ class DeepSeek(VariantModel):
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Stack the experts of each layer, and divide the projections of latent vectors to keys and values."""
-        modules = [f"model.layers.{layer}.mlp.experts" for layer in self.mixture.sparse_layers]
-        stacks = expert_stacks(stored, {module: module for module in modules}, self.mixture.num_experts)
+        stacks = expert_stacks(stored, self.mixture.expert_modules, self.mixture.num_experts)
         parts = {**stacks, **split_latent_projections(self.attention)}
         return StackedTensors(stored, parts, num_layers=self.config.num_hidden_layers)
 

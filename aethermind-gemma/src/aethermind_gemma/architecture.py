@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, renamed_prefixes
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.hal import DType
@@ -96,12 +96,8 @@ class Gemma(VariantModel):
         """Map tensors of a checkpoint with a vision tower to the decoder's names."""
         if not self.name_prefix:
             return stored
-        renamed = {}
-        for name in stored.names:
-            for prefix in ("model.language_model.", "language_model.model."):
-                if name.startswith(prefix):
-                    renamed["model." + name.removeprefix(prefix)] = TensorSlice(name)
-        return AdaptedTensors(stored, renamed)
+        prefixes = dict.fromkeys(("model.language_model.", "language_model.model."), "model.")
+        return AdaptedTensors(stored, renamed_prefixes(stored.names, prefixes))
 
 
 class Gemma2Architecture:

@@ -59,8 +59,7 @@ class GlmMoe(VariantModel):
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Stack the experts of each layer."""
-        modules = [f"model.layers.{layer}.mlp.experts" for layer in self.mixture.sparse_layers]
-        stacks = expert_stacks(stored, {module: module for module in modules}, self.mixture.num_experts)
+        stacks = expert_stacks(stored, self.mixture.expert_modules, self.mixture.num_experts)
         return StackedTensors(stored, stacks, num_layers=self.config.num_hidden_layers)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
+from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice, rows_by_head
 from aethermind.model.blocks import VariantModel
 
 __all__ = ["FusedQkvDecoder", "StoredNames"]
@@ -55,17 +55,21 @@ class FusedQkvDecoder(VariantModel):
         for layer in range(config.num_hidden_layers):
             base, stored_base = f"model.layers.{layer}", f"{prefix}{names.layers}.{layer}"
             modules |= {f"{base}.{own}": f"{stored_base}.{name}" for own, name in names.in_layer.items()}
-            for number, projection in enumerate(("q_proj", "k_proj", "v_proj")):
-                rows = self._rows(number)
-                for kind in _KINDS:
-                    fused = f"{stored_base}.{names.qkv}.{kind}"
-                    parts[f"{base}.self_attn.{projection}.{kind}"] = TensorSlice(fused, order=rows)
+            for kind in _KINDS:
+                slices = self._slices(f"{stored_base}.{names.qkv}.{kind}")
+                for projection, part in zip(("q_proj", "k_proj", "v_proj"), slices, strict=True):
+                    parts[f"{base}.self_attn.{projection}.{kind}"] = part
         parts |= {f"{own}.{kind}": TensorSlice(f"{name}.{kind}") for own, name in modules.items() for kind in _KINDS}
         return AdaptedTensors(stored, parts)
 
-    def _rows(self, number: int) -> tuple[int, ...]:
-        """The rows of queries (0), keys (1) or values (2) in the fused matrix."""
+    def _slices(self, fused: str) -> list[TensorSlice]:
+        """Queries, keys and values in the fused matrix."""
         heads, head_dim = self.config.num_attention_heads, self.config.head_dim
-        if not self.stored_names.has_rows_by_head:
-            return tuple(range(number * heads * head_dim, (number + 1) * heads * head_dim))
-        return tuple((3 * head + number) * head_dim + row for head in range(heads) for row in range(head_dim))
+        if self.stored_names.has_rows_by_head:
+            return [TensorSlice(fused, order=rows) for rows in rows_by_head(heads, (head_dim,) * 3)]
+        width = heads * head_dim
+        return [
+            TensorSlice(fused, begin=0, end=width),
+            TensorSlice(fused, begin=width, end=2 * width),
+            TensorSlice(fused, begin=2 * width),
+        ]

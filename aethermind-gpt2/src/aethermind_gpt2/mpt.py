@@ -78,6 +78,8 @@ class MptArchitecture:
 
     def create(self, raw: Mapping[str, Any]) -> FusedQkvDecoder:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
+        from aethermind.ops.catalog.attention import alibi_slopes
+
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
         attention = fields.get("attn_config", {})
         if not isinstance(attention, Mapping):
@@ -96,7 +98,7 @@ class MptArchitecture:
         variant = DecoderVariant(
             has_layer_norm=True,
             attention_scale=None if scale is None else float(scale),
-            slopes=_slopes(config.num_attention_heads, 8 if max_bias is None else max_bias),
+            slopes=tuple(alibi_slopes(config.num_attention_heads, 8 if max_bias is None else max_bias).tolist()),
             mlp=GeluMlps(
                 ("up_proj", "down_proj"),
                 config.hidden_size,
@@ -106,16 +108,6 @@ class MptArchitecture:
             ),
         )
         return FusedQkvDecoder(config, variant, stored_names=_NAMES)
-
-
-def _slopes(num_heads: int, max_bias: float) -> tuple[float, ...]:
-    """ALiBi's slopes from 2^(−max_bias / n) to 2^−max_bias for n, the power of two that is not below the heads.
-
-    Of more than there are heads, every second one comes first.
-    """
-    power = 1 << (num_heads - 1).bit_length()
-    slopes = [2.0 ** (-max_bias / power * number) for number in range(1, power + 1)]
-    return tuple(slopes if power == num_heads else [*slopes[1::2], *slopes[::2]][:num_heads])
 
 
 MPT = MptArchitecture()

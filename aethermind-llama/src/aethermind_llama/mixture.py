@@ -62,8 +62,8 @@ class SparseLlama(VariantModel):
         layers = [f"model.layers.{layer}" for layer in self.mixture.sparse_layers]
         routers = {f"{base}.mlp.gate.weight": f"{base}.{_STORED_MLP}.gate.weight" for base in layers}
         if not set(routers.values()) <= set(stored.names):
-            modules = {f"{base}.mlp.experts": f"{base}.mlp.experts" for base in layers}
-            return StackedTensors(stored, expert_stacks(stored, modules, self.mixture.num_experts))
+            stacks = expert_stacks(stored, self.mixture.expert_modules, self.mixture.num_experts)
+            return StackedTensors(stored, stacks)
         modules = {f"{base}.mlp.experts": f"{base}.{_STORED_MLP}.experts" for base in layers}
         stacks = expert_stacks(stored, modules, self.mixture.num_experts, _STORED_PROJECTIONS)
         return StackedTensors(stored, {**stacks, **{name: TensorStack((old,)) for name, old in routers.items()}})
@@ -79,7 +79,7 @@ class MixtralArchitecture:
         has_window = raw.get("sliding_window") is not None and raw.get("layer_types") is None
         windows = {"use_sliding_window": True, "max_window_layers": 0} if has_window else {}
         config = read_decoder_config({**raw, **windows}, defaults=_MIXTRAL)
-        return _sparse(raw, config, _MIXTRAL)
+        return _sparse(raw, config, _MIXTRAL, DecoderVariant())
 
 
 class OlmoeArchitecture:
@@ -103,7 +103,7 @@ def _sparse(
     raw: Mapping[str, Any],
     config: DecoderConfig,
     defaults: Mapping[str, Any],
-    variant: DecoderVariant = DecoderVariant(),  # noqa: B008 - a constant
+    variant: DecoderVariant,
 ) -> SparseLlama:
     """Read the mixture; `intermediate_size` is that of an expert, and all layers are sparse."""
     mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=defaults, width="intermediate_size")

@@ -19,6 +19,7 @@ from aethermind.model.blocks import (
     Mamba2Config,
     attention,
     mamba2_mixer,
+    scaled,
     swiglu_mlp,
     variant_decoder,
 )
@@ -73,7 +74,7 @@ class _HybridMixer:
         recurrent_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.recurrent, f"{base}.mamba")
         attended_TD = attention(
             builder,
-            _scaled(builder, x_TD, self.input_factor),
+            scaled(builder, x_TD, self.input_factor),
             rope_table_TR,
             inputs,
             self.config,
@@ -84,8 +85,8 @@ class _HybridMixer:
             has_output_bias=self.has_bias,
             scale=self.config.head_dim**-0.5 * self.key_factor,
         )
-        recurrent_TD = _scaled(builder, recurrent_TD, self.recurrent_factor)
-        out_TD: Value = builder.op("add", _scaled(builder, attended_TD, self.attention_factor), recurrent_TD)
+        recurrent_TD = scaled(builder, recurrent_TD, self.recurrent_factor)
+        out_TD: Value = builder.op("add", scaled(builder, attended_TD, self.attention_factor), recurrent_TD)
         return out_TD
 
 
@@ -100,18 +101,14 @@ class _FeedForward:
     def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
         prefix, config = f"model.layers.{layer}.feed_forward", self.config
         if self.gate_factor == 1.0:
-            return _scaled(builder, swiglu_mlp(builder, x_TD, config, prefix), self.factor)
+            return scaled(builder, swiglu_mlp(builder, x_TD, config, prefix), self.factor)
         inner = (config.intermediate_size, config.hidden_size)
         gate_ID, up_ID = (builder.parameter(f"{prefix}.{name}_proj.weight", inner) for name in ("gate", "up"))
         down_DI = builder.parameter(f"{prefix}.down_proj.weight", inner[::-1])
         with builder.scope(prefix):
-            gate_TI = _scaled(builder, builder.op("linear", x_TD, gate_ID), self.gate_factor)
+            gate_TI = scaled(builder, builder.op("linear", x_TD, gate_ID), self.gate_factor)
             inner_TI = builder.op("silu_mul", gate_TI, builder.op("linear", x_TD, up_ID))
-            return _scaled(builder, builder.op("linear", inner_TI, down_DI), self.factor)
-
-
-def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
-    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
+            return scaled(builder, builder.op("linear", inner_TI, down_DI), self.factor)
 
 
 @dataclass(frozen=True, slots=True)

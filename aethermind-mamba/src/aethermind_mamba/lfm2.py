@@ -10,22 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
-from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, LayerCache, Paged, StepInputs, read_decoder_config
+from aethermind.model import (
+    DecoderConfig,
+    LayerCache,
+    StepInputs,
+    hybrid_layout,
+    read_attention_layers,
+    read_decoder_config,
+)
 from aethermind.model.blocks import (
     DecoderVariant,
     ShortConvConfig,
     VariantModel,
     attention,
     short_conv_mixer,
-    swiglu_mlp,
 )
 from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["LFM2"]
 
-_CONV, _FULL = "conv", "full_attention"
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 65536,
     "num_key_value_heads": 8,
@@ -76,21 +80,13 @@ class _HybridMixer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _FeedForward:
-    config: DecoderConfig
-
-    def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
-        return swiglu_mlp(builder, x_TD, self.config, f"model.layers.{layer}.feed_forward")
-
-
 _RENAMED = {
     "self_attn.q_norm": "self_attn.q_layernorm",
     "self_attn.k_norm": "self_attn.k_layernorm",
     "self_attn.o_proj": "self_attn.out_proj",
-    "feed_forward.gate_proj": "feed_forward.w1",
-    "feed_forward.up_proj": "feed_forward.w3",
-    "feed_forward.down_proj": "feed_forward.w2",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
 }
 """The names that decoders have for modules of a layer, and those of a checkpoint."""
 
@@ -104,9 +100,7 @@ class Lfm2(VariantModel):
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
         """Keys and values of all tokens in layers with attention, the last rows of each sequence in the others."""
-        heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
-        paged = Paged(heads, head_dim, head_dim)
-        return tuple(paged if has_attention else self.convolution.state for has_attention in self.has_attention)
+        return hybrid_layout(self.config, self.convolution.state, self.has_attention)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Give modules the names that decoders have for them, and slice the projections of convolutions."""
@@ -137,7 +131,7 @@ class Lfm2Architecture:
         fields["rms_norm_eps"] = fields["norm_eps"]
         fields["intermediate_size"] = _intermediate_size(fields)
         config = read_decoder_config(fields, defaults={})
-        has_attention = _read_attention_layers(kinds, indices, config.num_hidden_layers)
+        has_attention = _attention_layers(kinds, indices, config.num_hidden_layers)
         convolution = ShortConvConfig(
             config.hidden_size, fields["conv_L_cache"], has_bias=bool(fields.get("conv_bias", False))
         )
@@ -145,7 +139,6 @@ class Lfm2Architecture:
             before_attention="operator_norm",
             before_mlp="ffn_norm",
             attention=_HybridMixer(config, convolution, has_attention),
-            mlp=_FeedForward(config),
         )
         return Lfm2(config, variant, convolution=convolution, has_attention=has_attention)
 
@@ -159,16 +152,11 @@ def _intermediate_size(fields: Mapping[str, Any]) -> Any:
     return -(-width // multiple) * multiple
 
 
-def _read_attention_layers(kinds: Any, indices: Any, num_layers: int) -> tuple[bool, ...]:
+def _attention_layers(kinds: Any, indices: Any, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer has attention, by `layer_types`, or by `full_attn_idxs`, the layers that do."""
     if kinds is None:
         return tuple(indices is None or layer in indices for layer in range(num_layers))
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {_CONV, _FULL}:
-        raise ConfigError(
-            f"layer_types in config.json should list {_CONV} or {_FULL} for each of the num_hidden_layers "
-            f"({num_layers}) layers."
-        )
-    return tuple(kind == _FULL for kind in kinds)
+    return read_attention_layers(kinds, "conv", num_layers)
 
 
 LFM2 = Lfm2Architecture()

@@ -12,15 +12,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.checkpoint import AdaptedTensors, StackedTensors, StoredTensors, TensorSlice, expert_stacks
+from aethermind.checkpoint import (
+    AdaptedTensors,
+    StackedTensors,
+    StoredTensors,
+    TensorSlice,
+    expert_stacks,
+    renamed_prefixes,
+    rows_by_head,
+)
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import (
     DecoderConfig,
     LayerCache,
     MixtureConfig,
-    Paged,
     StepInputs,
+    hybrid_layout,
+    read_attention_layers,
     read_decoder_config,
     read_mixture_config,
 )
@@ -36,7 +45,6 @@ from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["QWEN3_5", "QWEN3_5_MOE", "QWEN3_5_MOE_WITH_IMAGES", "QWEN3_5_WITH_IMAGES", "QWEN3_NEXT"]
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
 _SHARED_WIDTH = "shared_expert_intermediate_size"
 _COMMON: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
@@ -133,16 +141,12 @@ class QwenHybrid(VariantModel):
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
         """Keys and values of all tokens in layers with attention, a state of each sequence in the others."""
-        heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
-        paged = Paged(heads, head_dim, head_dim)
-        return tuple(paged if has_attention else self.delta_net.state for has_attention in self.has_attention)
+        return hybrid_layout(self.config, self.delta_net.state, self.has_attention)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Slice queries, their gates and the projections of gated delta nets out of stored ones, and stack experts."""
         if self.has_other_parts:
-            decoder = "model.language_model."
-            names = {name: name.replace(decoder, "model.", 1) for name in stored.names if name.startswith(decoder)}
-            stored = AdaptedTensors(stored, {name: TensorSlice(found) for found, name in names.items()})
+            stored = AdaptedTensors(stored, renamed_prefixes(stored.names, {"model.language_model.": "model."}))
         parts: dict[str, TensorSlice] = {}
         for layer, has_attention in enumerate(self.has_attention):
             base = f"model.layers.{layer}"
@@ -155,19 +159,18 @@ class QwenHybrid(VariantModel):
         adapted = AdaptedTensors(stored, parts)
         if self.mixture is None:
             return adapted
-        modules = [f"model.layers.{layer}.mlp.experts" for layer in self.mixture.sparse_layers]
-        stacks = expert_stacks(adapted, {module: module for module in modules}, self.mixture.num_experts)
+        stacks = expert_stacks(adapted, self.mixture.expert_modules, self.mixture.num_experts)
         return StackedTensors(adapted, stacks)
 
     def _queries_and_gates(self, prefix: str) -> dict[str, TensorSlice]:
         """Slices of `q_proj`, whose rows are, head by head, those of the query and of the gate."""
         heads, head_dim = self.config.num_attention_heads, self.config.head_dim
-        parts = {}
-        for name, first in (("q_proj", 0), ("gate_proj", head_dim)):
-            rows = tuple(2 * head * head_dim + first + row for head in range(heads) for row in range(head_dim))
-            for kind in ("weight", "bias"):
-                parts[f"{prefix}.{name}.{kind}"] = TensorSlice(f"{prefix}.q_proj.{kind}", order=rows)
-        return parts
+        rows = dict(zip(("q_proj", "gate_proj"), rows_by_head(heads, (head_dim, head_dim)), strict=True))
+        return {
+            f"{prefix}.{name}.{kind}": TensorSlice(f"{prefix}.q_proj.{kind}", order=order)
+            for name, order in rows.items()
+            for kind in ("weight", "bias")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class QwenHybridArchitecture:
         fields = {**self.defaults, **{name: value for name, value in raw.items() if value is not None}}
         kinds, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
         config = read_decoder_config(fields, defaults={}, has_partial_rotary=True)
-        has_attention = _read_attention_layers(kinds, fields["full_attention_interval"], config.num_hidden_layers)
+        has_attention = _attention_layers(kinds, fields["full_attention_interval"], config.num_hidden_layers)
         mixture = None
         if self.has_mixture:
             count = config.num_hidden_layers
@@ -213,16 +216,11 @@ class QwenHybridArchitecture:
         )
 
 
-def _read_attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool, ...]:
+def _attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer has attention: as `layer_types` lists, or every so many layers."""
     if kinds is None:
         return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {_LINEAR, _FULL}:
-        raise ConfigError(
-            f"layer_types in config.json should list {_LINEAR} or {_FULL} for each of the num_hidden_layers "
-            f"({num_layers}) layers."
-        )
-    return tuple(kind == _FULL for kind in kinds)
+    return read_attention_layers(kinds, "linear_attention", num_layers)
 
 
 def _read_delta_net(fields: Mapping[str, Any], config: DecoderConfig) -> DeltaNetConfig:

@@ -17,7 +17,13 @@ from __future__ import annotations
 
 from aethermind.checkpoint.dummy import DummyCheckpoint
 from aethermind.checkpoint.expert_stacks import FusedSlice, HeadSlice, StackedTensors, TensorStack, expert_stacks
-from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice, interleaved_heads
+from aethermind.checkpoint.remapped import (
+    AdaptedTensors,
+    TensorSlice,
+    interleaved_heads,
+    renamed_prefixes,
+    rows_by_head,
+)
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.source import StoredTensors, TensorFile, TensorInfo, TensorSource, match_names
@@ -44,4 +50,6 @@ __all__ = [
     "expert_stacks",
     "interleaved_heads",
     "match_names",
+    "renamed_prefixes",
+    "rows_by_head",
 ]

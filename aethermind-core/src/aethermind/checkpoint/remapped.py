@@ -7,10 +7,10 @@ out], with a fused QKV matrix) are read through this view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,17 @@ from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["AdaptedTensors", "StoredRows", "TensorSlice", "interleaved_heads", "pair_order", "rows_of_stored"]
+__all__ = [
+    "AdaptedTensors",
+    "RemappedTensors",
+    "StoredRows",
+    "TensorSlice",
+    "interleaved_heads",
+    "pair_order",
+    "renamed_prefixes",
+    "rows_by_head",
+    "rows_of_stored",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +47,29 @@ class StoredRows:
         return StoredRows(further.stored_name, further.rows[self.rows])
 
 
+@runtime_checkable
+class RemappedTensors(StoredTensors, Protocol):
+    """A view of `stored` that says which of its rows a tensor is."""
+
+    stored: StoredTensors
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """Return which rows of a stored matrix a tensor is; None if it is not made of rows of one, or for no tensor."""
+
+
 def rows_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> StoredRows | None:
     """Return which rows of which matrix of `stored` a tensor is in a view of it, or in a view of such a view.
 
-    None if it is not made of rows of one matrix, or if the view does not say: views may have a method `stored_rows` for
-    their tensors, and then the attribute `stored`.
+    None if it is not made of rows of one matrix, or if a view is no `RemappedTensors`.
     """
     found = StoredRows(name)
     while view is not stored:
-        stored_rows = getattr(view, "stored_rows", None)
-        further = None if stored_rows is None else stored_rows(found.stored_name)
+        if not isinstance(view, RemappedTensors):
+            return None
+        further = view.stored_rows(found.stored_name)
         if further is None:
             return None
-        found, view = found.of(further), view.stored  # type: ignore[attr-defined]
+        found, view = found.of(further), view.stored
     return found
 
 
@@ -98,6 +118,25 @@ def interleaved_heads(
     orders = {module: pair_order(count, head_dim, rotary_dim) for module, count in heads.items()}
     modules = {name: name.rpartition(".")[0].rpartition(".")[2] for name in names}
     return {name: TensorSlice(name, order=orders[module]) for name, module in modules.items() if module in orders}
+
+
+def rows_by_head(num_heads: int, widths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Rows for `TensorSlice.order`: each part of a matrix whose rows are, head by head, parts of these widths."""
+    firsts = [sum(widths[:part]) for part in range(len(widths))]
+    return tuple(
+        tuple(head * sum(widths) + first + row for head in range(num_heads) for row in range(width))
+        for first, width in zip(firsts, widths, strict=True)
+    )
+
+
+def renamed_prefixes(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, TensorSlice]:
+    """Slices that rename tensors which begin with one of the `prefixes`, by the beginnings of their new names."""
+    return {
+        new + name.removeprefix(old): TensorSlice(name)
+        for name in names
+        for old, new in prefixes.items()
+        if name.startswith(old)
+    }
 
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")
@@ -164,8 +203,7 @@ class AdaptedTensors:
         if isinstance(values, QuantizedWeight):
             if part.is_transposed or part.added is not None:
                 raise _is_quantised(part.stored_name)
-            selected = np.arange(values.shape[0])[part.begin : part.end]
-            return values.take_rows(selected if part.order is None else selected[list(part.order)])
+            return values.take_rows(_selected(part, values.shape[0]))
         if part.is_transposed:
             values = values.T.reshape(_transposed(values.shape))
         rows: npt.NDArray[Any] = values[part.begin : part.end]
@@ -186,8 +224,7 @@ class AdaptedTensors:
         if part.begin == 0 and part.end is None and part.order is None:
             return StoredRows(part.stored_name)
         shape = self.stored.info(part.stored_name).shape
-        rows = np.arange(shape[-1] if part.is_transposed else shape[0])[part.begin : part.end]
-        return StoredRows(part.stored_name, rows if part.order is None else rows[list(part.order)])
+        return StoredRows(part.stored_name, _selected(part, shape[-1] if part.is_transposed else shape[0]))
 
     def _num_ordered_rows(self, part: TensorSlice, num_rows: int) -> int:
         """Return the rows of a slice out of `num_rows`: all of them where none of the slices takes the last one, so
@@ -205,6 +242,12 @@ class AdaptedTensors:
         if name not in self._parts:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
         return self._parts[name]
+
+
+def _selected(part: TensorSlice, num_rows: int) -> npt.NDArray[np.int64]:
+    """Return the rows that a slice takes out of `num_rows`, in its order."""
+    rows = np.arange(num_rows)[part.begin : part.end]
+    return rows if part.order is None else rows[list(part.order)]
 
 
 def _rows_of(part: TensorSlice) -> tuple[str, int, int | None]:

@@ -7,9 +7,10 @@ from aethermind.model.architecture import (
     CausalLM,
     DeclaresCache,
     TextEncoder,
+    hybrid_layout,
     windowed_layout,
 )
-from aethermind.model.config import DecoderConfig, positive_int, read_decoder_config
+from aethermind.model.config import DecoderConfig, positive_int, read_attention_layers, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.mixture import MixtureConfig, RouterConfig, read_deepseek_mixture, read_mixture_config
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
@@ -42,7 +43,9 @@ __all__ = [
     "StepInputs",
     "TextEncoder",
     "Window",
+    "hybrid_layout",
     "positive_int",
+    "read_attention_layers",
     "read_decoder_config",
     "read_deepseek_mixture",
     "read_mixture_config",

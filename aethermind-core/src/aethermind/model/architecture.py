@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from aethermind.cache.layers import LayerCache, Paged, Window
+from aethermind.cache.layers import LayerCache, Paged, Recurrent, Window
 from aethermind.graph.builder import GraphBuilder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
@@ -20,6 +20,7 @@ __all__ = [
     "DeclaresCache",
     "TextEncoder",
     "cache_layout",
+    "hybrid_layout",
     "windowed_layout",
 ]
 
@@ -54,6 +55,12 @@ def cache_layout(model: CausalLM) -> tuple[LayerCache, ...]:
         return model.cache_layout()
     config = model.config
     return (Paged(config.num_key_value_heads, config.head_dim, config.head_dim),) * len(config.sliding_windows)
+
+
+def hybrid_layout(config: DecoderConfig, state: Recurrent, has_attention: Sequence[bool]) -> tuple[LayerCache, ...]:
+    """What the layers of a hybrid keep: keys and values of all tokens where there is attention, elsewhere a state."""
+    paged = Paged(config.num_key_value_heads, config.head_dim, config.head_dim)
+    return tuple(paged if attends else state for attends in has_attention)
 
 
 def windowed_layout(config: DecoderConfig) -> tuple[LayerCache, ...]:

@@ -122,6 +122,19 @@ def positive_int(fields: Mapping[str, Any], name: str, *, default: int | None = 
     return value
 
 
+def read_attention_layers(kinds: Any, other: str, num_layers: int) -> tuple[bool, ...]:
+    """Read `layer_types` of a hybrid: whether each layer is `full_attention`, and not the `other` kind.
+
+    ConfigError if it is not a list of these kinds, one for each layer.
+    """
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {other, "full_attention"}:
+        raise ConfigError(
+            f"layer_types in config.json should list {other} or full_attention for each of the num_hidden_layers "
+            f"({num_layers}) layers."
+        )
+    return tuple(kind == "full_attention" for kind in kinds)
+
+
 def _positive_float(fields: Mapping[str, Any], name: str, default: float) -> float:
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:

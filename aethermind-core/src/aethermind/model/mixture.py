@@ -62,6 +62,11 @@ class MixtureConfig:
         """The numbers of the layers that are mixtures."""
         return tuple(layer for layer, is_sparse in enumerate(self.is_sparse) if is_sparse)
 
+    @property
+    def expert_modules(self) -> dict[str, str]:
+        """The modules of experts, for `checkpoint.expert_stacks` of checkpoints that have the graph's names."""
+        return {name: name for name in (f"model.layers.{layer}.mlp.experts" for layer in self.sparse_layers)}
+
 
 _COUNTS = ("num_experts", "num_local_experts")
 

@@ -93,27 +93,28 @@ def discover() -> list[PluginRecord]:
     first, so that a third party's mistake cannot replace what came with the engine; all others follow by name. A
     distribution that offers one name for several API versions counts once, with the version that `negotiate` chooses.
     """
-    allowed = env.plugin_allow_list()
+    allowed, core = env.plugin_allow_list(), version("aethermind-core")
     records: list[PluginRecord] = []
     seen: set[str] = set()
     for distribution in distributions():
         entry_points = _plugin_entry_points(distribution)
-        if not entry_points or distribution.name in seen:  # a duplicate further down sys.path
+        if not entry_points:
             continue
-        seen.add(distribution.name)
+        metadata = distribution.metadata  # read once, since each access parses the file again
+        package, own_version = metadata["Name"], metadata["Version"]
+        if package in seen:  # a duplicate further down sys.path
+            continue
+        seen.add(package)
+        is_first_party = package.startswith("aethermind-") and _pins(distribution, core)
         for name in sorted({point.name for point in entry_points}):
             if allowed is None or name in allowed:
-                offers = [point for point in entry_points if point.name == name]
-                records.append(_record_of(distribution, name, {_api_version_of(point): point for point in offers}))
+                offers = {_api_version_of(point): point for point in entry_points if point.name == name}
+                api_version = negotiate(tuple(offers), package).api_version
+                point = offers[api_version]
+                records.append(
+                    PluginRecord(name, package, own_version, api_version, point, tuple(offers), is_first_party)
+                )
     return sorted(records, key=_order)
-
-
-def _record_of(distribution: Distribution, name: str, offers: dict[str, EntryPoint]) -> PluginRecord:
-    package = str(distribution.name)
-    api_version = negotiate(tuple(offers), package).api_version
-    is_first_party = _is_first_party(distribution)
-    point = offers[api_version]
-    return PluginRecord(name, package, str(distribution.version), api_version, point, tuple(offers), is_first_party)
 
 
 def plugin_names() -> frozenset[str]:
@@ -125,16 +126,13 @@ def _order(record: PluginRecord) -> tuple[bool, str, str]:
     return not record.is_first_party, record.name, record.distribution
 
 
-def _is_first_party(distribution: Distribution) -> bool:
-    """Whether a package is released in lock-step with the installed core, by its name and its requirements.
+def _pins(distribution: Distribution, core: str) -> bool:
+    """Whether a package requires exactly this version of the core, because it is released in lock-step with it.
 
-    First-party packages are named `aethermind-*` and pin the exact core version; others normally do not. A first-party
-    package that an upgrade left behind counts as third-party, because that combination is untested.
+    First-party packages are named `aethermind-*` and do; others normally do not. A first-party package that an upgrade
+    left behind counts as third-party, because that combination is untested.
     """
-    if not distribution.name.startswith("aethermind-"):
-        return False
-    lock_step = f"aethermind-core=={version('aethermind-core')}"
-    return any("".join(requirement.split()) == lock_step for requirement in distribution.requires or ())
+    return any("".join(line.split()) == f"aethermind-core=={core}" for line in distribution.requires or ())
 
 
 def _plugin_entry_points(distribution: Distribution) -> list[EntryPoint]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, LayerCache, Recurrent, StepInputs, read_decoder_config
-from aethermind.model.blocks import embedding, layer_norm, lm_head
+from aethermind.model.blocks import embedding, layer_norm, linear, lm_head
 from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["RWKV"]
@@ -66,15 +66,13 @@ class Rwkv:
         previous_TD = _previous(builder, x_TD, shift_2D, inputs, layer, "last_of_time_mixing")
         decay_A, first_A = (builder.parameter(f"{prefix}.time_{name}", (self.width,)) for name in ("decay", "first"))
         r_TA, k_TA, v_TA = (
-            _linear(builder, _mixed(builder, x_TD, previous_TD, f"{prefix}.time_mix_{name}", hidden),
-                    f"{prefix}.{name}", self.width, hidden)
-            for name in ("receptance", "key", "value")
-        )  # fmt: skip
+            _projected(builder, x_TD, previous_TD, prefix, name, self.width) for name in ("receptance", "key", "value")
+        )
         state = builder.latest(inputs.caches[layer]["sums"])
         tables = inputs.cu_seqlens_q, inputs.seqlens_k, inputs.state_slots
         mean_TA, _ = builder.op("wkv", k_TA, v_TA, decay_A, first_A, state, *tables)
         gated_TA = builder.op("sigmoid_mul", r_TA, mean_TA)
-        return _linear(builder, gated_TA, f"{prefix}.output", hidden, self.width)
+        return linear(builder, gated_TA, f"{prefix}.output", hidden, self.width, has_bias=False)
 
     def _channel_mixing(
         self, builder: GraphBuilder, x_TD: Value, shift_2D: Value, inputs: StepInputs, layer: int, base: str
@@ -82,13 +80,13 @@ class Rwkv:
         hidden, inner, prefix = self.config.hidden_size, self.config.intermediate_size, f"{base}.feed_forward"
         previous_TD = _previous(builder, x_TD, shift_2D, inputs, layer, "last_of_channel_mixing")
         r_TD, k_TI = (
-            _linear(builder, _mixed(builder, x_TD, previous_TD, f"{prefix}.time_mix_{name}", hidden),
-                    f"{prefix}.{name}", width, hidden)
+            _projected(builder, x_TD, previous_TD, prefix, name, width)
             for name, width in (("receptance", hidden), ("key", inner))
-        )  # fmt: skip
+        )
         rectified_TI = builder.op("relu", k_TI)
         squared_TI = builder.op("mul", rectified_TI, rectified_TI)
-        out_TD: Value = builder.op("sigmoid_mul", r_TD, _linear(builder, squared_TI, f"{prefix}.value", hidden, inner))
+        v_TD = linear(builder, squared_TI, f"{prefix}.value", hidden, inner, has_bias=False)
+        out_TD: Value = builder.op("sigmoid_mul", r_TD, v_TD)
         return out_TD
 
     def _norm(self, builder: GraphBuilder, x: Value, name: str) -> Value:
@@ -104,14 +102,13 @@ def _previous(builder: GraphBuilder, x_TD: Value, shift_2D: Value, inputs: StepI
     return previous_TD
 
 
-def _mixed(builder: GraphBuilder, x_TD: Value, previous_TD: Value, name: str, width: int) -> Value:
-    out_TD: Value = builder.op("time_mix", x_TD, previous_TD, builder.parameter(name, (1, 1, width)))
-    return out_TD
-
-
-def _linear(builder: GraphBuilder, x: Value, name: str, out_width: int, in_width: int) -> Value:
-    out: Value = builder.op("linear", x, builder.parameter(f"{name}.weight", (out_width, in_width)))
-    return out
+def _projected(builder: GraphBuilder, x_TD: Value, previous_TD: Value, prefix: str, name: str, width: int) -> Value:
+    """The projection of a mix of each token with the one before, both of this name."""
+    _, hidden = x_TD.type.shape
+    assert isinstance(hidden, int)
+    mix = builder.parameter(f"{prefix}.time_mix_{name}", (1, 1, hidden))
+    mixed_TD = builder.op("time_mix", x_TD, previous_TD, mix)
+    return linear(builder, mixed_TD, f"{prefix}.{name}", width, hidden, has_bias=False)
 
 
 class RwkvArchitecture:

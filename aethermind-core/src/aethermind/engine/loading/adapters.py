@@ -60,13 +60,10 @@ class Adapters:
 
         shapes = {name: resolve(type.shape, {}) for name, type in adaptable_weights(graph, operators).items()}
         matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items()}
-        if remapped is None:
-            adapters = {name: Adapter.read(env.expand_home(path), matrices) for name, path in paths.items()}
-        else:
-            rows = _stored_rows(matrices, *remapped)
-            stored = {one.stored_name: _matrix(remapped[1], one, matrices[weight][1]) for weight, one in rows.items()}
-            found = {name: Adapter.read(env.expand_home(path), stored) for name, path in paths.items()}
-            adapters = {name: adapter.sliced(rows) for name, adapter in found.items()}
+        stored, rows = (matrices, None) if remapped is None else _stored_matrices(matrices, *remapped)
+        adapters = {name: Adapter.read(env.expand_home(path), stored) for name, path in paths.items()}
+        if rows is not None:
+            adapters = {name: adapter.sliced(rows) for name, adapter in adapters.items()}
         ranks: dict[str, int] = {}
         parameters: dict[str, Array] = {}
         for weight in matrices:
@@ -106,21 +103,24 @@ class Adapters:
         return self.choices[name]
 
 
-def _stored_rows(
+def _stored_matrices(
     matrices: Mapping[str, tuple[int, int]], view: StoredTensors, stored: StoredTensors
-) -> dict[str, StoredRows]:
-    """Map weights to their rows in the stored checkpoint, without those that are not rows of one matrix."""
+) -> tuple[dict[str, tuple[int, int]], dict[str, StoredRows]]:
+    """Return [N, K] of the stored matrices by name, and by weight which rows of them it is; weights that are not rows
+    of one are left out.
+    """
     from aethermind.checkpoint.remapped import rows_of_stored
 
-    found = {weight: rows_of_stored(view, weight, stored) for weight in matrices}
     names = set(stored.names)
-    return {weight: rows for weight, rows in found.items() if rows is not None and rows.stored_name in names}
-
-
-def _matrix(stored: StoredTensors, rows: StoredRows, num_inputs: int) -> tuple[int, int]:
-    """Return [N, K] of a stored matrix, which may be stored as [K, N]."""
-    num_rows, num_columns = stored.info(rows.stored_name).shape
-    return (num_rows, num_columns) if num_columns == num_inputs else (num_columns, num_rows)
+    found: dict[str, tuple[int, int]] = {}
+    rows: dict[str, StoredRows] = {}
+    for weight, (_, num_inputs) in matrices.items():
+        one = rows_of_stored(view, weight, stored)
+        if one is not None and one.stored_name in names:
+            num_rows, num_columns = stored.info(one.stored_name).shape  # [N, K], or stored as [K, N]
+            found[one.stored_name] = (num_rows if num_columns == num_inputs else num_columns, num_inputs)
+            rows[weight] = one
+    return found, rows
 
 
 def _joined(weight: str, adapters: Mapping[str, Adapter], dtype: DType) -> tuple[Array, Array, Array]:

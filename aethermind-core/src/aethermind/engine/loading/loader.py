@@ -87,8 +87,10 @@ def compile_model(
         builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else held_formats(stored_formats(source, network), opened.dispatcher)
-    remapped = _adaptable_checkpoint(config, source, name, network, graph) if config.adapters else None
-    adapters = Adapters.read(config.adapters, graph, operators, dtype, remapped) if config.adapters else None
+    adapters = None
+    if config.adapters:
+        remapped = _adaptable_checkpoint(config, source, name, network, graph)
+        adapters = Adapters.read(config.adapters, graph, operators, dtype, remapped)
     if parallel is not None:
         if adapters is not None:
             adapters = adapters.divided(parallel, adapters.add_to(graph, operators))

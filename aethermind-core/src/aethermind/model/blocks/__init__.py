@@ -19,6 +19,7 @@ from aethermind.model.blocks.layers import (
     layer_norm,
     linear,
     lm_head,
+    scaled,
     swiglu_mlp,
 )
 from aethermind.model.blocks.mixture import mixture_mlps, moe_mlp
@@ -57,6 +58,7 @@ __all__ = [
     "moe_mlp",
     "rope_table",
     "rope_tables",
+    "scaled",
     "short_conv_mixer",
     "split_latent_projections",
     "swiglu_mlp",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
+from aethermind.model.blocks.layers import linear
 from aethermind.model.config import DecoderConfig, frequencies_name
 from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs
@@ -48,20 +49,10 @@ def attention(
     attended to is multiplied by the sigmoid of `{prefix}.gate_proj` of x (Qwen3-Next).
     `slopes`, float32 [H], make scores decrease with the distance of a key (ALiBi).
     """
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
-    weights = [
-        builder.parameter(f"{prefix}.{name}.weight", (width, config.hidden_size)) for name, width in widths.items()
-    ]
-    biases = [
-        builder.parameter(f"{prefix}.{name}.bias", (width,)) if has_qkv_bias else None for name, width in widths.items()
-    ]
-    norms = [
-        builder.parameter(f"{prefix}.{name}.weight", (widths[of] if is_qk_norm_whole else head_dim,))
-        if has_qk_norm
-        else None
-        for name, of in (("q_norm", "q_proj"), ("k_norm", "k_proj"))
-    ]
+    heads, head_dim = config.num_attention_heads, config.head_dim
+    weights, biases, norms = _qkv_parameters(
+        builder, config, prefix, has_bias=has_qkv_bias, has_norm=has_qk_norm, is_norm_whole=is_qk_norm_whole
+    )
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     sinks_H = builder.parameter(f"{prefix}.sinks", (heads,), DType.FLOAT32) if has_sinks else None
@@ -83,7 +74,7 @@ def attention(
                 inputs.tables_of(layer).slot_mapping,
                 *map(builder.latest, layer_cache(inputs, layer)),
                 num_heads=heads,
-                num_kv_heads=kv_heads,
+                num_kv_heads=config.num_key_value_heads,
                 eps=config.rms_norm_eps,
                 weight_offset=norm_offset,
             )
@@ -103,11 +94,33 @@ def attention(
         )
         mixed_TQ = builder.op("merge_heads", mixed_THC)
         if has_output_gate:
-            gate_QD = builder.parameter(f"{prefix}.gate_proj.weight", (widths["q_proj"], config.hidden_size))
-            gate_Q = builder.parameter(f"{prefix}.gate_proj.bias", (widths["q_proj"],)) if has_qkv_bias else None
-            mixed_TQ = builder.op("sigmoid_mul", builder.op("linear", x_TD, gate_QD, gate_Q), mixed_TQ)
+            gate = f"{prefix}.gate_proj"
+            gate_TQ = linear(builder, x_TD, gate, heads * head_dim, config.hidden_size, has_bias=has_qkv_bias)
+            mixed_TQ = builder.op("sigmoid_mul", gate_TQ, mixed_TQ)
         out_TD: Value = builder.op("linear", mixed_TQ, o_DQ, o_D)
     return out_TD
+
+
+def _qkv_parameters(
+    builder: GraphBuilder, config: DecoderConfig, prefix: str, *, has_bias: bool, has_norm: bool, is_norm_whole: bool
+) -> tuple[list[Value], list[Value | None], list[Value | None]]:
+    """Declare weights and biases of the projections of queries, keys and values, and norms of the first two."""
+    head_dim, kv_width = config.head_dim, config.num_key_value_heads * config.head_dim
+    widths = {"q": config.num_attention_heads * head_dim, "k": kv_width, "v": kv_width}
+    weights = [
+        builder.parameter(f"{prefix}.{name}_proj.weight", (width, config.hidden_size)) for name, width in widths.items()
+    ]
+    biases = [
+        builder.parameter(f"{prefix}.{name}_proj.bias", (width,)) if has_bias else None
+        for name, width in widths.items()
+    ]
+    norms = [
+        builder.parameter(f"{prefix}.{name}_norm.weight", (widths[name] if is_norm_whole else head_dim,))
+        if has_norm
+        else None
+        for name in "qk"
+    ]
+    return weights, biases, norms
 
 
 def _separate_qkv(

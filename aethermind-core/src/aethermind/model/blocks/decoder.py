@@ -14,7 +14,7 @@ from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.model.architecture import windowed_layout
 from aethermind.model.blocks.attention import attention, rope_tables
-from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, swiglu_mlp
+from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, scaled, swiglu_mlp
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
@@ -106,7 +106,7 @@ def variant_decoder(
     embedding_name = f"{prefix}.embed_tokens.weight"
     norms = _Norms(builder, config, variant)
     embedded_TD = embedding(builder, inputs, config, embedding_name, factor=variant.token_factor)
-    residual_TD = _scaled(builder, embedded_TD, variant.embedding_factor)
+    residual_TD = scaled(builder, embedded_TD, variant.embedding_factor)
     residual_TD = norms.normed(residual_TD, _named(prefix, variant.embedding_norm))
     x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
     for layer in range(config.num_hidden_layers):
@@ -132,7 +132,7 @@ def variant_decoder(
         x_TD, residual_TD = norms.added_and_normed(fed_TD, residual_TD, following)
     head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
     bias_name = "lm_head.bias" if variant.has_logits_bias else None
-    logits_RV = _scaled(builder, lm_head(builder, x_TD, config, head_name, bias_name), variant.logits_factor)
+    logits_RV = scaled(builder, lm_head(builder, x_TD, config, head_name, bias_name), variant.logits_factor)
     return builder.op("softcap", logits_RV, cap=variant.logits_softcap) if variant.logits_softcap else logits_RV
 
 
@@ -231,10 +231,6 @@ def _mlp(
     return swiglu_mlp(builder, x_TD, config, f"{base}.mlp")
 
 
-def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
-    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
-
-
 @dataclass(frozen=True, slots=True)
 class _Norms:
     """Writes the norms of one decoder; a norm without a name is none."""
@@ -258,7 +254,7 @@ class _Norms:
 
     def added_and_normed(self, x_TD: Value, residual_TD: Value, name: str | None) -> tuple[Value, Value]:
         """Add a block's output, times its factor, to the residual: the norm of the sum, and the sum, [T, D] both."""
-        x_TD = _scaled(self.builder, x_TD, self.variant.residual_factor)
+        x_TD = scaled(self.builder, x_TD, self.variant.residual_factor)
         if name is None or self.variant.has_layer_norm:
             total_TD: Value = self.builder.op("add", x_TD, residual_TD)
             return self.normed(total_TD, name), total_TD

@@ -22,6 +22,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "lm_head",
+    "scaled",
     "swiglu_mlp",
 ]
 
@@ -33,9 +34,7 @@ def embedding(
     by those.
     """
     table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
-    x_TD: Value = builder.op("embedding", inputs.token_ids, table_VD)
-    if factor != 1:
-        x_TD = builder.op("scale", x_TD, factor=factor)
+    x_TD = scaled(builder, builder.op("embedding", inputs.token_ids, table_VD), factor)
     if inputs.embeddings is not None:
         x_TD = builder.op("scatter_rows", x_TD, inputs.embeddings.values, inputs.embeddings.rows)
     return x_TD
@@ -59,10 +58,17 @@ _GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 """Whether an activation of config.json is the tanh form of gelu, by name."""
 
 
-def linear(builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int) -> Value:
-    """x · weightᵀ + bias, [T, N], with `{name}.weight` [N, D] and `{name}.bias` [N]."""
+def scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
+    """x · factor, or x itself for a factor of 1."""
+    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
+
+
+def linear(
+    builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int, *, has_bias: bool = True
+) -> Value:
+    """x · weightᵀ + bias, [T, N], with `{name}.weight` [N, D] and, if there is one, `{name}.bias` [N]."""
     weight_ND = builder.parameter(f"{name}.weight", (out_width, in_width))
-    bias_N = builder.parameter(f"{name}.bias", (out_width,))
+    bias_N = builder.parameter(f"{name}.bias", (out_width,)) if has_bias else None
     out_TN: Value = builder.op("linear", x_TD, weight_ND, bias_N)
     return out_TN
 

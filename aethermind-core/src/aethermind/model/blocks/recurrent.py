@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aethermind.cache.layers import Recurrent
-from aethermind.checkpoint.remapped import TensorSlice
+from aethermind.checkpoint.remapped import TensorSlice, rows_by_head
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
+from aethermind.model.blocks.layers import linear, scaled
 from aethermind.model.step_inputs import StepInputs
 
 __all__ = [
@@ -130,11 +131,11 @@ class DeltaNetConfig:
         yield from self.slices(prefix)
         shared = self.num_value_heads // self.num_key_heads
         widths = (self.key_dim, self.key_dim, shared * self.value_dim, shared * self.value_dim)
-        q, k, v, z = _rows_by_head(self.num_key_heads, widths)
+        q, k, v, z = rows_by_head(self.num_key_heads, widths)
         fused = f"{prefix}.in_proj_qkvz.weight"
         yield f"{prefix}.in_proj_qkv.weight", TensorSlice(fused, order=(*q, *k, *v))
         yield f"{prefix}.in_proj_z.weight", TensorSlice(fused, order=z)
-        for name, rows in zip("ba", _rows_by_head(self.num_key_heads, (shared, shared)), strict=True):
+        for name, rows in zip("ba", rows_by_head(self.num_key_heads, (shared, shared)), strict=True):
             yield f"{prefix}.in_proj_{name}.weight", TensorSlice(f"{prefix}.in_proj_ba.weight", order=rows)
 
 
@@ -175,10 +176,10 @@ def mamba2_mixer(
     of_z, *of_channels, of_dt = config.multipliers
     with builder.scope(prefix):
         z_TI, xbc_TC, dt_TH = (
-            _linear(builder, x_TD, f"{prefix}.{name}_proj", width, config.hidden_size, has_bias=config.has_in_bias)
+            linear(builder, x_TD, f"{prefix}.{name}_proj", width, config.hidden_size, has_bias=config.has_in_bias)
             for name, width in (("z", inner), ("xbc", channels), ("dt", heads))
         )
-        z_TI, dt_TH = _scaled(builder, z_TI, of_z), _scaled(builder, dt_TH, of_dt)
+        z_TI, dt_TH = scaled(builder, z_TI, of_z), scaled(builder, dt_TH, of_dt)
         factors = [factor for factor, width in zip(of_channels, config.conv_widths, strict=True) for _ in range(width)]
         xbc_TC = _convolution(
             builder,
@@ -202,7 +203,7 @@ def mamba2_mixer(
             out_TI = builder.op("gated_rms_norm", out_TI, z_TI, norm_I, **attributes)
         else:
             out_TI = builder.op("silu_mul", z_TI, out_TI)
-        return _linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, inner, has_bias=config.has_out_bias)
+        return linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, inner, has_bias=config.has_out_bias)
 
 
 def delta_net_mixer(
@@ -216,7 +217,7 @@ def delta_net_mixer(
     heads, width = config.num_value_heads, config.value_dim
     with builder.scope(prefix):
         qkv_TC, z_TI, b_TH, a_TH = (
-            _linear(builder, x_TD, f"{prefix}.in_proj_{name}", rows, config.hidden_size)
+            linear(builder, x_TD, f"{prefix}.in_proj_{name}", rows, config.hidden_size, has_bias=False)
             for name, rows in (("qkv", config.conv_width), ("z", heads * width), ("b", heads), ("a", heads))
         )
         qkv_TC = _convolution(builder, qkv_TC, inputs, layer, f"{prefix}.conv1d", config.conv_kernel)
@@ -228,7 +229,7 @@ def delta_net_mixer(
         norm_E = builder.parameter(f"{prefix}.norm.weight", (width,))
         out_THE = builder.op("gated_rms_norm", out_THE, z_THE, norm_E, eps=config.eps, norm_before_gate=True)
         out_TI = builder.op("merge_heads", out_THE)
-        return _linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, heads * width)
+        return linear(builder, out_TI, f"{prefix}.out_proj", config.hidden_size, heads * width, has_bias=False)
 
 
 def short_conv_mixer(
@@ -241,7 +242,7 @@ def short_conv_mixer(
     width, has_bias = config.hidden_size, config.has_bias
     with builder.scope(prefix):
         b_TD, c_TD, inner_TD = (
-            _linear(builder, x_TD, f"{prefix}.{name}_proj", width, width, has_bias=has_bias) for name in "bcx"
+            linear(builder, x_TD, f"{prefix}.{name}_proj", width, width, has_bias=has_bias) for name in "bcx"
         )
         inner_TD = builder.op("mul", b_TD, inner_TD)
         name = f"{prefix}.conv"
@@ -249,7 +250,7 @@ def short_conv_mixer(
             builder, inner_TD, inputs, layer, name, config.conv_kernel, silu=False, has_bias=has_bias
         )
         inner_TD = builder.op("mul", c_TD, inner_TD)
-        return _linear(builder, inner_TD, f"{prefix}.out_proj", width, width, has_bias=has_bias)
+        return linear(builder, inner_TD, f"{prefix}.out_proj", width, width, has_bias=has_bias)
 
 
 def _convolution(
@@ -280,19 +281,6 @@ def _convolution(
     return out_TC
 
 
-def _linear(
-    builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int, *, has_bias: bool = False
-) -> Value:
-    weight_ND = builder.parameter(f"{name}.weight", (out_width, in_width))
-    bias_N = builder.parameter(f"{name}.bias", (out_width,)) if has_bias else None
-    out_TN: Value = builder.op("linear", x_TD, weight_ND, bias_N)
-    return out_TN
-
-
-def _scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
-    return x if factor == 1.0 else builder.op("scale", x, factor=factor)
-
-
 def _tables(inputs: StepInputs) -> tuple[Value, Value, Value]:
     assert inputs.state_slots is not None, "a model with recurrent layers declares them in its cache layout"
     return inputs.cu_seqlens_q, inputs.seqlens_k, inputs.state_slots
@@ -305,13 +293,3 @@ def _state(conv_kernel: int, channels: int, recurrent: tuple[int, int, int]) -> 
 def _transposed_convolution(module: str) -> tuple[str, TensorSlice]:
     name = f"{module}.weight"
     return name, TensorSlice(name, is_transposed=True)
-
-
-def _rows_by_head(num_heads: int, widths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of each part of a matrix whose rows are, head by head, parts of these widths."""
-    size = sum(widths)
-    firsts = [sum(widths[:part]) for part in range(len(widths))]
-    return tuple(
-        tuple(head * size + first + row for head in range(num_heads) for row in range(width))
-        for first, width in zip(firsts, widths, strict=True)
-    )

@@ -114,19 +114,19 @@ ATTENTION = Operator(
 """Scaled dot-product attention over keys and values that are activations, as in encoders."""
 
 
-def alibi_slopes(num_heads: int) -> Array:
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Array:
     """Return the paper's slope for each head (float64 [num_heads]).
 
-    For a power of two they are the geometric sequence from 2^(-8/n) to 2^-8; further heads take every second slope
-    of the sequence for the next power of two.
+    For a power of two they are the geometric sequence from 2^(-max_bias/n) to 2^-max_bias; further heads take every
+    second slope of the sequence for the next power of two.
     """
     power = 1 << (num_heads.bit_length() - 1)
-    further = _geometric(2 * power)[::2][: num_heads - power]
-    return np.concatenate([_geometric(power), further])
+    further = _geometric(2 * power, max_bias)[::2][: num_heads - power]
+    return np.concatenate([_geometric(power, max_bias), further])
 
 
-def _geometric(num_heads: int) -> Array:
-    return 2.0 ** (-8.0 / num_heads * np.arange(1, num_heads + 1))
+def _geometric(num_heads: int, max_bias: float) -> Array:
+    return 2.0 ** (-max_bias / num_heads * np.arange(1, num_heads + 1))
 
 
 def _alibi_reference(scores: Array, slopes: Array) -> Array:
