@@ -1,6 +1,6 @@
-// Element-wise operators: exp, log, relu, silu, gelu, scale, softcap, add, sub, mul, div, silu_mul, clamped_silu_mul
-// and gelu_mul on arrays of one shape, and silu_mul of the halves of rows. They compute in float32 and round once; the
-// result may alias the first array.
+// Element-wise operators: exp, log, relu, silu, gelu, scale, softcap, add, sub, mul, div, silu_mul, sigmoid_mul,
+// clamped_silu_mul and gelu_mul on arrays of one shape, and silu_mul of the halves of rows. They compute in float32 and
+// round once; the result may alias the first array.
 
 #include "common/activations.cuh"
 #include "common/dependent_launch.cuh"
@@ -41,6 +41,11 @@ struct Div {
 template <class T>
 struct SiluMul {
   __device__ __forceinline__ static float of(float a, float b) { return silu_for<T>(a) * b; }
+};
+
+template <class T>
+struct SigmoidMul {
+  __device__ __forceinline__ static float of(float gate, float x) { return sigmoid_for<T>(gate) * x; }
 };
 
 struct Scale {
@@ -159,20 +164,21 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                                  \
     aether::silu_mul_halves(out, x, width);                                                                  \
   }
-#define AETHER_ELEMENTWISE(dtype)                        \
-  AETHER_UNARY(exp, Exp, dtype)                          \
-  AETHER_UNARY(log, Log, dtype)                          \
-  AETHER_UNARY(relu, Relu, dtype)                        \
-  AETHER_UNARY(silu, Silu, dtype)                        \
-  AETHER_UNARY(gelu, Gelu, dtype)                        \
-  AETHER_UNARY(gelu_tanh, GeluTanh, dtype)               \
-  AETHER_BINARY(add, Add, dtype)                         \
-  AETHER_BINARY(sub, Sub, dtype)                         \
-  AETHER_BINARY(mul, Mul, dtype)                         \
-  AETHER_BINARY(div, Div, dtype)                         \
-  AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype) \
-  AETHER_WITH_FACTOR(scale, Scale, dtype)                \
-  AETHER_WITH_FACTOR(softcap, Softcap, dtype)            \
-  AETHER_CLAMPED_SILU_MUL(dtype)                         \
+#define AETHER_ELEMENTWISE(dtype)                              \
+  AETHER_UNARY(exp, Exp, dtype)                                \
+  AETHER_UNARY(log, Log, dtype)                                \
+  AETHER_UNARY(relu, Relu, dtype)                              \
+  AETHER_UNARY(silu, Silu, dtype)                              \
+  AETHER_UNARY(gelu, Gelu, dtype)                              \
+  AETHER_UNARY(gelu_tanh, GeluTanh, dtype)                     \
+  AETHER_BINARY(add, Add, dtype)                               \
+  AETHER_BINARY(sub, Sub, dtype)                               \
+  AETHER_BINARY(mul, Mul, dtype)                               \
+  AETHER_BINARY(div, Div, dtype)                               \
+  AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype)       \
+  AETHER_BINARY(sigmoid_mul, SigmoidMul<aether::dtype>, dtype) \
+  AETHER_WITH_FACTOR(scale, Scale, dtype)                      \
+  AETHER_WITH_FACTOR(softcap, Softcap, dtype)                  \
+  AETHER_CLAMPED_SILU_MUL(dtype)                               \
   AETHER_SILU_MUL_HALVES(dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

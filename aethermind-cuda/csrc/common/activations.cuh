@@ -19,6 +19,16 @@ __device__ __forceinline__ float silu_for(float x) {
   }
 }
 
+// 1 / (1 + e^-x), for results that are rounded to T.
+template <class T>
+__device__ __forceinline__ float sigmoid_for(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return 1.0f / (1.0f + expf(-x));
+  } else {
+    return fast_divide(1.0f, 1.0f + fast_exp2(-kLog2E * x));
+  }
+}
+
 // x · Φ(x): 1 - erf(-x/√2) as erfc, which does not cancel left of zero.
 __device__ __forceinline__ float gelu(float x) {
   constexpr float kSqrtHalf = 0.70710678118654752f;

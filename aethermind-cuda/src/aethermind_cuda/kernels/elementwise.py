@@ -57,7 +57,7 @@ def _gelu(call: Call) -> Iterator[Launch]:
     yield elementwise("gelu_tanh" if call.attributes["approximate"] else "gelu", *call.outputs, *call.inputs)
 
 
-_SAME_NAMED = ("add", "div", "exp", "log", "mul", "relu", "silu", "silu_mul", "sub")
+_SAME_NAMED = ("add", "div", "exp", "log", "mul", "relu", "sigmoid_mul", "silu", "silu_mul", "sub")
 
 KERNELS = (
     *(cuda_kernel(name, _launches(name)) for name in _SAME_NAMED),

@@ -1,15 +1,29 @@
-"""rms_norm, add_rms_norm and layer_norm: a block normalises one row."""
+"""rms_norm, add_rms_norm and layer_norm: a block normalises one row. gated_rms_norm: a warp or a block for each group."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
-from aethermind_cuda.kernels._common import cuda_kernel, threads_for
+from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
 __all__ = ["KERNELS"]
 
 _VECTOR_BYTES = 16
+_NARROW_BYTES = 2048
+"""Groups of up to this size are processed by a warp."""
+_NARROW_THREADS = 128
+
+
+class _GatedRmsNorm(ctypes.Structure):
+    """`GatedRmsNorm` of csrc/gated_rms_norm.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "x", "gate", "weight")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_groups", "width", "is_norm_first", "is_narrow")),
+    ]
 
 
 def _launch(source: str, x: DeviceArray, *arguments: DeviceArray | None, parameters: tuple[float, ...]) -> Launch:
@@ -34,6 +48,20 @@ def _add_rms_norm(call: Call) -> Iterator[Launch]:
     yield _launch("add_rms_norm", out, out, total, *call.inputs, parameters=_eps_and_offset(call))
 
 
+def _gated_rms_norm(call: Call) -> Iterator[Launch]:
+    (out,) = call.outputs
+    num_groups = int(call.attributes["num_groups"])
+    num_rows, width = out.size // max(1, out.shape[-1]), out.shape[-1] // num_groups
+    row_bytes = width * out.dtype.itemsize
+    is_narrow = row_bytes <= _NARROW_BYTES
+    threads = _NARROW_THREADS if is_narrow else threads_for(row_bytes // _VECTOR_BYTES)
+    blocks = div_up(num_rows * num_groups, threads // 32 if is_narrow else 1)
+    pointers = [None if array is None else array.address for array in (out, *call.inputs)]
+    sizes = num_rows, num_groups, width, int(call.attributes["norm_before_gate"]), int(is_narrow)
+    parameters = _GatedRmsNorm(*pointers, float(call.attributes["eps"]), *sizes)
+    yield Launch("gated_rms_norm", f"gated_rms_norm_{out.dtype}", (blocks, 1, 1), (threads, 1, 1), (parameters,))
+
+
 def _eps_and_offset(call: Call) -> tuple[float, float]:
     return float(call.attributes["eps"]), float(call.attributes.get("weight_offset", 0.0))
 
@@ -42,6 +70,7 @@ _OFFSET = frozenset({"weight_offset"})
 
 KERNELS = (
     cuda_kernel("rms_norm", _rms_norm, additions=_OFFSET),
+    cuda_kernel("gated_rms_norm", _gated_rms_norm),
     cuda_kernel("layer_norm", _layer_norm),
     cuda_kernel("add_rms_norm", _add_rms_norm, additions=_OFFSET),
 )
