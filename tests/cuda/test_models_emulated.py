@@ -75,6 +75,53 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        {
+            **SMALL,
+            "vocab_size": 2048,
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1ForCausalLM",
+        {
+            **SMALL,
+            "vocab_size": 2048,
+            "mamba_d_ssm": 48,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 12,
+            "mamba_chunk_size": 16,
+            "mamba_rms_norm": True,
+        },
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {
+            **SMALL,
+            "vocab_size": 2048,
+            "layer_types": ["conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+LAUNCHED = {
+    "mixture": "router_topk",
+    "gemma2": "elementwise_softcap_float32",
+    "qwen3_next": "gated_delta_rule_64_float32",
+    "falcon_h1": "ssd_scan_64_float32",
+    "lfm2": "causal_conv1d_float32",
 }
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -119,8 +166,8 @@ def test_quantised_weights_are_packed_and_multiplied_on_the_gpu(
 
 
 @pytest.mark.parametrize("driver", [0], indirect=True)
-@pytest.mark.parametrize("family", ["mixture", "gemma2"])
-def test_mixtures_and_gemma(driver: EmulatedDriver, family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_other_families(driver: EmulatedDriver, family: str, tmp_path: Path) -> None:
     """Every operator has a kernel; prompts of several tokens and decodes answer as on the `numpy` device."""
     architecture, config = FAMILIES[family]
     directory = tmp_path / "model"
@@ -134,8 +181,7 @@ def test_mixtures_and_gemma(driver: EmulatedDriver, family: str, tmp_path: Path)
         found[device] = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
         llm.close()
     assert found["cuda"] == found["numpy"]
-    launched = {"mixture": "router_topk", "gemma2": "elementwise_softcap_float32"}[family]
-    assert driver.launched[launched] > 0
+    assert driver.launched[LAUNCHED[family]] > 0
 
 
 def test_sampling_with_a_seed(driver: EmulatedDriver, answer: Answer) -> None:

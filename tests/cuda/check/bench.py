@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tests.cuda.check.gpu import Enqueue, Gpu
 
-__all__ = ["Bench", "Case", "Facts", "SMALL", "Sizes", "within"]
+__all__ = ["Bench", "Case", "Facts", "Recurrence", "SMALL", "Sizes", "within"]
 
 Facts = dict[str, Any]
 Case = tuple[str, Callable[[Facts], None]]
@@ -17,6 +17,22 @@ Case = tuple[str, Callable[[Facts], None]]
 
 _MISS_L2_BYTES = 192 << 20
 _MOST_SETS = 96
+
+
+class Recurrence(NamedTuple):
+    """A recurrent layer of a model: groups of heads, heads, and the rows and columns of a head's state."""
+
+    model: str
+    operator: str
+    num_groups: int
+    num_heads: int
+    depth: int
+    width: int
+
+    @property
+    def row_size(self) -> int:
+        """Elements of a token: queries, keys and values."""
+        return 2 * self.num_groups * self.depth + self.num_heads * self.width
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,13 @@ class Sizes:
     )
     sampled_rows: tuple[int, ...] = (1, 64, 256)
     formats: tuple[str, ...] = ("int4", "int4_g128", "int8")
+    recurrences: tuple[Recurrence, ...] = (
+        Recurrence("qwen3_next", "gated_delta_rule", 16, 32, 128, 128),
+        Recurrence("mamba2", "ssd_scan", 1, 80, 128, 64),
+        Recurrence("falcon_h1", "ssd_scan", 1, 24, 256, 128),
+    )
+    recurrent_decodes: tuple[int, ...] = (1, 64, 256)
+    recurrent_prompt: int = 2048
 
 
 SMALL = Sizes(
@@ -63,6 +86,9 @@ SMALL = Sizes(
     prefills=(((33, 33),), ((1, 20), (40, 90))),
     sampled_rows=(1, 5),
     formats=("int4", "int8"),
+    recurrences=(Recurrence("delta", "gated_delta_rule", 1, 2, 16, 32), Recurrence("scan", "ssd_scan", 1, 2, 16, 24)),
+    recurrent_decodes=(1, 3),
+    recurrent_prompt=20,
 )
 """For a rehearsal."""
 

@@ -17,6 +17,7 @@ from tests.cuda.check.bench import SMALL, Bench, Case, Sizes
 from tests.cuda.check.gpu import Gpu
 from tests.cuda.check.projections import Projections
 from tests.cuda.check.records import CaseLog
+from tests.cuda.check.recurrent import Recurrent
 from tests.cuda.check.sampling import Sampling
 
 __all__ = ["GROUPS"]
@@ -29,6 +30,7 @@ GROUPS: Mapping[str, Callable[[Bench], Iterator[Case]]] = {
     "prefill": lambda bench: Attention(bench).prefill(),
     "quantized": lambda bench: Projections(bench).quantized(),
     "sampling": lambda bench: Sampling(bench).sampling(),
+    "recurrent": lambda bench: Recurrent(bench).recurrent(),
     "profiled": lambda bench: _profiled(bench),
 }
 _PROFILED = {
@@ -39,6 +41,7 @@ _PROFILED = {
     "prefill": ("prefill 2048 of 2048",),
     "quantized": ("int4 down 1", "int4 gate_up 1", "int4 gate_up 32"),
     "sampling": ("plain 256", "top_p 256"),
+    "recurrent": ("qwen3_next decode 64", "qwen3_next prefill 2048", "mamba2 decode 64"),
 }
 
 

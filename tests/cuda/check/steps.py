@@ -22,7 +22,16 @@ _HARDWARE = "tests/cuda/hardware"
 _WORKERS = 8
 _SANITIZER_OPTIONS = ("--error-exitcode=9", "--print-limit=20", "--report-api-errors=no")
 """NVIDIA's bindings ask the driver for calls that it need not have; each answer would count as an error."""
-_SHAPES = {"linear": 12, "gate_up": 8, "qkv": 8, "decode": 12, "prefill": 12, "quantized": 40, "sampling": 8}
+_SHAPES = {
+    "linear": 12,
+    "gate_up": 8,
+    "qkv": 8,
+    "decode": 12,
+    "prefill": 12,
+    "quantized": 40,
+    "sampling": 8,
+    "recurrent": 15,
+}
 """Groups of `shapes`, and the seconds that each should take at most."""
 
 
@@ -100,7 +109,7 @@ def profiling_step(out: Path, limit_s: float, *, least_s: float) -> Step:
     if not find_spec("torch"):
         reason = "it makes its inputs with torch, which is not installed"
     sections = [part for name in ("SpeedOfLight", "Occupancy", "WarpStateStats") for part in ("--section", name)]
-    chosen = "regex:^(linear|gate_up|paged|sample|qkv|add_rms|dequantize)"
+    chosen = "regex:^(linear|gate_up|paged|sample|qkv|add_rms|dequantize|gated_delta|ssd)"
     options = ["--clock-control", "none", "--kernel-name-base", "function", "-k", chosen, *sections]
     command = [str(ncu), *options, *_python("-m", "tests.cuda.check.shapes", "profiled", "--once")]
     environment = {CASES_FILE: str(out / "cases.jsonl")}

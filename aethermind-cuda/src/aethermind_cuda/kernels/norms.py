@@ -1,4 +1,4 @@
-"""rms_norm, add_rms_norm and layer_norm: a block normalises one row. gated_rms_norm: a warp or a block for each group."""
+"""Norms: a block processes a row, or a warp or a block a group of gated_rms_norm."""
 
 from __future__ import annotations
 
