@@ -1,5 +1,6 @@
 // sample_tokens: samples one token per row of float32 logits [rows, size] by temperature, top_k, top_p, min_p and a
-// uniform random number. A block processes a row, after row_summaries.cu has computed its segment maxima.
+// uniform random number. A block processes a row, after row_summaries.cu has computed the maxima of its segments and
+// the masses of its groups.
 
 #include "common/dependent_launch.cuh"
 #include "common/sample_row.cuh"
@@ -13,8 +14,8 @@
 
 extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     sample_tokens(int* token_ids, const float* logits, const float* temperatures, const int* top_k, const float* top_p,
-                  const float* min_p, const float* uniform, const unsigned* maxima, const unsigned long long* totals,
-                  int size, int segment, int num_segments) {
+                  const float* min_p, const float* uniform, const unsigned* maxima, const unsigned* group_maxima,
+                  const unsigned long long* masses, int size, int segment, int num_segments, int num_groups) {
   aether::begin_kernel();
   __shared__ aether::Powers powers;
   __shared__ aether::Histogram histogram;
@@ -22,23 +23,26 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
   const int64_t index = blockIdx.x;
   const aether::Row row{logits + index * size, size};
   maxima += index * num_segments;
-  totals = totals == nullptr ? nullptr : totals + index * aether::kParts;
-  const uint64_t top = aether::top_rank_by_maxima(row.logits, size, maxima, segment, num_segments);
+  const aether::GroupMasses groups{group_maxima + index * num_groups, masses + index * num_groups, num_groups};
+  const uint64_t top_segment = aether::top_segment(maxima, num_segments);
+  const float largest = aether::value_of(top_segment);
   const float temperature = temperatures[index];
-  int token = aether::index_of(top);
+  int token =
+      aether::index_of(aether::top_rank_in_segment(row.logits, size, aether::index_of(top_segment) * segment, segment));
   // A fully masked row, or one with NaN, has no distribution; it gets a deterministic token.
-  if (temperature > 0.0f && isfinite(aether::value_of(top))) {
+  if (temperature > 0.0f && isfinite(largest)) {
     aether::fill_powers(powers);
-    const aether::SoftmaxWeights softmax(powers, aether::value_of(top), temperature, size);
+    const aether::SoftmaxWeights softmax(powers, aether::SoftmaxScale(temperature), largest, temperature,
+                                         aether::weight_bits(size));
     aether::Truncation truncation = aether::truncation_of(top_k[index], top_p[index], min_p[index], size);
     const double random = uniform[index];
     // top_k of the whole vocabulary keeps everything, but samples in descending order.
     if (top_k[index] <= 0 && !truncation.is_any()) {
-      token = aether::sample_untruncated(row, totals, softmax, random);
+      token = aether::sample_untruncated(row, groups, softmax, random);
     } else {
       truncation.min_p_bits = truncation.has_min() ? aether::min_p_bits(softmax, truncation.min_p) : 0;
-      token =
-          aether::sample_above_threshold(candidates, row, maxima, num_segments, totals, softmax, truncation, random);
+      const uint64_t total = truncation.needs_row_total() ? aether::row_total(groups, softmax) : 0;
+      token = aether::sample_above_threshold(candidates, row, maxima, num_segments, total, softmax, truncation, random);
       if (token == aether::kNoToken) {
         token = aether::sample_by_bins(histogram, candidates, row, softmax, truncation, random);
       }

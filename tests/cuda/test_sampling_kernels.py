@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cuda.emulated_launches import launch_all
+from tests.cuda.emulator import compile_kernels
 
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
@@ -140,6 +141,23 @@ def test_a_row_samples_the_same_token_in_every_batch() -> None:
         part = np.full(40, -1, np.int32)
         launch_all(kernel("sample_tokens"), [array[first : first + 40].copy() for array in inputs], [part])
         np.testing.assert_array_equal(part, together[first : first + 40])
+
+
+@pytest.mark.parametrize(("largest", "temperature"), [(3.0, 1.0), (-700.0, 0.7), (20.0, 0.01), (0.0, 300.0)])
+def test_weights_have_33_correct_bits(largest: float, temperature: float) -> None:
+    rng = np.random.default_rng(4)
+    below = np.concatenate([[np.inf], rng.uniform(0, 10, 99)]) * temperature
+    logits = np.full((len(below), 512), -np.inf, np.float32)
+    logits[:, 300], logits[:, 17] = largest, largest - below  # one besides the largest in each row, none in the first
+    columns = [np.full(len(below), value, np.float32) for value in (temperature, 1.0, 0.0)]
+    maxima, group_maxima = np.zeros((len(below), 4), np.int32), np.zeros((len(below), 1), np.int32)
+    masses = np.zeros((len(below), 1), np.int64)
+    parameters = columns[0], np.zeros(len(below), np.int32), *columns[1:]
+    entry = compile_kernels("row_summaries.cu")["row_summaries"]
+    entry(maxima, group_maxima, masses, logits, *parameters, 512, 128, 4, 1, grid=(len(below), 1, 1), block=(256, 1, 1))
+    weights = (masses[1:, 0] - masses[0, 0]) / masses[0, 0]
+    distances = logits[1:, 300].astype(np.float64) - logits[1:, 17]
+    np.testing.assert_allclose(weights, np.exp(-distances / np.float32(temperature)), rtol=2.0**-33)
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 50.0, 1e30])

@@ -82,7 +82,6 @@ struct RunningSums {
   // `above` is the mass of elements before all candidates.
   __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const SoftmaxWeights& softmax,
                                          Mass above) {
-    __shared__ unsigned long long partial[kWarpSize];
     const int first = static_cast<int>(threadIdx.x) * kPerThread;
     uint64_t thread_weight = 0;
 #pragma unroll
@@ -91,22 +90,9 @@ struct RunningSums {
       weights[i] = first + i < count ? softmax.weight(value_of(ranks[i])) : 0;
       thread_weight += weights[i];
     }
-    uint64_t sum = thread_weight;
-    for (int distance = 1; distance < kWarpSize; distance *= 2) {
-      const uint64_t other = __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum), distance);
-      sum += lane_index() >= distance ? other : 0;
-    }
-    __syncthreads();  // sums of an earlier call may still be read
-    if (lane_index() == kWarpSize - 1) {
-      partial[warp_index()] = sum;
-    }
-    __syncthreads();
-    before = {above.count + static_cast<uint64_t>(first), above.weight + sum - thread_weight};
-    total = 0;
-    for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarpSize; ++warp) {
-      before.weight += warp < warp_index() ? partial[warp] : 0;
-      total += partial[warp];
-    }
+    const PrefixSum sums = block_prefix_sum(thread_weight);
+    before = {above.count + static_cast<uint64_t>(first), above.weight + sums.before};
+    total = sums.total;
   }
 
   // Finds the first element at which the running mass reaches a target; every thread gets it.

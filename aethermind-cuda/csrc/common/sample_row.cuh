@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/row_candidates.cuh"
-#include "common/row_parts.cuh"
+#include "common/row_masses.cuh"
 #include "common/row_segments.cuh"
 
 namespace aether {
@@ -63,34 +63,21 @@ __device__ __forceinline__ uint32_t min_weighted_bits(const SoftmaxWeights& soft
 
 // Estimates whether the elements above a threshold are too light for top_p, so that sorting them would be in vain. Each
 // of the first `count` segments of the sorted `maxima` has at least one; their mass is estimated as twice that of the
-// maxima. Without `totals` the mass below the threshold is estimated from every 64th element.
-__device__ __forceinline__ bool lacks_top_p_mass(const Candidates& maxima, int count, uint32_t threshold,
-                                                 const Row& row, const unsigned long long* totals,
+// maxima.
+__device__ __forceinline__ bool lacks_top_p_mass(const Candidates& maxima, int count, uint64_t total,
                                                  const SoftmaxWeights& softmax, float top_p) {
-  constexpr int kSampleStride = 64;
-  uint64_t above = 0, below = 0;
+  uint64_t above = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
     above += softmax.weight(value_of(maxima[i]));
   }
-  if (totals == nullptr) {
-    for (int i = static_cast<int>(threadIdx.x) * kSampleStride; i < row.size;
-         i += static_cast<int>(blockDim.x) * kSampleStride) {
-      const float value = row.logits[i];
-      below += ordered_bits(value) < threshold ? softmax.weight(value) : 0;
-    }
-    below = block_sum(below);
-  }
-  const double candidates = 2.0 * static_cast<double>(block_sum(above));
-  const double total = totals != nullptr ? static_cast<double>(sum_of_parts(totals))
-                                         : candidates + kSampleStride * static_cast<double>(below);
-  return candidates < static_cast<double>(top_p) * total;
+  return 2.0 * static_cast<double>(block_sum(above)) < static_cast<double>(top_p) * static_cast<double>(total);
 }
 
-// Samples among the elements above a threshold, if they are few enough and contain the whole cut. `totals` may be null.
+// Samples among the elements above a threshold, if they are few enough and contain the whole cut. `total` is the mass
+// of the row where the truncation needs it.
 __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, const Row& row, const uint32_t* maxima,
-                                                      int num_segments, const unsigned long long* totals,
-                                                      const SoftmaxWeights& softmax, const Truncation& truncation,
-                                                      double random) {
+                                                      int num_segments, uint64_t total, const SoftmaxWeights& softmax,
+                                                      const Truncation& truncation, double random) {
   constexpr int kExpectedSegments = 768;  // segments expected to contain what top_p keeps
   uint32_t threshold = min_weighted_bits(softmax);
   if (row.size > kMaxCandidates && (truncation.has_k() || truncation.needs_row_total())) {
@@ -106,7 +93,7 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
     sort_descending(candidates, num_segments);
     threshold = max(threshold, static_cast<uint32_t>(candidates[wanted - 1] >> 32));
     if (truncation.needs_row_total() && truncation.has_p() && !truncation.has_min() &&
-        lacks_top_p_mass(candidates, wanted, threshold, row, totals, softmax, truncation.top_p)) {
+        lacks_top_p_mass(candidates, wanted, total, softmax, truncation.top_p)) {
       return kNoToken;
     }
     __syncthreads();
@@ -117,19 +104,7 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
     has_all_above_min_p = truncation.min_p_bits >= threshold;
     threshold = max(threshold, truncation.min_p_bits);
   }
-  const auto is_above = [&](float value) { return ordered_bits(value) >= threshold; };
-  uint64_t total = 0;
-  int count;
-  if (!truncation.needs_row_total() || totals != nullptr) {
-    count = gather(candidates, row, is_above);
-    total = truncation.needs_row_total() ? sum_of_parts(totals) : 0;
-  } else {
-    count = gather<kFewVectorsAhead>(candidates, row, [&](float value) {
-      total += softmax.weight(value);
-      return is_above(value);
-    });
-    total = block_sum(total);
-  }
+  const int count = gather(candidates, row, [&](float value) { return ordered_bits(value) >= threshold; });
   if (count > kMaxCandidates) {
     return kNoToken;
   }

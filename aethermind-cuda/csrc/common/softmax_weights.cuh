@@ -1,84 +1,111 @@
 // The sampler's softmax numerators exp((logit - largest) / temperature) as 64-bit integers, so that sums do not depend
 // on their order and a row samples the same token in every batch and on every GPU (batch invariance).
 //
-// They are computed in float32 and integers: float64 is slow on most GPUs. Their relative error is below 2^-37.
+// They are computed in float32 and integers: float64 is slow on most GPUs. Their relative error is below 2^-33.
 #pragma once
 
 #include "common/row_order.cuh"
 
 namespace aether {
 
-// Table of 2^(-i / 512) in units of 2^-44, in shared memory.
-constexpr int kPowers = 512;
+// Table of 2^(i / 512) in units of 2^-62, in shared memory.
+constexpr int kPowerBits = 9;
+constexpr int kPowers = 1 << kPowerBits;
 using Powers = unsigned long long[kPowers];
 
 __device__ __forceinline__ void fill_powers(Powers& powers) {
   for (int i = static_cast<int>(threadIdx.x); i < kPowers; i += static_cast<int>(blockDim.x)) {
-    powers[i] = static_cast<unsigned long long>(exp2(-i / static_cast<double>(kPowers)) * 0x1p44 + 0.5);
+    powers[i] = static_cast<unsigned long long>(exp2(i / static_cast<double>(kPowers)) * 0x1p62);
   }
   __syncthreads();
 }
 
-// The largest logit weighs 2^bits, chosen so that the sum of `size` weights is below 2^62.
+// log2(e) / temperature, as a sum of two float32 and in float64.
+struct SoftmaxScale {
+  double exact;
+  float high;
+  float low;
+
+  __device__ __forceinline__ explicit SoftmaxScale(float temperature) {
+    constexpr double kLog2E = 1.4426950408889634;
+    exact = fmin(fmax(kLog2E / static_cast<double>(temperature), 1e-36), 3e38);
+    high = static_cast<float>(exact);
+    low = static_cast<float>(exact - static_cast<double>(high));
+  }
+};
+
+// The largest logit weighs about 2^bits, at most 2^52.
 struct SoftmaxWeights {
+  static constexpr int kMaxBits = 52;
+  // Added to a number of [-8192, 8192), it rounds to a multiple of 1/512, and shows that multiple in its low bits.
+  static constexpr float kStepsAbove = 24576.0f;
+
   const unsigned long long* powers;
+  SoftmaxScale scale;
   float largest;
   float temperature;
-  float scale;  // log2(e) / temperature, in two parts
-  float scale_rest;
-  float limit;  // this many powers of two below the largest, the weight is 0
-  int shift;    // 52 - bits
+  int bits;
+  float offset;  // subtracted from every logit, exactly
+  float lowest;  // after the subtraction: the weight of smaller logits is 0
+  float base;    // kStepsAbove less the power of two that weighs 2^bits
+  int shift;     // of a power in the table with exponent 0
 
-  __device__ __forceinline__ SoftmaxWeights(const Powers& powers, float largest, float temperature, int size)
-      : powers(powers), largest(largest), temperature(temperature), shift(0) {
-    constexpr double kLog2E = 1.4426950408889634;
-    const double exact = kLog2E / static_cast<double>(temperature);
-    scale = static_cast<float>(exact < 3e38 ? exact : 3e38);
-    scale_rest = static_cast<float>(exact < 3e38 ? exact - static_cast<double>(scale) : 0.0);
-    while (shift < 52 && static_cast<uint64_t>(size) >= uint64_t{1} << (10 + shift)) {
-      ++shift;
-    }
-    limit = static_cast<float>(55 - shift);
+  __device__ __forceinline__ SoftmaxWeights(const unsigned long long* powers, const SoftmaxScale& scale, float largest,
+                                            float temperature, int bits)
+      : powers(powers), scale(scale), largest(largest), temperature(temperature), bits(bits) {
+    constexpr float kMaxPower = 1024.0f;
+    // Logits with weight are so close to a far largest one that their difference is exact.
+    offset = fabsf(__fmul_rn(largest, scale.high)) < kMaxPower ? 0.0f : largest;
+    const float top = __fsub_rn(largest, offset);
+    const float range = __fdiv_rn(static_cast<float>(bits) + 1.5f, scale.high);
+    lowest = fmaxf(__fsub_rn(top, range), -3.4028235e38f);
+    base = __fsub_rn(kStepsAbove, __fsub_rn(__fmaf_rn(top, scale.high, kStepsAbove), kStepsAbove));
+    shift = 61 - bits + (__float_as_int(kStepsAbove) >> kPowerBits);
   }
 
-  // The weight of NaN is 0. Rounded operations are explicit where the result relies on their rounding.
-  __device__ __forceinline__ uint64_t weight(float logit) const {
-    // Elements without weight are computed as if they were the largest: branch-free code overlaps several logits.
-    const bool is_in_range = __fmul_rn(__fsub_rn(largest, logit), scale) < limit;
-    logit = is_in_range ? logit : largest;
-    // distance + distance_rest is largest - logit exactly; high + low is its product with the scale, a base-2 exponent.
-    const float distance = __fsub_rn(largest, logit);
-    const float high = __fmul_rn(distance, scale);
-    const float back = __fsub_rn(distance, largest);
-    const float distance_rest = __fsub_rn(__fsub_rn(largest, __fsub_rn(distance, back)), __fadd_rn(logit, back));
-    const float rounding = __fmaf_rn(distance, scale, -high);
-    const float low = __fmaf_rn(distance_rest, scale, __fmaf_rn(distance, scale_rest, rounding));
-    // The exponent in steps of 1/512, from the low bits of the sum, and the remainder of at most half a step in units
-    // of 2^-40.
-    constexpr float kStepsAbove = 24576.0f;
-    const float whole = __fadd_rn(high, kStepsAbove);
-    // Unsigned, so that divisions by a power of two are one instruction.
-    const auto steps = static_cast<uint32_t>(__float_as_int(whole) - __float_as_int(kStepsAbove));
-    const float rest = __fsub_rn(high, __fsub_rn(whole, kStepsAbove));
-    const int remainder = __float2int_rn(rest * 0x1p40f) + __float2int_rn(low * 0x1p40f);
-    // 2^-remainder - 1 by its third-order series.
-    constexpr int kLn2 = 0x58b90bfc;  // in units of 2^-31
-    const int first = static_cast<int>(static_cast<int64_t>(-remainder) * kLn2 >> 31);
-    const int second = __mulhi(first, first) >> 9;
-    const int third = __mulhi(second, first) * 21846 >> 24;
-    const int correction = first + second + third;
+  // Log2 of the number whose weight is 2^bits, for the ratio of two units.
+  __device__ __forceinline__ double reference() const {
+    return static_cast<double>(offset) * scale.exact + static_cast<double>(__fsub_rn(kStepsAbove, base));
+  }
+
+  // The weight of a logit in units of 2^-(bits + 1), rounded down; that of NaN is 0. Rounded operations are explicit
+  // where the result relies on their rounding.
+  __device__ __forceinline__ uint64_t doubled(float logit) const {
+    // Logits without weight are computed as if they were the lowest: branch-free code overlaps several logits.
+    const float x = fmaxf(__fsub_rn(logit, offset), lowest);
+    // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more.
+    const float rounded = __fmaf_rn(x, scale.high, base);
+    const float multiple = __fsub_rn(rounded, base);
+    const float rest = __fmaf_rn(x, scale.low, __fmaf_rn(x, scale.high, -multiple));
+    // 2^rest - 1 in units of 2^-36, by its third-order series.
+    constexpr float kLn2 = 0.693147181f, kUnit = 0x1p36f;
+    const float series =
+        __fmaf_rn(rest, __fmaf_rn(rest, kUnit * kLn2 * kLn2 * kLn2 / 6, kUnit * kLn2 * kLn2 / 2), kUnit * kLn2);
+    const int correction = __float2int_rn(__fmul_rn(rest, series));
+    const auto steps = static_cast<uint32_t>(__float_as_int(rounded));
     const uint64_t power = powers[steps % kPowers];
-    const int64_t corrected =
-        static_cast<int64_t>(power) + (static_cast<int64_t>(static_cast<int>(power >> 14)) * correction >> 26);
-    const uint64_t doubled = static_cast<uint64_t>(corrected) << 9 >> (steps / kPowers + static_cast<uint32_t>(shift));
-    return is_in_range ? (doubled + 1) >> 1 : 0;
+    const auto high = static_cast<int>(power >> 36);
+    const uint64_t corrected = power + static_cast<uint64_t>(static_cast<int64_t>(high) * correction);
+    return corrected >> (static_cast<uint32_t>(shift) - (steps >> kPowerBits));
   }
+
+  // The weight in units of 2^-bits, rounded to nearest.
+  __device__ __forceinline__ uint64_t weight(float logit) const { return (doubled(logit) + 1) >> 1; }
 
   // The definition of the operator's page in float64, for the comparison with min_p; slow.
   __device__ __forceinline__ double relative_weight(float logit) const {
     return exp((static_cast<double>(logit) - static_cast<double>(largest)) / static_cast<double>(temperature));
   }
 };
+
+// The bits of weights whose sum over `size` logits is below 2^62.
+__device__ __forceinline__ int weight_bits(int size) {
+  int bits = SoftmaxWeights::kMaxBits;
+  while (bits > 0 && static_cast<uint64_t>(size) >= uint64_t{1} << (62 - bits)) {
+    --bits;
+  }
+  return bits;
+}
 
 __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -100,6 +127,32 @@ __device__ __forceinline__ uint64_t block_sum(uint64_t value) {
   return warp_sum(lane_index() < num_warps ? partial[lane_index()] : 0);
 }
 
+// The sum over the threads before this one, and the sum over all threads of a block.
+struct PrefixSum {
+  uint64_t before;
+  uint64_t total;
+};
+
+__device__ __forceinline__ PrefixSum block_prefix_sum(uint64_t value) {
+  __shared__ unsigned long long partial[kWarpSize];
+  uint64_t sum = value;
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const uint64_t other = __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum), distance);
+    sum += lane_index() >= distance ? other : 0;
+  }
+  __syncthreads();  // `partial` of an earlier call may still be read
+  if (lane_index() == kWarpSize - 1) {
+    partial[warp_index()] = sum;
+  }
+  __syncthreads();
+  PrefixSum result{sum - value, 0};
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarpSize; ++warp) {
+    result.before += warp < warp_index() ? partial[warp] : 0;
+    result.total += partial[warp];
+  }
+  return result;
+}
+
 // The smallest running sum that exceeds `fraction` of `total`; `fraction` is below 1.
 __device__ __forceinline__ uint64_t target_beyond(double fraction, uint64_t total) {
   const uint64_t target = static_cast<uint64_t>(fraction * static_cast<double>(total)) + 1;
@@ -107,8 +160,8 @@ __device__ __forceinline__ uint64_t target_beyond(double fraction, uint64_t tota
 }
 
 // The smallest running sum that is at least `fraction` of `total`.
-__device__ __forceinline__ uint64_t target_reaching(float fraction, uint64_t total) {
-  const uint64_t target = static_cast<uint64_t>(ceil(static_cast<double>(fraction) * static_cast<double>(total)));
+__device__ __forceinline__ uint64_t target_reaching(double fraction, uint64_t total) {
+  const uint64_t target = static_cast<uint64_t>(ceil(fraction * static_cast<double>(total)));
   return target < 1 ? 1 : (target < total ? target : total);
 }
 

@@ -67,6 +67,7 @@ class Sizes:
         (*[(1, 1024)] * 32, (512, 512)),
     )
     sampled_rows: tuple[int, ...] = (1, 64, 256)
+    adapted_tokens: tuple[int, ...] = (1, 64, 256, 1024)
     formats: tuple[str, ...] = ("int4", "int4_g128", "int8")
     recurrences: tuple[Recurrence, ...] = (
         Recurrence("qwen3_next", "gated_delta_rule", 16, 32, 128, 128),
@@ -85,6 +86,7 @@ SMALL = Sizes(
     decodes=((1, 64), (3, 40)),
     prefills=(((33, 33),), ((1, 20), (40, 90))),
     sampled_rows=(1, 5),
+    adapted_tokens=(1, 9),
     formats=("int4", "int8"),
     recurrences=(Recurrence("delta", "gated_delta_rule", 1, 2, 16, 32), Recurrence("scan", "ssd_scan", 1, 2, 16, 24)),
     recurrent_decodes=(1, 3),

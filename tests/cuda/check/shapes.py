@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from tests.cuda.check.adapters import Adapters
 from tests.cuda.check.attention import Attention
 from tests.cuda.check.bench import SMALL, Bench, Case, Sizes
 from tests.cuda.check.gpu import Gpu
@@ -31,6 +32,7 @@ GROUPS: Mapping[str, Callable[[Bench], Iterator[Case]]] = {
     "quantized": lambda bench: Projections(bench).quantized(),
     "sampling": lambda bench: Sampling(bench).sampling(),
     "recurrent": lambda bench: Recurrent(bench).recurrent(),
+    "adapters": lambda bench: Adapters(bench).adapters(),
     "profiled": lambda bench: _profiled(bench),
 }
 _PROFILED = {

@@ -29,8 +29,9 @@ _SHAPES = {
     "decode": 12,
     "prefill": 12,
     "quantized": 40,
-    "sampling": 8,
     "recurrent": 15,
+    "sampling": 14,
+    "adapters": 4,
 }
 """Groups of `shapes`, and the seconds that each should take at most."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
@@ -22,8 +21,10 @@ _MAX_SEGMENTS = 2048
 """Limit of segments: their maxima are sorted in the memory of candidates."""
 _SEGMENTS_PER_BLOCK = 32
 """Segments per block: four per warp."""
-_PARTS = 32
-"""Parts of a row, as in `common/row_parts.cuh`."""
+_GROUP = 512
+"""Logits of a group, as in `common/row_masses.cuh`."""
+_BLOCKS_PER_MULTIPROCESSOR = 4
+_WAVES = 6
 _ALIGNMENT = 256
 
 
@@ -60,27 +61,32 @@ def _sample_tokens(call: Call) -> Iterator[Launch]:
     assert logits is not None
     num_rows, size = logits.shape
     segment, num_segments = _segments(size)
-    maxima = DeviceArray(call.workspace, DType.INT32, (num_rows, num_segments))
-    arguments: tuple[Any, ...] = (maxima, logits, size, segment, num_segments)
-    grid = (num_rows, div_up(num_segments, _SEGMENTS_PER_BLOCK), 1)
-    yield Launch("row_summaries", "row_summaries_maxima", grid, (256, 1, 1), arguments)
-    totals = None
-    if num_rows < call.device.num_multiprocessors:
-        totals = DeviceArray(call.workspace + _maxima_bytes(num_rows, size), DType.INT64, (num_rows, _PARTS))
-        arguments = (totals, logits, *parameters, maxima, size, num_segments)
-        yield Launch("row_summaries", "row_summaries_totals", (num_rows, _PARTS, 1), (256, 1, 1), arguments)
-    arguments = (token_ids, logits, *parameters, uniform, maxima, totals, size, segment, num_segments)
+    maxima, group_maxima, masses = statistics = _row_statistics(call)
+    num_groups = masses.shape[1]
+    sizes = (size, segment, num_segments, num_groups)
+    # As many blocks as fill the GPU several times: each computes a table first.
+    parts = div_up(_WAVES * _BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors, max(1, num_rows))
+    grid = (num_rows, min(parts, div_up(num_segments, _SEGMENTS_PER_BLOCK)), 1)
+    yield Launch("row_summaries", "row_summaries", grid, (256, 1, 1), (*statistics, logits, *parameters, *sizes))
+    arguments = (token_ids, logits, *parameters, uniform, maxima, group_maxima, masses, *sizes)
     yield Launch("sample_tokens", "sample_tokens", (num_rows, 1, 1), (_SORTING_THREADS, 1, 1), arguments)
 
 
-def _maxima_bytes(num_rows: int, size: int) -> int:
-    nbytes = num_rows * _segments(size)[1] * DType.INT32.itemsize
-    return align_up(nbytes, _ALIGNMENT)
+def _row_statistics(call: Call) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """The maxima of segments, and the maxima and masses of groups, in the workspace."""
+    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
+    num_groups = div_up(size, _GROUP)
+    maxima = DeviceArray(call.workspace, DType.INT32, (num_rows, _segments(size)[1]))
+    group_maxima = DeviceArray(_end(maxima), DType.INT32, (num_rows, num_groups))
+    return maxima, group_maxima, DeviceArray(_end(group_maxima), DType.INT64, (num_rows, num_groups))
+
+
+def _end(array: DeviceArray) -> int:
+    return align_up(array.address + array.nbytes, _ALIGNMENT)
 
 
 def _sampling_bytes(call: Call) -> int:
-    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
-    return _maxima_bytes(num_rows, size) + num_rows * _PARTS * DType.INT64.itemsize
+    return _end(_row_statistics(call._replace(workspace=0))[-1])
 
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:

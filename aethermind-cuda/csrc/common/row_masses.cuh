@@ -1,0 +1,149 @@
+// The masses of a row's groups of 512 logits, computed by many blocks in the read that finds the segment maxima: they
+// give the row's mass, and the group of the token that an untruncated row samples.
+#pragma once
+
+#include "common/radix_top_p.cuh"
+#include "common/row_segments.cuh"
+
+namespace aether {
+
+constexpr int kSegmentUnit = 128;  // a segment is a multiple of this
+constexpr int kUnits = 4;
+constexpr int kGroup = kUnits * kSegmentUnit;
+constexpr int kGroupBits = SoftmaxWeights::kMaxBits;
+
+// For the groups of a row: the largest logit as ordered bits, and the sum of weights relative to it in units of 2^-53.
+struct GroupMasses {
+  const uint32_t* maxima;
+  const unsigned long long* masses;
+  int count;
+
+  // The weights that a group's mass is the sum of.
+  __device__ __forceinline__ SoftmaxWeights weights(int group, const SoftmaxWeights& of_row) const {
+    return {of_row.powers, of_row.scale, from_ordered_bits(maxima[group]), of_row.temperature, kGroupBits};
+  }
+};
+
+// The larger number; NaN where one is NaN.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+#ifdef AETHER_EMULATED
+  return a != a || b != b ? __int_as_float(0x7fffffff) : fmaxf(a, b);
+#else
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+
+// The 512 logits of a group, 16 to each lane of a warp; the rest of the last group is -infinity.
+struct GroupLogits {
+  Vector<float> units[kUnits];
+
+  __device__ __forceinline__ GroupLogits(const float* row, int begin, int size, bool is_aligned) {
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const int first = begin + unit * kSegmentUnit + lane_index() * Vector<float>::size;
+      if (is_aligned && begin + kGroup <= size) {
+        units[unit] = Vector<float>::load(row + first);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Vector<float>::size; ++i) {
+          units[unit].values[i] = first + i < size ? row[first + i] : Max::kNeutral;
+        }
+      }
+    }
+  }
+
+  // Ordered bits of the largest logit of a unit; every lane gets it.
+  __device__ __forceinline__ uint32_t largest(int unit) const {
+    const auto& values = units[unit].values;
+    const float lane_largest = max_or_nan(max_or_nan(values[0], values[1]), max_or_nan(values[2], values[3]));
+    return __reduce_max_sync(kFullWarp, ordered_bits(lane_largest));
+  }
+
+  // The sum of doubled weights; every lane gets it.
+  __device__ __forceinline__ uint64_t mass(const SoftmaxWeights& softmax) const {
+    uint64_t sum = 0;
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+      for (int i = 0; i < Vector<float>::size; ++i) {
+        sum += softmax.doubled(units[unit].values[i]);
+      }
+    }
+    return warp_sum(sum);
+  }
+};
+
+// A group's mass in units of the row's weights.
+__device__ __forceinline__ uint64_t row_mass(const GroupMasses& groups, int group, const SoftmaxWeights& softmax) {
+  const uint64_t mass = groups.masses[group];
+  if (mass == 0) {
+    return 0;
+  }
+  const SoftmaxWeights own = groups.weights(group, softmax);
+  const double ratio = exp2(own.reference() - softmax.reference() + (softmax.bits - kGroupBits - 1));
+  return static_cast<uint64_t>(static_cast<double>(mass) * ratio + 0.5);
+}
+
+// The first and the last + 1 of this thread's consecutive groups.
+struct ThreadGroups {
+  int first, end;
+
+  __device__ __forceinline__ explicit ThreadGroups(int count) {
+    const int per_thread = (count + static_cast<int>(blockDim.x) - 1) / static_cast<int>(blockDim.x);
+    first = min(count, static_cast<int>(threadIdx.x) * per_thread);
+    end = min(count, first + per_thread);
+  }
+};
+
+// The mass of a row; every thread of a block gets it.
+__device__ __forceinline__ uint64_t row_total(const GroupMasses& groups, const SoftmaxWeights& softmax) {
+  const ThreadGroups own(groups.count);
+  uint64_t sum = 0;
+  for (int group = own.first; group < own.end; ++group) {
+    sum += row_mass(groups, group, softmax);
+  }
+  return block_sum(sum);
+}
+
+// Inverse transform sampling of an untruncated row: the first index at which the running mass by ascending index
+// exceeds `random` times the total. The groups' masses give its group. For blocks of a thread per logit of a group.
+__device__ __forceinline__ int sample_untruncated(const Row& row, const GroupMasses& groups,
+                                                  const SoftmaxWeights& softmax, double random) {
+  __shared__ int chosen_group, chosen;
+  __shared__ unsigned long long chosen_target;
+  const ThreadGroups own(groups.count);
+  uint64_t sum = 0;
+  for (int group = own.first; group < own.end; ++group) {
+    sum += row_mass(groups, group, softmax);
+  }
+  const PrefixSum of_groups = block_prefix_sum(sum);
+  const uint64_t target = target_beyond(random, of_groups.total);
+  uint64_t before = of_groups.before;
+  if (before < target && target <= before + sum) {
+    for (int group = own.first; group < own.end; ++group) {
+      const uint64_t mass = row_mass(groups, group, softmax);
+      if (before < target && target <= before + mass) {
+        // The same part of the group's mass in its own units.
+        const double part = static_cast<double>(target - before) / static_cast<double>(mass);
+        chosen_group = group;
+        chosen_target = target_reaching(part, groups.masses[group]);
+      }
+      before += mass;
+    }
+  }
+  __syncthreads();
+  const int begin = chosen_group * kGroup, index = begin + static_cast<int>(threadIdx.x);
+  const SoftmaxWeights in_group = groups.weights(chosen_group, softmax);
+  const bool is_inside = static_cast<int>(threadIdx.x) < kGroup && index < row.size;
+  const uint64_t weight = is_inside ? in_group.doubled(row.logits[index]) : 0;
+  const PrefixSum in = block_prefix_sum(weight);
+  if (in.before < chosen_target && chosen_target <= in.before + weight) {
+    chosen = index;
+  }
+  __syncthreads();
+  return chosen;
+}
+
+}  // namespace aether
