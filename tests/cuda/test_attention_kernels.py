@@ -104,6 +104,15 @@ def test_scores_increasing_with_every_key(opened: OpenDevice, num_queries: int) 
     check(opened, "paged_attention", Sample("growing", inputs, sample.attributes), DType.FLOAT16)
 
 
+@pytest.mark.parametrize("float_type", [DType.FLOAT32, DType.BFLOAT16])
+def test_wide_heads_with_a_soft_cap(opened: OpenDevice, float_type: DType) -> None:
+    """Those of Gemma: 256 elements."""
+    sequences = [(1, 300), (5, 20)]
+    plain = paged_attention_sample(np.random.default_rng(11), "batch", sequences, 4, 2, 256, 16, 0)
+    sample = Sample("wide", plain.inputs, {**plain.attributes, "softcap": 5.0})
+    check(opened, "paged_attention", sample, float_type, "cuda/by_row")
+
+
 SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st.integers(max(1, count), 90)))
 LONG_SEQUENCE = st.tuples(st.integers(0, 40), st.integers(500, 1100))
 
@@ -128,8 +137,8 @@ def test_any_batch(
     check(opened, "paged_attention", sample, DType.FLOAT16)
 
 
-def check(opened: OpenDevice, page: str, sample: Sample, float_type: DType) -> None:
-    """By the kernels on tensor cores."""
+def check(opened: OpenDevice, page: str, sample: Sample, float_type: DType, name: str = FAST) -> None:
+    """By the kernels of a name, by default those on tensor cores."""
     operators = OperatorRegistry(load())
-    kernel = next(kernel for kernel in load_kernels() if (kernel.operator, kernel.name) == (page, FAST))
+    kernel = next(kernel for kernel in load_kernels() if (kernel.operator, kernel.name) == (page, name))
     check_kernel(KernelCase(operators[page], kernel, float_type, sample), operators, opened)

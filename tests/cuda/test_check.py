@@ -83,9 +83,9 @@ def all_steps() -> list[Step]:
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_the_minimum_times_fit_the_budget_of_eight_minutes() -> None:
+def test_the_minimum_times_fit_the_budget_of_ten_minutes() -> None:
     needed = sum(step.least_s for step in all_steps())
-    assert needed <= BUDGET_S <= 8 * 60 - 20
+    assert needed <= BUDGET_S <= 10 * 60 - 20
     assert all(5 <= step.least_s <= step.limit_s for step in all_steps())
     titles = [step.title for step in all_steps()]
     in_order = ["machine", "loading", "shapes: linear", "figures", "conform: operators", "parity", "memcheck", "ncu"]

@@ -98,10 +98,11 @@ def test_a_resumed_check_skips_passed_cases(environment: dict[str, str], tmp_pat
 
 
 def test_shapes_and_figures_complete(environment: dict[str, str], tmp_path: Path) -> None:
-    groups = "shapes: decode,shapes: prefill,shapes: qkv,shapes: gate_up,figures"
-    check(environment, tmp_path, "--only", groups)
-    assert set(outcomes(tmp_path, "figures").values()) == {"passed"}
-    for group in ("decode", "prefill", "qkv", "gate_up"):
+    groups = ("decode", "prefill", "scored", "mixture", "qkv", "gate_up")
+    check(environment, tmp_path, "--only", ",".join([*(f"shapes: {group}" for group in groups), "figures"]))
+    for suite in ("figures", "figures mixture"):
+        assert set(outcomes(tmp_path, suite).values()) == {"passed"}
+    for group in groups:
         reasons = [line.get("reason", "") for line in lines(tmp_path) if line.get("suite") == group and "case" in line]
         assert reasons, group
         assert all("relative error inf" in reason for reason in reasons), reasons  # of outputs that were not written

@@ -25,7 +25,7 @@ from tests.cuda.check.running import Outcome, Result, Step, execute, run_steps, 
 from tests.cuda.check.tree import python_path
 
 ROOT = Path(__file__).parents[3]
-BUDGET_S = 450.0
+BUDGET_S = 580.0
 SANITIZER_S = 3600.0
 FILES = ("table.txt", "cases.jsonl", "all.log")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from tests.cuda.check.gpu import Enqueue, Gpu
 
-__all__ = ["Bench", "Case", "Facts", "Recurrence", "SMALL", "Sizes", "within"]
+__all__ = ["Bench", "Case", "Facts", "Heads", "Mixture", "Recurrence", "SMALL", "Sizes", "representable", "within"]
 
 Facts = dict[str, Any]
 Case = tuple[str, Callable[[Facts], None]]
@@ -33,6 +33,32 @@ class Recurrence(NamedTuple):
     def row_size(self) -> int:
         """Elements of a token: queries, keys and values."""
         return 2 * self.num_groups * self.depth + self.num_heads * self.width
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of attention, and what is done to their scores."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    has_slopes: bool = False
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer; clamped ones are those of gpt-oss, with biases."""
+
+    name: str
+    hidden: int
+    inner: int
+    experts: int
+    chosen: int
+    is_clamped: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +102,20 @@ class Sizes:
     )
     recurrent_decodes: tuple[int, ...] = (1, 64, 256)
     recurrent_prompt: int = 2048
+    scored_heads: tuple[Heads, ...] = (
+        Heads("gemma2-9b capped", 16, 8, 256, softcap=50.0),
+        Heads("gemma2-27b capped", 32, 16, 128, softcap=50.0),
+        Heads("gpt-oss sinks", 64, 8, 64, has_sinks=True),
+        Heads("gpt-oss sinks window", 64, 8, 64, window=128, has_sinks=True),
+        Heads("bloom-7b slopes", 32, 32, 128, has_slopes=True),
+    )
+    scored_batches: tuple[tuple[tuple[int, int], ...], ...] = (((1, 4096),), ((1, 4096),) * 64, ((2048, 2048),))
+    mixtures: tuple[Mixture, ...] = (
+        Mixture("qwen3-30b-a3b", 2048, 768, 128, 8),
+        Mixture("gpt-oss-20b", 2880, 2880, 32, 4, is_clamped=True),
+    )
+    mixture_tokens: tuple[int, ...] = (1, 8, 64, 512, 2048)
+    mixture_formats: tuple[str, ...] = ("dense", "int4")
 
 
 SMALL = Sizes(
@@ -91,6 +131,14 @@ SMALL = Sizes(
     recurrences=(Recurrence("delta", "gated_delta_rule", 1, 2, 16, 32), Recurrence("scan", "ssd_scan", 1, 2, 16, 24)),
     recurrent_decodes=(1, 3),
     recurrent_prompt=20,
+    scored_heads=(
+        Heads("capped", 4, 2, 256, softcap=50.0),
+        Heads("sinks window", 4, 2, 64, window=16, has_sinks=True),
+        Heads("slopes", 4, 4, 64, has_slopes=True),
+    ),
+    scored_batches=(((1, 64),), ((33, 33),)),
+    mixtures=(Mixture("plain", 64, 48, 8, 2), Mixture("clamped", 64, 48, 4, 2, is_clamped=True)),
+    mixture_tokens=(1, 33),
 )
 """For a rehearsal."""
 
@@ -141,3 +189,13 @@ def within(facts: Facts, bar: float) -> None:
     """AssertionError for a relative error above the bar; that of no number is."""
     if not facts["error"] <= bar:
         raise AssertionError(f"relative error {facts['error']:.3g}, above {bar:g}")
+
+
+def representable(format: str, outputs: int, inputs: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A weight in bfloat16 that the format holds exactly: whole numbers, each row's times a power of two."""
+    bits = 8 if format.startswith("int8") else 4
+    top = 2 ** (bits - 1) - 1
+    codes = torch.randint(-top, top + 1, (outputs, inputs), dtype=torch.int8, device=device)
+    codes[:, ::32] = -top - 1 if bits == 4 else top
+    exponents = -torch.randint(0, 3, (outputs, 1), device=device).float() - (bits + 2)
+    return (codes.float() * torch.exp2(exponents)).to(torch.bfloat16)

@@ -190,10 +190,15 @@ class Gpu:
         repeat = max(1, min(_MOST_CALLS, int(_TIMED_S / max(once, 1e-7) / _SAMPLES)))
         return median(elapsed(repeat) / repeat for _ in range(_SAMPLES)) / len(calls)
 
-    def pack(self, format: str, weight: torch.Tensor) -> torch.Tensor:
-        """A host weight [N, K] in a format, packed by the device as `linear` wants it."""
-        pack = next(iter(self.kernel("linear", (weight, weight, None), format=format).packs.values()))
-        array = weight.float().numpy().astype(DType.BFLOAT16.numpy)
+    def pack(self, format: str, weight: torch.Tensor, operator: str = "linear") -> torch.Tensor:
+        """A weight [N, K] of bfloat16 in a format, packed by the device as an operator wants it."""
+        known = (
+            kernel
+            for kernel in self.runtime.kernels.kernels("cuda")
+            if kernel.operator == operator and format in (kernel.weight_formats or ())
+        )
+        pack = next(iter(max(known, key=lambda kernel: kernel.priority).packs.values()))
+        array = weight.cpu().view(torch.int16).numpy().view(DType.BFLOAT16.numpy)
         nbytes = pack.nbytes(tuple(weight.shape), DType.BFLOAT16)
         buffer = self.backend.allocator.alloc(nbytes)
         destination = Tensor.of(buffer, DType.UINT8, (nbytes,))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from tests.cuda.check.bench import Bench, Case, Facts, within
+from tests.cuda.check.bench import Bench, Case, Facts, representable, within
 from tests.cuda.check.gpu import error_of
 from torch.nn import functional
 
@@ -166,16 +166,6 @@ class Projections:
         if key not in self.packed:
             for stale in [one for one in self.packed if one[0] != format]:
                 del self.packed[stale]
-            weight = self._exact(format, outputs, inputs)
+            weight = representable(format, outputs, inputs)
             self.packed[key] = weight.to(self.bench.gpu.device), self.bench.gpu.pack(format, weight)
         return self.packed[key]
-
-    @staticmethod
-    def _exact(format: str, outputs: int, inputs: int) -> torch.Tensor:
-        """A weight on the host that the format holds exactly: whole numbers, each row's times a power of two."""
-        bits = 8 if format.startswith("int8") else 4
-        top = 2 ** (bits - 1) - 1
-        codes = torch.randint(-top, top + 1, (outputs, inputs), dtype=torch.int8)
-        codes[:, ::32] = -top - 1 if bits == 4 else top
-        exponents = -torch.randint(0, 3, (outputs, 1)).float() - (bits + 2)
-        return (codes.float() * torch.exp2(exponents)).to(_BF16)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONFIG", "NUM_PARAMETERS", "PROMPT_TOKENS", "write_model"]
+__all__ = ["CONFIG", "NUM_PARAMETERS", "PROMPT_TOKENS", "SMALL_CONFIG", "write_model"]
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -26,6 +26,16 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
+SMALL_CONFIG = CONFIG | {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+}
+"""For a rehearsal."""
 NUM_PARAMETERS = 7_615_616_512
 PROMPT_TOKENS = 512
 

@@ -1,4 +1,4 @@
-"""The operators of a Qwen2-7B at its own sizes: right against torch in float32, and how fast beside torch in bfloat16.
+"""Operators at the sizes of Qwen2-7B and of other models: right against torch in float32, and how fast beside torch.
 
     python -m tests.cuda.check.shapes GROUP     one of GROUPS
 
@@ -16,6 +16,7 @@ from tests.cuda.check.adapters import Adapters
 from tests.cuda.check.attention import Attention
 from tests.cuda.check.bench import SMALL, Bench, Case, Sizes
 from tests.cuda.check.gpu import Gpu
+from tests.cuda.check.mixture import Mixtures
 from tests.cuda.check.projections import Projections
 from tests.cuda.check.records import CaseLog
 from tests.cuda.check.recurrent import Recurrent
@@ -29,6 +30,8 @@ GROUPS: Mapping[str, Callable[[Bench], Iterator[Case]]] = {
     "qkv": lambda bench: Projections(bench).qkv(),
     "decode": lambda bench: Attention(bench).decode(),
     "prefill": lambda bench: Attention(bench).prefill(),
+    "scored": lambda bench: Attention(bench).scored(),
+    "mixture": lambda bench: Mixtures(bench).mixture(),
     "quantized": lambda bench: Projections(bench).quantized(),
     "sampling": lambda bench: Sampling(bench).sampling(),
     "recurrent": lambda bench: Recurrent(bench).recurrent(),

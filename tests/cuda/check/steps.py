@@ -28,6 +28,8 @@ _SHAPES = {
     "qkv": 8,
     "decode": 12,
     "prefill": 12,
+    "scored": 10,
+    "mixture": 25,
     "quantized": 40,
     "recurrent": 15,
     "sampling": 14,
@@ -64,14 +66,16 @@ def steps(out: Path, *, is_small: bool = False) -> list[Step]:
         Step("machine", _python("-m", "tests.cuda.check.machine"), 25, least_s=5),
         recorded("loading", _python("-m", "tests.cuda.check.loading"), 40, None, 10),
         *shapes,
-        recorded("figures", _worker("figures", "tests.cuda.check.figures", *small, patience=60), 90, None, 45),
-        recorded("figures int4", _worker("figures int4", "tests.cuda.check.figures", *small, "int4"), 60, None, 25),
+        recorded("figures", _figures(*small), 90, None, 45),
+        recorded("figures int4", _figures(*small, "int4"), 60, None, 25),
+        recorded("figures mixture", _figures(*small, "mixture"), 50, None, 25),
+        recorded("figures mixture int4", _figures(*small, "mixture", "int4"), 50, None, 25),
         Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, least_s=20),
         Step("conform: hal", _conform(out, "hal"), 30, least_s=5),
         Step("conform: models", _conform(out, "models"), 45, least_s=10),
         Step("hardware tests", _pytest("-k", "not parity and not ragged"), 60, least_s=20),
         Step("ragged batches", _pytest("-k", "ragged", "-n", str(_WORKERS)), 60, least_s=35),
-        Step("parity", _pytest("-k", "parity", "-n", "6"), 90, transformers, least_s=30),
+        Step("parity", _pytest("-k", "parity", "-n", "6"), 90, transformers, least_s=45),
         *sanitizing_steps(out, 60, least_s=20),
         profiling_step(out, 45, least_s=20),
         Step("transformers", _python("-m", "tests.cuda.check.transformers_figures"), 120, transformers, least_s=30),
@@ -124,6 +128,11 @@ def _python(*arguments: str) -> list[str]:
 def _worker(suite: str, module: str, *arguments: str, patience: float = 25) -> list[str]:
     watched = _python("-m", module, *arguments)
     return _python("-m", "tests.cuda.check.workers", suite, "--patience", str(patience), "--", *watched)
+
+
+def _figures(*arguments: str) -> list[str]:
+    suite = " ".join(["figures", *(word for word in arguments if not word.startswith("-"))])
+    return _worker(suite, "tests.cuda.check.figures", *arguments, patience=60)
 
 
 def _pytest(*arguments: str) -> list[str]:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 __all__ = ["PACKAGES", "python_path"]
 
-PACKAGES = ("aethermind-core", "aethermind-cuda", "aethermind-qwen2")
+PACKAGES = (
+    "aethermind-core",
+    "aethermind-cuda",
+    "aethermind-gemma",
+    "aethermind-glm",
+    "aethermind-gpt-oss",
+    "aethermind-gpt2",
+    "aethermind-llama",
+    "aethermind-mamba",
+    "aethermind-phi",
+    "aethermind-qwen2",
+)
 """All that the check needs; none of them has to be compiled for the host."""
 
 

@@ -124,6 +124,8 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
         return
+    arguments.decode_partials = call.workspace
+    arguments.prefill_partials = call.workspace + _decode_partials_bytes(call)
     width, is_quantized = _padded_head_dim(call), _is_quantized(call)
     suffix = f"{call.outputs[0].dtype}_{width}"
     variant = "_quantized" if is_quantized else ""
@@ -186,8 +188,7 @@ def _arguments(call: Call) -> Any:
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
     return _AttentionCall(
         *(_address(array) for array in (*operands, sinks, slopes)),
-        call.workspace,
-        call.workspace + _decode_partials_bytes(call),
+        *(None, None),
         float(call.attributes["scale"]),
         float(call.attributes.get("softcap", 0.0)),
         *(num_tokens, num_sequences, num_heads, num_kv_heads, _group_size(call)),
