@@ -28,20 +28,21 @@
         partials);                                                                                                     \
   }
 // For inputs whose rows are multiples of 16 bytes.
-#define AETHER_LINEAR_GEMV(format, bits, term, dtype, threads, min_blocks)                                            \
-  extern "C" __global__ void __launch_bounds__(threads, min_blocks) linear_quantized_gemv_##format##_##dtype(         \
+#define AETHER_LINEAR_GEMV(format, bits, term, dtype, threads)                                                        \
+  extern "C" __global__ void __launch_bounds__(threads, 2) linear_quantized_gemv_##format##_##dtype(                  \
       void* out, const aether::dtype* x, const uint8_t* weight, const aether::dtype* bias, int num_tokens,            \
       int num_outputs, int num_inputs, int is_float32, int num_blocks, int log2_chunks, int runtime_term, float*) {   \
-    aether::quantized_gemv<aether::QuantizedWeight<aether::dtype, bits, aether::AffineTerm::term>, 1>(                \
+    aether::quantized_gemv<aether::dtype, bits, aether::AffineTerm::term, 1>(                                         \
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                           \
         {{weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(runtime_term)}}); \
   }
-#define AETHER_LINEAR_GEMV_HALF(format, bits, term, threads, min_blocks) \
-  AETHER_LINEAR_GEMV(format, bits, term, float16, threads, min_blocks)   \
-  AETHER_LINEAR_GEMV(format, bits, term, bfloat16, threads, min_blocks)
-#define AETHER_LINEAR_SKINNY(format, bits, term, min_blocks)                                                   \
-  AETHER_LINEAR(linear_quantized_skinny8_##format, 256, min_blocks, project_skinny, bits, term, float16, 1, 1) \
-  AETHER_LINEAR(linear_quantized_skinny8_##format, 256, min_blocks, project_skinny, bits, term, bfloat16, 1, 1)
+#define AETHER_LINEAR_GEMV_HALF(format, bits, term, threads) \
+  AETHER_LINEAR_GEMV(format, bits, term, float16, threads)   \
+  AETHER_LINEAR_GEMV(format, bits, term, bfloat16, threads)
+#define AETHER_LINEAR_SKINNY(bits)                                                                         \
+  AETHER_LINEAR(linear_quantized_skinny8_int##bits, 256, 1, project_skinny, bits, kRuntime, float32, 1, 1) \
+  AETHER_LINEAR(linear_quantized_skinny8_int##bits, 256, 1, project_skinny, bits, kRuntime, float16, 1, 1) \
+  AETHER_LINEAR(linear_quantized_skinny8_int##bits, 256, 1, project_skinny, bits, kRuntime, bfloat16, 1, 1)
 // A kernel compiled for one affine term has no branches between products, but needs more registers.
 #define AETHER_LINEAR_TILED(format, bits, term16, min_blocks16, term32, min_blocks32, dtype)                     \
   AETHER_LINEAR(linear_quantized_tiled16_##format, 128, min_blocks16, project_tiled, bits, term16, dtype, 16, 1) \
@@ -50,29 +51,22 @@
 #define AETHER_LINEAR_TILED_HALF(format, bits, term16, min_blocks16, term32, min_blocks32) \
   AETHER_LINEAR_TILED(format, bits, term16, min_blocks16, term32, min_blocks32, float16)   \
   AETHER_LINEAR_TILED(format, bits, term16, min_blocks16, term32, min_blocks32, bfloat16)
-#define AETHER_LINEAR_FLOAT(bits) \
-  AETHER_LINEAR(linear_quantized_skinny8_int##bits, 256, 1, project_skinny, bits, kRuntime, float32, 1, 1)
 
-AETHER_LINEAR_FLOAT(8)
-AETHER_LINEAR_FLOAT(4)
-AETHER_LINEAR_FLOAT(2)
-AETHER_LINEAR_FLOAT(1)
 AETHER_LINEAR_TILED_HALF(int8, 8, kNone, 2, kNone, 2)
 AETHER_LINEAR_TILED_HALF(int8_affine, 8, kRuntime, 2, kRuntime, 2)
 AETHER_LINEAR_TILED_HALF(int4, 4, kNone, AETHER_SKINNY_MIN_BLOCKS, kNone, 2)
 AETHER_LINEAR_TILED_HALF(int4_affine, 4, kRuntime, 3, kRuntime, 3)
 AETHER_LINEAR_TILED_HALF(int2, 2, kRuntime, 3, kRuntime, 3)
 AETHER_LINEAR_TILED_HALF(int1, 1, kRuntime, 3, kRuntime, 3)
-AETHER_LINEAR_SKINNY(int4, 4, kNone, AETHER_SKINNY_MIN_BLOCKS)
-AETHER_LINEAR_SKINNY(int4_zp, 4, kZeroPoints, 2)
-AETHER_LINEAR_SKINNY(int4_offset, 4, kOffsets, 2)
-AETHER_LINEAR_SKINNY(int8, 8, kNone, 2)
-AETHER_LINEAR_SKINNY(int8_zp, 8, kZeroPoints, AETHER_SKINNY_MIN_BLOCKS - 1)
-AETHER_LINEAR_SKINNY(int8_offset, 8, kOffsets, 2)
-AETHER_LINEAR_SKINNY(int2, 2, kZeroPoints, 2)
-AETHER_LINEAR_SKINNY(int1, 1, kNone, AETHER_SKINNY_MIN_BLOCKS)
-AETHER_LINEAR_GEMV_HALF(int4, 4, kNone, 320, 2)
-AETHER_LINEAR_GEMV_HALF(int4_zp, 4, kZeroPoints, 256, 2)
-AETHER_LINEAR_GEMV_HALF(int4_offset, 4, kOffsets, 256, 2)
-AETHER_LINEAR_GEMV_HALF(int2, 2, kZeroPoints, 320, 2)
-AETHER_LINEAR_GEMV_HALF(int1, 1, kNone, 320, 2)
+AETHER_LINEAR_SKINNY(8)
+AETHER_LINEAR_SKINNY(4)
+AETHER_LINEAR_SKINNY(2)
+AETHER_LINEAR_SKINNY(1)
+AETHER_LINEAR_GEMV_HALF(int8, 8, kNone, 256)
+AETHER_LINEAR_GEMV_HALF(int8_zp, 8, kZeroPoints, 256)
+AETHER_LINEAR_GEMV_HALF(int8_offset, 8, kOffsets, 256)
+AETHER_LINEAR_GEMV_HALF(int4, 4, kNone, 320)
+AETHER_LINEAR_GEMV_HALF(int4_zp, 4, kZeroPoints, 256)
+AETHER_LINEAR_GEMV_HALF(int4_offset, 4, kOffsets, 256)
+AETHER_LINEAR_GEMV_HALF(int2, 2, kZeroPoints, 320)
+AETHER_LINEAR_GEMV_HALF(int1, 1, kNone, 320)

@@ -6,35 +6,21 @@
 #include "common/quantized_gemv.cuh"
 #include "common/quantized_weight.cuh"
 
-// Blocks per multiprocessor, where the compiler's register use allows it; as in linear_quantized.cu.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-#define AETHER_SKINNY_MIN_BLOCKS 3
-#else
-#define AETHER_SKINNY_MIN_BLOCKS 2
-#endif
-
 namespace aether {
 
-template <class WeightTile>
+template <class T, int kBits, AffineTerm kTerm>
 __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& call, int num_blocks, int log2_chunks,
                                                            int runtime_term) {
-  using T = typename WeightTile::Element;
-  dispatch_qkv<T>(call,
-                  [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
-                    quantized_gemv<WeightTile, 1>(results, x,
-                                                  {{static_cast<const uint8_t*>(weight), num_outputs, call.num_inputs,
-                                                    num_blocks, log2_chunks, static_cast<AffineTerm>(runtime_term)}},
-                                                  tile);
-                  });
+  dispatch_qkv<T>(
+      call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
+        quantized_gemv<T, kBits, kTerm, 1>(results, x,
+                                           {{static_cast<const uint8_t*>(weight), num_outputs, call.num_inputs,
+                                             num_blocks, log2_chunks, static_cast<AffineTerm>(runtime_term)}},
+                                           tile);
+      });
 }
 
 }  // namespace aether
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-#define AETHER_GEMV_MIN_BLOCKS 1
-#else
-#define AETHER_GEMV_MIN_BLOCKS 2
-#endif
 
 #define AETHER_QKV(name, bits, term, dtype, tiles, min_blocks)                                                 \
   extern "C" __global__ void __launch_bounds__(256, min_blocks)                                                \
@@ -47,34 +33,30 @@ __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& 
           static_cast<aether::AffineTerm>(runtime_term)};                                                      \
     });                                                                                                        \
   }
-#define AETHER_QKV_GEMV(format, bits, term, dtype, threads, min_blocks)                                               \
-  extern "C" __global__ void __launch_bounds__(threads, min_blocks) qkv_projection_quantized_gemv_##format##_##dtype( \
-      aether::QkvProjection call, int num_blocks, int log2_chunks, int runtime_term) {                                \
-    aether::project_qkv_quantized_gemv<aether::QuantizedWeight<aether::dtype, bits, aether::AffineTerm::term>>(       \
-        call, num_blocks, log2_chunks, runtime_term);                                                                 \
+// For inputs whose rows are multiples of 16 bytes.
+#define AETHER_QKV_GEMV(format, bits, term, dtype, threads)                                                          \
+  extern "C" __global__ void __launch_bounds__(threads, 2) qkv_projection_quantized_gemv_##format##_##dtype(         \
+      aether::QkvProjection call, int num_blocks, int log2_chunks, int runtime_term) {                               \
+    aether::project_qkv_quantized_gemv<aether::dtype, bits, aether::AffineTerm::term>(call, num_blocks, log2_chunks, \
+                                                                                      runtime_term);                 \
   }
-#define AETHER_QKV_GEMV_HALF(format, bits, term, threads, min_blocks) \
-  AETHER_QKV_GEMV(format, bits, term, float16, threads, min_blocks)   \
-  AETHER_QKV_GEMV(format, bits, term, bfloat16, threads, min_blocks)
-#define AETHER_QKV_SKINNY(format, bits, term, min_blocks)                                   \
-  AETHER_QKV(qkv_projection_quantized_skinny8_##format, bits, term, float16, 1, min_blocks) \
-  AETHER_QKV(qkv_projection_quantized_skinny8_##format, bits, term, bfloat16, 1, min_blocks)
-#define AETHER_QKV_BITS(bits) AETHER_QKV(qkv_projection_quantized_skinny8_int##bits, bits, kRuntime, float32, 1, 1)
+#define AETHER_QKV_GEMV_HALF(format, bits, term, threads) \
+  AETHER_QKV_GEMV(format, bits, term, float16, threads)   \
+  AETHER_QKV_GEMV(format, bits, term, bfloat16, threads)
+#define AETHER_QKV_SKINNY(bits)                                                         \
+  AETHER_QKV(qkv_projection_quantized_skinny8_int##bits, bits, kRuntime, float32, 1, 1) \
+  AETHER_QKV(qkv_projection_quantized_skinny8_int##bits, bits, kRuntime, float16, 1, 1) \
+  AETHER_QKV(qkv_projection_quantized_skinny8_int##bits, bits, kRuntime, bfloat16, 1, 1)
 
-AETHER_QKV_BITS(8)
-AETHER_QKV_BITS(4)
-AETHER_QKV_BITS(2)
-AETHER_QKV_BITS(1)
-AETHER_QKV_SKINNY(int4, 4, kNone, AETHER_SKINNY_MIN_BLOCKS)
-AETHER_QKV_SKINNY(int4_zp, 4, kZeroPoints, 2)
-AETHER_QKV_SKINNY(int4_offset, 4, kOffsets, 2)
-AETHER_QKV_SKINNY(int8, 8, kNone, 2)
-AETHER_QKV_SKINNY(int8_zp, 8, kZeroPoints, 2)
-AETHER_QKV_SKINNY(int8_offset, 8, kOffsets, 2)
-AETHER_QKV_SKINNY(int2, 2, kZeroPoints, AETHER_SKINNY_MIN_BLOCKS)
-AETHER_QKV_SKINNY(int1, 1, kNone, AETHER_SKINNY_MIN_BLOCKS)
-AETHER_QKV_GEMV_HALF(int4, 4, kNone, 320, AETHER_GEMV_MIN_BLOCKS)
-AETHER_QKV_GEMV_HALF(int4_zp, 4, kZeroPoints, 256, 2)
-AETHER_QKV_GEMV_HALF(int4_offset, 4, kOffsets, 256, 1)
-AETHER_QKV_GEMV_HALF(int2, 2, kZeroPoints, 320, 2)
-AETHER_QKV_GEMV_HALF(int1, 1, kNone, 320, 2)
+AETHER_QKV_SKINNY(8)
+AETHER_QKV_SKINNY(4)
+AETHER_QKV_SKINNY(2)
+AETHER_QKV_SKINNY(1)
+AETHER_QKV_GEMV_HALF(int8, 8, kNone, 256)
+AETHER_QKV_GEMV_HALF(int8_zp, 8, kZeroPoints, 256)
+AETHER_QKV_GEMV_HALF(int8_offset, 8, kOffsets, 256)
+AETHER_QKV_GEMV_HALF(int4, 4, kNone, 320)
+AETHER_QKV_GEMV_HALF(int4_zp, 4, kZeroPoints, 256)
+AETHER_QKV_GEMV_HALF(int4_offset, 4, kOffsets, 256)
+AETHER_QKV_GEMV_HALF(int2, 2, kZeroPoints, 320)
+AETHER_QKV_GEMV_HALF(int1, 1, kNone, 320)

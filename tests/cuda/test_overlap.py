@@ -37,11 +37,11 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "read"), [("project_gemv.cuh", "load_group("), ("quantized_gemv.cuh", "rows.load(")]
+    ("header", "read"), [("project_gemv.cuh", "load_group("), ("quantized_gemv.cuh", "rows.load_rest(")]
 )
 def test_projections_issue_their_first_copies_before_waiting(header: str, read: str) -> None:
     text = (CSRC / "common" / header).read_text()
-    copies, waits, reads = (text.index(call) for call in ("ring.begin_copy(", "wait_for_predecessor", read))
+    copies, waits, reads = (text.index(call) for call in ("begin_copy(stage", "wait_for_predecessor", read))
     assert copies < waits < reads
 
 

@@ -1,148 +1,323 @@
 // GEMV of up to eight tokens (decode) with quantised weights, for input rows that are multiples of 16 bytes.
 //
-// Throughput depends on the bytes in flight and on the instructions per group of codes. The codes of a group are
-// contiguous, so a warp copies them unchanged to its ring in shared memory (cp.async), several groups ahead: requests
-// cover whole lines and take no registers. Scales are loaded a group ahead. The first loads are issued before the
-// kernel waits for its predecessor, since weights do not depend on it.
+// Throughput depends on the bytes in flight and on the instructions per group of 128 inputs. A warp copies groups to
+// its ring in shared memory (cp.async) several groups ahead, codes with their scales: that takes no registers, and
+// nothing waits for a load that was issued late. The first copies are issued before the kernel waits for its
+// predecessor, since weights do not depend on it.
+//
+// Tensor cores multiply codes with a bias (see biased_codes.cuh) and start from minus the bias times the sum of the
+// inputs: all are integers that T represents exactly, and a subtraction per pair of weights is saved.
 #pragma once
 
 #include "common/async_copy.cuh"
+#include "common/biased_codes.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/projection.cuh"
-#include "common/quantized_weight.cuh"
 
 namespace aether {
 
-constexpr int kQuantizedRingBytes = 4096;  // per warp and weight
+#ifndef AETHER_STAGES
+#define AETHER_STAGES 4
+#endif
+constexpr int kQuantizedStages = AETHER_STAGES;  // groups in a ring
+constexpr int kGroupChunks = 4, kGroupInputs = kGroupChunks * kChunk;
 
-// The ring of a warp's codes: kStages groups of 16 outputs of each weight.
-template <class WeightTile, int kWeights>
-struct QuantizedWeightRing {
-  static constexpr int kGroupBytes = WeightTile::kTileWords * static_cast<int>(sizeof(uint32_t));
-  static constexpr int kPieces = kGroupBytes / kVectorBytes;  // each lane copies at most one of 32
-  static constexpr int kMaxStages = kQuantizedRingBytes / kGroupBytes;
-  static constexpr int kStages = kMaxStages < 8 ? kMaxStages : 8;
+// A group of 16 outputs in shared memory.
+template <int kBits, AffineTerm kTerm>
+struct alignas(kVectorBytes) StagedGroup {
+  // Words of zero points or offsets, each copied by a lane.
+  static constexpr int kTermWords = kTerm == AffineTerm::kZeroPoints ? 16 : kTerm == AffineTerm::kOffsets ? 32 : 0;
 
-  uint32_t* words;  // this warp's ring
+  uint32_t codes[kTileOutputs * 4 * kBits];
+  uint32_t pairs[kWarpSize + kTermWords];  // scales [8 outputs][4 chunks], then zero points or offsets
 
-  __device__ __forceinline__ uint32_t* slot(int stage, int weight) const {
-    return words + (stage * kWeights + weight) * WeightTile::kTileWords;
-  }
-
-  // Issues one commit group of copies, empty beyond the last group.
-  __device__ __forceinline__ void begin_copy(const WeightTile (&weight_tiles)[2], int stage, int group,
-                                             int num_groups) const {
-    if (group < num_groups) {
+  // Loads this thread's codes, scales, and zero points or offsets.
+  template <class WeightTile>
+  __device__ __forceinline__ void load(typename WeightTile::Group& group, bool is_chunk_block) const {
+    WeightTile::load_codes(group, codes + lane_index() * WeightTile::kLaneWords);
+    const int row = lane_index() / 4;
+    load_vector(group.scales, pairs + row * 4);
+    const uint32_t* terms = pairs + kWarpSize;
+    if constexpr (kTerm == AffineTerm::kOffsets) {
+      load_vector(group.terms, terms + row * 4);
+    } else if constexpr (kTerm == AffineTerm::kZeroPoints) {
+      const auto* zeros = reinterpret_cast<const uint16_t*>(terms);  // in the order of the packed weight
 #pragma unroll
-      for (int weight = 0; weight < kWeights; ++weight) {
-        const uint32_t* from = weight_tiles[weight].tile_codes() + static_cast<int64_t>(group) * WeightTile::kTileWords;
-#pragma unroll
-        for (int first = 0; first < kPieces; first += kWarpSize) {
-          const int piece = first + lane_index();
-          if (piece < kPieces) {
-            copy_async_16(slot(stage, weight) + piece * 4, from + piece * 4, true);
-          }
-        }
+      for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
+        group.terms[chunk] = zeros[is_chunk_block ? row * kGroupChunks + chunk : chunk * 8 + row];
       }
     }
-    commit_copies();
+  }
+
+ private:
+  __device__ __forceinline__ static void load_vector(uint32_t (&to)[4], const uint32_t* from) {
+    const uint4 loaded = *reinterpret_cast<const uint4*>(from);
+    to[0] = loaded.x;
+    to[1] = loaded.y;
+    to[2] = loaded.z;
+    to[3] = loaded.w;
   }
 };
 
-// The inputs of eight tokens, chunk by chunk; `x` is aligned. Threads of tokens beyond the last leave their zeros
-// unchanged.
-template <class T>
-struct AlignedInputs {
-  const T* row;
-  int size;  // 0 for a token beyond the last
+// Where a lane finds its scale pair of a group, or its zero points: `min(chunk >> shift, last) * stride` bytes
+// after the first one.
+struct BlockSource {
+  const unsigned char* first;
+  int chunk;  // in the group
+  int shift;
+  int last;
+  int stride;
 
-  __device__ __forceinline__ AlignedInputs(const Inputs<T>& x, int token)
-      : row(x.x + static_cast<int64_t>(token) * x.size + lane_index() % 4 * kFrag8Values),
-        size(token < x.num_tokens ? x.size - lane_index() % 4 * kFrag8Values : 0) {}
+  __device__ __forceinline__ const unsigned char* at(int group) const {
+    return first + min((group * kGroupChunks + chunk) >> shift, last) * stride;
+  }
+};
 
-  // Loads the chunk at k; chunks beyond the last are left unchanged.
-  __device__ __forceinline__ void load(Frag8<T>& inputs, int k) const {
-    if (k < size) {
-      inputs = *reinterpret_cast<const Frag8<T>*>(row + k);
+// The source of a lane's word of a group. `words` are those of the tile: [scale vectors][words], where a scale vector
+// covers a group if blocks are chunks, and otherwise a block, whose words lanes `chunk` + kChunkStride · i hold.
+__device__ __forceinline__ BlockSource block_source(const uint32_t* words, int words_per_chunk, int chunk, int word,
+                                                    int log2_chunks, int last_block) {
+  const auto bytes = [](const uint32_t* first) { return reinterpret_cast<const unsigned char*>(first); };
+  return log2_chunks == 0 ? BlockSource{bytes(words + lane_index()), 0, 2, 1 << 30, words_per_chunk * 16}
+                          : BlockSource{bytes(words + word), chunk, log2_chunks, last_block, words_per_chunk * 4};
+}
+
+// The source of a lane's copies of one weight.
+template <class T, int kBits, AffineTerm kTerm>
+struct QuantizedSource {
+  using WeightTile = QuantizedWeight<T, kBits, kTerm>;
+  using Staged = StagedGroup<kBits, kTerm>;
+
+  const uint32_t* codes;  // of the next group
+  BlockSource scales;
+  BlockSource terms;
+
+  __device__ __forceinline__ QuantizedSource(const typename WeightTile::Params& params, int tile, int group) {
+    const WeightTile weight(params, tile);
+    const int lane = lane_index();
+    codes = weight.tile_codes() + static_cast<int64_t>(group) * WeightTile::kTileWords + lane * 4;
+    const auto source = [&](const uint32_t* words, int words_per_chunk, int chunk, int word) {
+      return block_source(words, words_per_chunk, chunk, word, weight.log2_chunks, weight.last_block);
+    };
+    scales = source(weight.scales, 8, lane % 4, lane / 4);
+    if constexpr (kTerm == AffineTerm::kOffsets) {
+      terms = source(weight.offsets, 8, lane % 4, lane / 4);
+    } else if constexpr (kTerm == AffineTerm::kZeroPoints) {
+      terms = source(reinterpret_cast<const uint32_t*>(weight.zeros), 4, lane / 4, lane % 4);
     }
   }
 
-  // Zeroes those of the chunks from k on that are beyond the last.
-  template <int kChunks>
-  __device__ __forceinline__ void clear_rest(Frag8<T> (&inputs)[kChunks], int k) const {
-    if (k + (kChunks - 1) * kChunk >= size) {
+  // Issues the copies of a group, and moves to the group `step` groups on.
+  __device__ __forceinline__ void copy(SharedAddress to, int group, int step) {
+    constexpr int kPieces = WeightTile::kTileWords / 4;  // of 16 bytes
+    const int lane = lane_index();
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        inputs[chunk] = k + chunk * kChunk < size ? inputs[chunk] : Frag8<T>{};
+    for (int first = 0; first < kPieces; first += kWarpSize) {
+      if (first + kWarpSize <= kPieces || lane < kPieces - first) {
+        copy_async_16(to + (first + lane) * 16, codes + first * 4, true);
       }
     }
+    codes += step * WeightTile::kTileWords;
+    to += static_cast<int>(sizeof(Staged::codes)) + lane * 4;
+    copy_async_4(to, scales.at(group));
+    if constexpr (kTerm != AffineTerm::kNone) {
+      if (lane < Staged::kTermWords) {
+        copy_async_4(to + kWarpSize * 4, terms.at(group));
+      }
+    }
+  }
+};
+
+// The inputs of eight tokens, chunk by chunk; `x` is aligned. Tokens beyond the last are the last one: results of
+// theirs are not stored.
+template <class T>
+struct AlignedInputs {
+  const T* row;
+  int size;
+
+  __device__ __forceinline__ AlignedInputs(const Inputs<T>& x, int token)
+      : row(x.x + static_cast<int64_t>(min(token, x.num_tokens - 1)) * x.size + lane_index() % 4 * kFrag8Values),
+        size(x.size - lane_index() % 4 * kFrag8Values) {}
+
+  __device__ __forceinline__ bool has_group(int k) const { return k + kGroupInputs <= size; }
+
+  // Loads a chunk of the group at k, which has all of its inputs.
+  __device__ __forceinline__ void load(Frag8<T>& inputs, int k, int chunk) const {
+    inputs = reinterpret_cast<const Frag8<T>*>(row + k)[chunk * (kChunk / kFrag8Values)];
+  }
+
+  // Loads the chunks of the last group, from k on, which lacks some; those are zeros.
+  __device__ __forceinline__ void load_rest(Frag8<T> (&inputs)[kGroupChunks], int k) const {
+#pragma unroll
+    for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
+      inputs[chunk] = Frag8<T>{};
+      if (k + chunk * kChunk < size) {
+        load(inputs[chunk], k, chunk);
+      }
+    }
+  }
+};
+
+// The sums of a warp.
+template <class T, int kBits, AffineTerm kTerm, int kWeights>
+struct QuantizedProducts {
+  using Codes = BiasedCodes<T, kBits>;
+  using WeightTile = QuantizedWeight<T, kBits, kTerm>;
+  using Group = typename WeightTile::Group;
+  static constexpr bool kHasZeroPoints = kTerm == AffineTerm::kZeroPoints;
+  // What is subtracted from all biased codes, unless outputs have zero points.
+  static constexpr int kConstant =
+      Codes::kBias + (kTerm == AffineTerm::kNone ? static_cast<int>(WeightTile::kSymmetricZero) : 0);
+
+  WarpAccumulator<T, 1> sums[kWeights];
+  uint32_t constant[4];  // minus kConstant
+
+  __device__ __forceinline__ QuantizedProducts() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      constant[i] = opaque(packed<T>(-kConstant, -kConstant));
+    }
+  }
+
+  using Bases = float[kGroupChunks][4];
+
+  // What biased products of the inputs start from, unless outputs have zero points.
+  __device__ __forceinline__ void begin(Bases& bases, const Frag8<T> (&inputs)[kGroupChunks]) const {
+    if constexpr (!kHasZeroPoints && kConstant != 0) {
+#pragma unroll
+      for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
+        multiply_uniform(bases[chunk], inputs[chunk], constant);
+      }
+    }
+  }
+
+  // Adds the products of a group of one weight, and calls `do_next(chunk)` after those of a chunk.
+  template <class DoNext>
+  __device__ __forceinline__ void add(int weight, const Group& group, const Frag8<T> (&inputs)[kGroupChunks],
+                                      const Bases& bases, const DoNext& do_next) {
+    float (&totals)[4] = sums[weight].sums[0];
+#pragma unroll
+    for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
+      float part[4];
+      if constexpr (kHasZeroPoints) {
+        const uint32_t zeros = group.terms[chunk];
+        const uint32_t low = Codes::negated_pair(zeros & 0xff), high = Codes::negated_pair(zeros >> 8);
+        float base[4];
+        multiply_uniform(base, inputs[chunk], {low, high, low, high});
+        multiply_codes(part, group, chunk, inputs[chunk], base);
+      } else {
+        multiply_codes(part, group, chunk, inputs[chunk], bases[chunk]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        totals[i] += half_of(group.scales[chunk], i / 2) * part[i];
+      }
+      if constexpr (kTerm == AffineTerm::kOffsets) {
+        // The sum of the inputs is the base / -kConstant.
+        const float factors[2] = {half_of(group.terms[chunk], 0) * (-1.0f / kConstant),
+                                  half_of(group.terms[chunk], 1) * (-1.0f / kConstant)};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          totals[i] += factors[i / 2] * bases[chunk][i];
+        }
+      }
+      do_next(chunk);
+    }
+  }
+
+ private:
+  // base = weights · inputs of one chunk, where all inputs of an output have the same weight.
+  __device__ __forceinline__ static void multiply_uniform(float (&base)[4], const Frag8<T>& inputs,
+                                                          const uint32_t (&a)[4]) {
+    multiply<T>(base, a, inputs.pairs[0], inputs.pairs[1]);
+    multiply_add<T>(base, a, inputs.pairs[2], inputs.pairs[3]);
+  }
+
+  // part = (codes + bias) · inputs of one chunk + base.
+  __device__ __forceinline__ static void multiply_codes(float (&part)[4], const Group& group, int chunk,
+                                                        const Frag8<T>& inputs, const float (&base)[4]) {
+    uint32_t a[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int bit = kBits * (4 * chunk + i / 2);
+      a[i / 4][i % 4] = Codes::pair(group.codes[i % 2].words[bit / 16], bit % 16);
+    }
+    multiply_add<T>(part, a[0], inputs.pairs[0], inputs.pairs[1], base);
+    multiply_add<T>(part, a[1], inputs.pairs[2], inputs.pairs[3]);
   }
 };
 
 // A block computes 16 outputs of eight tokens, and its warps split K as in project_skinny, so that the summation order
 // of a token does not depend on the batch. Dynamic shared memory: the rings of all warps, then
 // float[warps][kWeights][8][17]. `tile` is the block's tile of 16 outputs.
-template <class WeightTile, int kWeights>
-__device__ __forceinline__ void quantized_gemv(const Results<typename WeightTile::Element>& results,
-                                               const Inputs<typename WeightTile::Element>& x,
-                                               const typename WeightTile::Params (&params)[kWeights],
-                                               int tile = static_cast<int>(blockIdx.y)) {
-  using T = typename WeightTile::Element;
-  using Ring = QuantizedWeightRing<WeightTile, kWeights>;
-  AETHER_DYNAMIC_SHARED(uint4, memory);
+template <class T, int kBits, AffineTerm kTerm, int kWeights>
+__device__ __forceinline__ void quantized_gemv(
+    const Results<T>& results, const Inputs<T>& x,
+    const typename QuantizedWeight<T, kBits, kTerm>::Params (&params)[kWeights],
+    int tile = static_cast<int>(blockIdx.y)) {
+  using WeightTile = QuantizedWeight<T, kBits, kTerm>;
+  using Staged = StagedGroup<kBits, kTerm>;
+  using Products = QuantizedProducts<T, kBits, kTerm, kWeights>;
+  constexpr int kStageBytes = kWeights * static_cast<int>(sizeof(Staged)), kRingBytes = kQuantizedStages * kStageBytes;
+  AETHER_DYNAMIC_SHARED(unsigned char, memory);
 
   launch_dependents();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
-  const int num_groups = (x.size + WeightTile::kGroupInputs - 1) / WeightTile::kGroupInputs;
-  const WeightTile weight_tiles[2] = {WeightTile(params[0], tile), WeightTile(params[kWeights - 1], tile)};
-  constexpr int kRingVectors = kWeights * kQuantizedRingBytes / kVectorBytes;
-  const Ring ring{reinterpret_cast<uint32_t*>(memory + warp_index() * kRingVectors)};
+  const int num_groups = (x.size + kGroupInputs - 1) / kGroupInputs;
+  unsigned char* const ring = memory + warp_index() * kRingBytes;
+  const SharedAddress ring_address = shared_address(ring);
   int group = warp_index();
+  QuantizedSource<T, kBits, kTerm> sources[2] = {{params[0], tile, group}, {params[kWeights - 1], tile, group}};
+  // Issues one commit group of copies, empty beyond the last group.
+  const auto begin_copy = [&](int offset, int group) {
+    if (group < num_groups) {
 #pragma unroll
-  for (int stage = 0; stage < Ring::kStages; ++stage) {
-    ring.begin_copy(weight_tiles, stage, group + stage * num_warps, num_groups);
-  }
-  typename WeightTile::Group groups[kWeights];
+      for (int weight = 0; weight < kWeights; ++weight) {
+        sources[weight].copy(ring_address + offset + weight * static_cast<int>(sizeof(Staged)), group, num_warps);
+      }
+    }
+    commit_copies();
+  };
 #pragma unroll
-  for (int weight = 0; weight < kWeights; ++weight) {
-    weight_tiles[weight].load_scales(groups[weight], min(group, num_groups - 1));
+  for (int stage = 0; stage < kQuantizedStages; ++stage) {
+    begin_copy(stage * kStageBytes, group + stage * num_warps);
   }
   wait_for_predecessor();
 
   const int token = static_cast<int>(blockIdx.x) * kTileTokens;
   const AlignedInputs<T> rows(x, token + lane_index() / 4);
-  WarpAccumulator<T, 1> accumulators[kWeights];
-  Frag8<T> inputs[WeightTile::kChunks] = {};
-#pragma unroll
-  for (int chunk = 0; chunk < WeightTile::kChunks; ++chunk) {
-    rows.load(inputs[chunk], group * WeightTile::kGroupInputs + chunk * kChunk);
-  }
-  for (int stage = 0; group < num_groups; stage = stage + 1 < Ring::kStages ? stage + 1 : 0) {
-    wait_for_copies<Ring::kStages - 1>();
-    __syncwarp();                                             // the copies of other lanes have arrived, too
-    const int next = min(group + num_warps, num_groups - 1);  // reloads the last group to avoid a branch
-    const int next_k = next * WeightTile::kGroupInputs;
+  const bool is_chunk_block = params[0].log2_chunks == 0;
+  Products products;
+  Frag8<T> inputs[kGroupChunks];
+  rows.load_rest(inputs, group * kGroupInputs);
+  for (int offset = 0; group < num_groups; offset = offset + kStageBytes < kRingBytes ? offset + kStageBytes : 0) {
+    wait_for_copies<kQuantizedStages - 1>();
+    __syncwarp();  // the copies of other lanes have arrived, too
+    const int next = group + num_warps, next_k = next * kGroupInputs;
+    const bool has_next = rows.has_group(next_k);
+    typename Products::Bases bases = {};
+    products.begin(bases, inputs);
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
-      typename WeightTile::Group current = groups[weight];
-      WeightTile::load_codes(current, ring.slot(stage, weight) + lane_index() * WeightTile::kLaneWords);
-      weight_tiles[weight].load_scales(groups[weight], next);
-#pragma unroll
-      for (int chunk = 0; chunk < WeightTile::kChunks; ++chunk) {
-        const Frag8<T> current_inputs[1] = {inputs[chunk]};
-        accumulators[weight].add(weight_tiles[weight], current, chunk, current_inputs);
-        if (weight == kWeights - 1) {
-          rows.load(inputs[chunk], next_k + chunk * kChunk);
-        }
+      typename WeightTile::Group staged;
+      reinterpret_cast<const Staged*>(ring + offset)[weight].template load<WeightTile>(staged, is_chunk_block);
+      if (weight == kWeights - 1) {
+        __syncwarp();  // all lanes have read this stage
+        begin_copy(offset, group + kQuantizedStages * num_warps);
       }
+      products.add(weight, staged, inputs, bases, [&](int chunk) {
+        if (weight == kWeights - 1 && has_next) {
+          rows.load(inputs[chunk], next_k, chunk);
+        }
+      });
     }
-    rows.clear_rest(inputs, next_k);
-    __syncwarp();  // all lanes have read these slots
-    ring.begin_copy(weight_tiles, stage, group + Ring::kStages * num_warps, num_groups);
-    group += num_warps;
+    if (!has_next) {
+      rows.load_rest(inputs, next_k);
+    }
+    group = next;
   }
   using Sums = float[kWeights][kTileTokens * kSumsStride];
-  store_sums(results, accumulators, reinterpret_cast<Sums*>(memory + num_warps * kRingVectors), token, tile);
+  store_sums(results, products.sums, reinterpret_cast<Sums*>(memory + num_warps * kRingBytes), token, tile);
 }
 
 }  // namespace aether

@@ -131,12 +131,11 @@ class SplitProjection:
     ) -> Launch:
         """The batch-invariant launch: its summation order does not depend on the number of tokens."""
         arguments = (*arguments, None)
-        gemv = quantized_gemv(self.source, format, sizes, arguments, arguments[1]) if self.num_weights == 1 else None
+        gemv = quantized_gemv(self.source, format, sizes, arguments, arguments[1], self.num_weights)
         if gemv is not None:
             return gemv
         skinny = Projection(self.source, self.num_weights, self.group_chunks)
-        family = f"int{format.bits}" if dtype is DType.FLOAT32 else format_family(format)
-        return skinny.launch(f"{family}_{dtype}", sizes, arguments, dtype, is_invariant=True)
+        return skinny.launch(f"int{format.bits}_{dtype}", sizes, arguments, dtype, is_invariant=True)
 
     def split_k_workspace_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
         """The workspace for at most this many tokens."""

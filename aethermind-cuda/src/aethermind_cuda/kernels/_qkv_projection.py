@@ -6,9 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from aethermind.dispatch import Kernel
-from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import DENSE, parse_format
-from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
@@ -69,7 +67,6 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
         gemv = quantized_gemv(_QUANTIZED.source, format, sizes, arguments, x)
         if gemv is not None:
             return gemv
-        family = f"int{format.bits}" if x.dtype is DType.FLOAT32 else format_family(format)
-        return _QUANTIZED.launch(f"{family}_{x.dtype}", sizes, arguments, x.dtype, is_invariant=True)
+        return _QUANTIZED.launch(f"int{format.bits}_{x.dtype}", sizes, arguments, x.dtype, is_invariant=True)
 
     return launch

@@ -20,12 +20,14 @@ _TOKENS = 8
 _GROUP_INPUTS = GROUP_CHUNKS * 32
 _MAX_WARPS = 8
 _MAX_LIGHT_WARPS = 10
-"""Warps of kernels with fewer registers: codes of up to four bits without zero points or offsets, and of two."""
+"""Warps of kernels with fewer registers: one weight, codes of up to four bits without zero points or offsets, and of
+two."""
 _MAX_WARPS_OF_MANY_TILES = 7
 """Warps per block where blocks are many: small blocks start and finish independently."""
 _MANY_TILES = 512
-_RING_BYTES = 4096
-"""Ring per warp and weight: `kQuantizedRingBytes` of csrc/common/quantized_gemv.cuh."""
+_STAGES = 4
+"""Groups in a warp's ring: `kQuantizedStages` of csrc/common/quantized_gemv.cuh."""
+_SCALE_BYTES = _TILE_OUTPUTS * GROUP_CHUNKS * DType.FLOAT16.itemsize
 _SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
 
 
@@ -35,23 +37,31 @@ def quantized_gemv(
     sizes: tuple[int, int, int],
     arguments: Sequence[Any],
     x: DeviceArray,
+    num_weights: int = 1,
 ) -> Launch | None:
-    """The launch of one projection for `sizes` (tokens, outputs, inputs); None where another kernel is faster (SwiGLU
-    and 8 bits) or the only one that supports `x`.
+    """The launch of one projection, or of both of a SwiGLU, for `sizes` (tokens, outputs, inputs); None where it does
+    not support `x`.
 
     Results are batch-invariant: the summation order of a token does not depend on the number of tokens.
     """
     num_tokens, num_outputs, num_inputs = sizes
-    if format.bits == 8 or x.dtype is DType.FLOAT32 or not has_whole_vectors(x) or not num_inputs:
+    if x.dtype is DType.FLOAT32 or not has_whole_vectors(x) or not num_inputs:
         return None
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)
     family = format_family(format)
-    max_warps = _MAX_LIGHT_WARPS if family in ("int4", "int2", "int1") else _MAX_WARPS
+    is_light = num_weights == 1 and family in ("int4", "int2", "int1")
+    max_warps = _MAX_LIGHT_WARPS if is_light else _MAX_WARPS
     if tiles >= _MANY_TILES:
         max_warps = _MAX_WARPS_OF_MANY_TILES
     warps = div_up(num_groups, div_up(num_groups, max_warps))
     entry = f"{source}_gemv_{family}_{x.dtype}"
-    shared_bytes = warps * (_RING_BYTES + _SUMS_BYTES)
+    shared_bytes = warps * num_weights * (_STAGES * _stage_bytes(format) + _SUMS_BYTES)
     grid = div_up(num_tokens, _TOKENS), tiles, 1
     return Launch(source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
+
+
+def _stage_bytes(format: WeightFormat) -> int:
+    """`StagedGroup`: codes, scales, and zero points (a byte for each scale) or offsets."""
+    term_bytes = _SCALE_BYTES if format.has_offset else _SCALE_BYTES // 2 if format.has_zero_point else 0
+    return _TILE_OUTPUTS * _GROUP_INPUTS * format.bits // 8 + _SCALE_BYTES + term_bytes
