@@ -73,33 +73,49 @@ struct LoadedToken {
   T gate;
 };
 
-// A head's part of the inputs, and the scalars of its tokens.
+// A head's part of the inputs: a block's columns of values, and this lane's elements.
 template <class T, bool kIsDelta, int kDepth>
 struct HeadInputs {
   const RecurrentScan& call;
-  int head;
-  int first_column;
+  const T* keys;
+  const T* queries;
+  const T* values;
+  const T* steps;
+  const T* gates;
+  int row_size;
+  bool has_value;
+  float dt_bias;
+  float rate;
+
+  __device__ __forceinline__ HeadInputs(const RecurrentScan& call, int head, int first_column)
+      : call(call), has_value(first_column + lane_index() < call.width) {
+    const int group = head / (call.num_heads / call.num_groups) * call.depth;
+    const int all_groups = call.num_groups * call.depth, all_heads = call.num_heads * call.width;
+    const T* row = static_cast<const T*>(call.rows) + lane_index();
+    keys = row + (kIsDelta ? all_groups : all_heads) + group;
+    queries = row + (kIsDelta ? 0 : all_heads + all_groups) + group;
+    values = row + (kIsDelta ? 2 * all_groups : 0) + head * call.width + first_column;
+    steps = static_cast<const T*>(call.steps) + head;
+    gates = static_cast<const T*>(call.gates) + head;
+    row_size = 2 * all_groups + all_heads;
+    dt_bias = call.dt_bias[head];
+    rate = expf(call.a_log[head]);
+  }
 
   __device__ __forceinline__ LoadedToken<T, kDepth> load(int token) const {
-    const int group = head / (call.num_heads / call.num_groups) * call.depth;
-    const int groups = call.num_groups * call.depth, heads = call.num_heads * call.width;
-    const T* row = static_cast<const T*>(call.rows) + static_cast<int64_t>(token) * (2 * groups + heads);
-    const T* keys = row + (kIsDelta ? groups : heads) + group;
-    const T* queries = row + (kIsDelta ? 0 : heads + groups) + group;
-    const T* values = row + (kIsDelta ? 2 * groups : 0) + head * call.width;
+    const int64_t row = static_cast<int64_t>(token) * row_size;
+    const int64_t scalar = static_cast<int64_t>(token) * call.num_heads;
     const T zero = from_float<T>(0.0f);
     LoadedToken<T, kDepth> loaded;
 #pragma unroll
     for (int i = 0; i < kDepth / kWarpSize; ++i) {
-      const int row_index = i * kWarpSize + lane_index();
-      loaded.key[i] = row_index < call.depth ? keys[row_index] : zero;
-      loaded.query[i] = row_index < call.depth ? queries[row_index] : zero;
+      const bool is_inside = i * kWarpSize + lane_index() < call.depth;
+      loaded.key[i] = is_inside ? keys[row + i * kWarpSize] : zero;
+      loaded.query[i] = is_inside ? queries[row + i * kWarpSize] : zero;
     }
-    const int column = first_column + lane_index();
-    loaded.value = column < call.width ? values[column] : zero;
-    const int64_t scalar = static_cast<int64_t>(token) * call.num_heads + head;
-    loaded.step = static_cast<const T*>(call.steps)[scalar];
-    loaded.gate = kIsDelta ? static_cast<const T*>(call.gates)[scalar] : zero;
+    loaded.value = has_value ? values[row] : zero;
+    loaded.step = steps[scalar];
+    loaded.gate = kIsDelta ? gates[scalar] : zero;
     return loaded;
   }
 
@@ -114,8 +130,8 @@ struct HeadInputs {
         key_squares += key * key;
         query_squares += query * query;
       }
-      key_factor = 1.0f / sqrtf(warp_reduce<Sum>(key_squares) + call.eps);
-      query_factor = 1.0f / sqrtf(warp_reduce<Sum>(query_squares) + call.eps) * call.scale;
+      key_factor = rsqrtf(warp_reduce<Sum>(key_squares) + call.eps);
+      query_factor = rsqrtf(warp_reduce<Sum>(query_squares) + call.eps) * call.scale;
     }
     float key_query = 0.0f;
 #pragma unroll
@@ -127,13 +143,13 @@ struct HeadInputs {
     }
     key_query = warp_reduce<Sum>(key_query);
     token.values[lane_index()] = to_float(loaded.value);
-    float step = softplus(to_float(loaded.step) + call.dt_bias[head]);
+    float step = softplus(to_float(loaded.step) + dt_bias);
     if constexpr (!kIsDelta) {
       step = fmaxf(step, call.dt_min);
       step = call.dt_max > 0.0f ? fminf(step, call.dt_max) : step;
     }
     if (lane_index() == 0) {
-      token.decay = expf(-expf(call.a_log[head]) * step);
+      token.decay = expf(-rate * step);
       token.beta = kIsDelta ? 1.0f / (1.0f + expf(-to_float(loaded.gate))) : step;
       token.key_query = key_query;
     }
@@ -194,39 +210,34 @@ struct StateTile {
     }
   }
 
-  // From and to a matrix of this depth and width; elements outside of it are zero, and are not written.
-  __device__ __forceinline__ void load(const float* matrix, int depth, int width) {
-    const bool is_wide = width % kThreadColumns == 0;
+  // From and to a matrix of this depth and width; elements outside of it are zero, and are not written. `is_whole`: the
+  // block has none of these.
+  __device__ __forceinline__ void load(const float* matrix, int depth, int width, bool is_whole) {
+    const float* first = matrix + static_cast<int64_t>(first_row) * width + column;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float* row = matrix + static_cast<int64_t>(row_of(i)) * width + column;
-      Columns columns{};
-      if (row_of(i) < depth) {
-        if (is_wide && column < width) {
-          columns = Columns::load(row);
-        } else {
+      const float* row = first + static_cast<int64_t>(row_of(i) - first_row) * width;
+      if (is_whole) {
+        const auto columns = Columns::load(row);
 #pragma unroll
-          for (int c = 0; c < kThreadColumns; ++c) {
-            columns.values[c] = column + c < width ? row[c] : 0.0f;
-          }
+        for (int c = 0; c < kThreadColumns; ++c) {
+          values[i][c] = columns.values[c];
         }
-      }
+      } else {
 #pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) {
-        values[i][c] = columns.values[c];
+        for (int c = 0; c < kThreadColumns; ++c) {
+          values[i][c] = row_of(i) < depth && column + c < width ? row[c] : 0.0f;
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void store(float* matrix, int depth, int width) const {
-    const bool is_wide = width % kThreadColumns == 0;
+  __device__ __forceinline__ void store(float* matrix, int depth, int width, bool is_whole) const {
+    float* first = matrix + static_cast<int64_t>(first_row) * width + column;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      float* row = matrix + static_cast<int64_t>(row_of(i)) * width + column;
-      if (row_of(i) >= depth) {
-        continue;
-      }
-      if (is_wide && column < width) {
+      float* row = first + static_cast<int64_t>(row_of(i) - first_row) * width;
+      if (is_whole) {
         Columns columns;
 #pragma unroll
         for (int c = 0; c < kThreadColumns; ++c) {
@@ -236,7 +247,7 @@ struct StateTile {
       } else {
 #pragma unroll
         for (int c = 0; c < kThreadColumns; ++c) {
-          if (column + c < width) {
+          if (row_of(i) < depth && column + c < width) {
             row[c] = values[i][c];
           }
         }
@@ -314,13 +325,14 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
   const int head = static_cast<int>(blockIdx.x) / num_blocks;
   const int first_column = static_cast<int>(blockIdx.x) % num_blocks * kBlockColumns;
   float* matrix = call.state + (sequence.slot * call.num_heads + head) * call.depth * call.width;
+  const bool is_whole = call.depth == kDepth && call.width % kBlockColumns == 0;
   StateTile<kDepth> tile(first_column);
   if (sequence.is_new) {
     tile.clear();
   } else {
-    tile.load(matrix, call.depth, call.width);
+    tile.load(matrix, call.depth, call.width, is_whole);
   }
-  const HeadInputs<T, kIsDelta, kDepth> inputs{call, head, first_column};
+  const HeadInputs<T, kIsDelta, kDepth> inputs(call, head, first_column);
   const float skip = kIsDelta ? 0.0f : call.skip[head];
   LoadedToken<T, kDepth> loaded[kWarpTokens];
   const auto load = [&](int first) {
@@ -360,18 +372,18 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
     stage(next, staged + current);
     __syncthreads();
   }
-  tile.store(matrix, call.depth, call.width);
+  tile.store(matrix, call.depth, call.width, is_whole);
 }
 
 }  // namespace aether
 
-// Entry points of an operator for a dtype, by the largest depth of states.
-#define AETHER_RECURRENT_SCAN_OF(name, is_delta, depth, dtype)                                             \
-  extern "C" __global__ void __launch_bounds__(128) name##_##depth##_##dtype(aether::RecurrentScan call) { \
-    aether::begin_kernel();                                                                                \
-    aether::recurrent_scan<aether::dtype, is_delta, depth>(call);                                          \
+// Entry points of an operator for a dtype, by the largest depth of states; `blocks` of them run on a multiprocessor.
+#define AETHER_RECURRENT_SCAN_OF(name, is_delta, depth, blocks, dtype)                                             \
+  extern "C" __global__ void __launch_bounds__(128, blocks) name##_##depth##_##dtype(aether::RecurrentScan call) { \
+    aether::begin_kernel();                                                                                        \
+    aether::recurrent_scan<aether::dtype, is_delta, depth>(call);                                                  \
   }
-#define AETHER_RECURRENT_SCAN(name, is_delta, dtype)   \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 64, dtype)  \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, dtype) \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, dtype)
+#define AETHER_RECURRENT_SCAN(name, is_delta, dtype)      \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 64, 6, dtype)  \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, 4, dtype) \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, 2, dtype)
