@@ -1,5 +1,6 @@
 // kv_cache_write: copies k and v[T, K, C] of a step to their slots of the paged cache [N, K, P, C], in words of 16
 // bytes, or of 2 or 4 where a head's size requires it. A thread copies one word of a key and of its value.
+// latent_cache_write has keys only.
 
 #include "common/dependent_launch.cuh"
 #include "common/paged_cache.cuh"
@@ -28,7 +29,9 @@ __device__ __forceinline__ void kv_cache_write(Word* k_cache, Word* v_cache, con
   const int head = static_cast<int>(row % num_kv_heads);
   const int64_t target = row_of_slot(slot, head, num_kv_heads, block_size) * width + word % width;
   k_cache[target] = k[word];
-  v_cache[target] = v[word];
+  if (v != nullptr) {
+    v_cache[target] = v[word];
+  }
 }
 
 }  // namespace aether

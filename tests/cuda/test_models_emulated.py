@@ -115,6 +115,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "deepseek": (
+        "DeepseekV3ForCausalLM",
+        {
+            **SMALL,
+            "vocab_size": 2048,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 10,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 LAUNCHED = {
     "mixture": "router_topk",
@@ -122,6 +141,7 @@ LAUNCHED = {
     "qwen3_next": "gated_delta_rule_64_float32",
     "falcon_h1": "ssd_scan_64_float32",
     "lfm2": "causal_conv1d_float32",
+    "deepseek": "mla_attention_rows_float32",
 }
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -6,6 +6,8 @@
 //
 // The choices are sorted by expert (`sort_experts.cu`) into tiles of one expert, on the device: the host knows their
 // number only. Few choices are not sorted: each is a tile of its own.
+//
+// The heads of linear_per_head are experts that every token chooses in the same order, so they need no sorting.
 #pragma once
 
 #include "common/memory.cuh"
@@ -26,10 +28,11 @@ struct ExpertProducts {
   const void* weights[2];  // [num_experts · N, K]
   const void* biases[2];   // [num_experts · N], may be null
   const void* x;           // [T, K] or [T, A, K]
-  const int* ids;          // [T, A]
+  const int* ids;          // [T, A]; null for heads, whose choice t · H + h is head h
   const int* order;        // [T · A], null where choices are not sorted
   const ExpertTile* tiles;
   int num_choices;      // T · A
+  int tile_choices;     // choices of a tile of one head
   int choices_per_row;  // A where x is [T, K], otherwise 1
   int num_experts;
   int num_outputs;  // N
@@ -40,6 +43,12 @@ struct ExpertProducts {
 
   __device__ __forceinline__ ExpertTile tile() const {
     const int index = static_cast<int>(blockIdx.x);
+    if (ids == nullptr) {
+      const int num_tokens = num_choices / num_experts;
+      const int tiles_of_head = (num_tokens + tile_choices - 1) / tile_choices;
+      const int head = index / tiles_of_head, first = index % tiles_of_head * tile_choices;
+      return {head, first * num_experts + head, min(tile_choices, num_tokens - first)};
+    }
     return order == nullptr ? ExpertTile{checked_index(ids[index], num_experts), index, 1} : tiles[index];
   }
 
@@ -49,16 +58,18 @@ struct ExpertProducts {
   }
 };
 
-// Token t of a tile is choice order[begin + t], whose inputs are a row of the token or its own. Tokens beyond the last
-// are the last one.
+// Token t of a tile is choice order[begin + t], or begin + t · stride where choices are not sorted. Its inputs are a
+// row of the token or its own. Tokens beyond the last are the last one.
 struct ChoiceRows {
   const int* order;
   int begin;
   int count;
+  int stride;
   int choices_per_row;
 
   __device__ __forceinline__ int choice_of(int token) const {
-    return order == nullptr ? begin : order[begin + min(token, count - 1)];
+    token = min(token, count - 1);
+    return order == nullptr ? begin + token * stride : order[begin + token];
   }
   __device__ __forceinline__ int64_t row_of(int token) const { return choice_of(token) / choices_per_row; }
 };
@@ -96,7 +107,7 @@ __device__ __forceinline__ void project_experts(const ExpertProducts& call, cons
   }
   // Selected, not indexed: arguments that are indexed at run time are copied to local memory.
   const bool is_first = blockIdx.z == 0;
-  const ChoiceRows rows{call.order, tile.begin, tile.count, call.choices_per_row};
+  const ChoiceRows rows{call.order, tile.begin, tile.count, call.num_experts, call.choices_per_row};
   const ExpertResults<T> results{static_cast<T*>(is_first ? call.outs[0] : call.outs[1]),
                                  static_cast<const T*>(is_first ? call.biases[0] : call.biases[1]), rows,
                                  static_cast<int64_t>(tile.expert) * call.num_outputs, call.num_outputs};

@@ -51,13 +51,13 @@ struct SplitPartial {
 
 // Merges `count` consecutive partials into one output row, by one warp or by kWarps warps that share the partials
 // (then all threads of a block call it). The row's sink adds 2^sink_exponent to the sum of weights. A lane has four
-// consecutive elements; eight partials are loaded at a time to hide latency.
+// consecutive elements from `first_dim` on; eight partials are loaded at a time to hide latency.
 template <class T, int kRows, int kHeadDim, int kWarps = 1>
 __device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count, int row,
-                                            float sink_exponent) {
+                                            float sink_exponent, int first_dim = 0) {
   constexpr int kBatch = 8;
   const auto partial = [&](int split) { return SplitPartial<kRows, kHeadDim>(partials, first + split); };
-  const int lane = lane_index(), dim = lane * 4, warp = kWarps == 1 ? 0 : warp_index();
+  const int lane = lane_index(), dim = first_dim + lane * 4, warp = kWarps == 1 ? 0 : warp_index();
   float4 loaded[kBatch];
   const auto load_partials = [&](int begin) {
 #pragma unroll

@@ -9,9 +9,8 @@ from os import cpu_count
 from typing import Any
 
 from aethermind.dispatch.kernel import Pack
-from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind.ops.weight_format import MXFP4, QuantizedWeight, WeightFormat
 from aethermind_cuda.device_packing import blocks_per_scale_vector, quantize_on_device
 
 __all__ = ["GROUP_CHUNKS", "QuantizedLayout", "quantized_pack"]
@@ -67,6 +66,11 @@ class QuantizedLayout:
         return self.num_tiles * self.num_groups * _TILE_OUTPUTS * _GROUP_INPUTS * self.format.bits // 8
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of a scale: a float16, or an exponent."""
+        return 1 if self.format.scale_dtype == "uint8" else 2
+
+    @property
     def num_scales(self) -> int:
         """Scales of all rows including padding; zero points or offsets follow them."""
         return self.num_tiles * self.num_scale_vectors * self.blocks_per_scale_vector * _TILE_OUTPUTS
@@ -84,21 +88,26 @@ class QuantizedLayout:
     @property
     def nbytes(self) -> int:
         """Total bytes."""
-        per_scale = 2 + (0, 1, 2)[self.affine_term]
+        per_scale = self.scale_bytes + (0, 1, 2)[self.affine_term]
         return self.code_bytes + self.num_scales * per_scale
 
 
 def quantized_pack(format: WeightFormat) -> Pack:
     """The `Pack` of a weight format: packs QuantizedWeights, and quantises floating-point arrays.
 
-    Floating-point arrays that are loaded to a GPU are quantised there.
+    Floating-point arrays that are loaded to a GPU are quantised there; in mxfp4, in which checkpoints are published, on
+    the host.
     """
+
+    def pack_on_device(backend: Any, source: Array, destination: Any) -> None:
+        quantize_on_device(backend, format, source, destination)
+
     return Pack(
         f"tiles16_{format.name}",
         nbytes=lambda shape, _: QuantizedLayout(format, _matrix(shape)).nbytes,
         pack=lambda source, destination: _pack_on_host(format, source, destination),
         weight_format=format.name,
-        pack_on_device=lambda backend, source, destination: quantize_on_device(backend, format, source, destination),
+        pack_on_device=None if format == MXFP4 else pack_on_device,
     )
 
 
@@ -134,12 +143,12 @@ def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array |
     buffer = (ctypes.c_uint8 * layout.nbytes).from_address(address)
     memory = np.ctypeslib.as_array(buffer)
     codes, rest = memory[: layout.code_bytes], memory[layout.code_bytes :]
-    scale_bytes = layout.num_scales * DType.FLOAT16.itemsize
+    scale_bytes = layout.num_scales * layout.scale_bytes
     by_tile = layout.num_tiles, layout.num_scale_vectors * layout.blocks_per_scale_vector * _TILE_OUTPUTS
     term_dtype = (None, np.uint8, np.float16)[layout.affine_term]
     return (
         codes.view(np.uint32).reshape(layout.num_tiles, -1),
-        rest[:scale_bytes].view(np.float16).reshape(by_tile),
+        rest[:scale_bytes].view(layout.format.scale_dtype).reshape(by_tile),
         None if term_dtype is None else rest[scale_bytes:].view(term_dtype).reshape(by_tile),
     )
 

@@ -16,6 +16,7 @@ from tests.cuda.check.adapters import Adapters
 from tests.cuda.check.attention import Attention
 from tests.cuda.check.bench import SMALL, Bench, Case, Sizes
 from tests.cuda.check.gpu import Gpu
+from tests.cuda.check.latent import Latent
 from tests.cuda.check.mixture import Mixtures
 from tests.cuda.check.projections import Projections
 from tests.cuda.check.records import CaseLog
@@ -32,6 +33,7 @@ GROUPS: Mapping[str, Callable[[Bench], Iterator[Case]]] = {
     "prefill": lambda bench: Attention(bench).prefill(),
     "scored": lambda bench: Attention(bench).scored(),
     "mixture": lambda bench: Mixtures(bench).mixture(),
+    "latent": lambda bench: Latent(bench).latent(),
     "quantized": lambda bench: Projections(bench).quantized(),
     "sampling": lambda bench: Sampling(bench).sampling(),
     "recurrent": lambda bench: Recurrent(bench).recurrent(),

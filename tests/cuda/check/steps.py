@@ -30,6 +30,7 @@ _SHAPES = {
     "prefill": 12,
     "scored": 10,
     "mixture": 25,
+    "latent": 15,
     "quantized": 40,
     "recurrent": 15,
     "sampling": 14,

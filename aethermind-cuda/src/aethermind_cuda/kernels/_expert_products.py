@@ -4,6 +4,8 @@ A choice is one expert of one token. Few choices are a GEMV each, which reads th
 first sorted by expert on the device, into tiles of one expert: of 8 choices for the skinny kernels, or of 64 for the
 tiled ones. The host knows the number of choices, not their experts, so the grid has the most tiles that there can be,
 and the blocks of the others end at once: nothing is copied to the host, and graphs can capture the launches.
+
+The heads of `linear_per_head` are experts that every token chooses, so their tiles are known without sorting.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from typing import NamedTuple
 
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
-from aethermind.ops.weight_format import WeightFormat
+from aethermind.ops.weight_format import MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
-__all__ = ["ExpertProduct", "MAX_EXPERTS", "expert_products", "sorting_bytes"]
+__all__ = ["ExpertProduct", "MAX_EXPERTS", "codes_of", "expert_products", "head_product", "sorting_bytes"]
 
 MAX_EXPERTS = 4096
 """Limit of experts: the sort has a counter for each in shared memory."""
@@ -32,6 +34,8 @@ _TILED_CHOICES = 64
 _MIN_TILED_CHOICES_PER_EXPERT = 8
 """From this many choices for each expert on, tiles of 64 read weights less often than tiles of 8."""
 _TILE_OUTPUTS = 16
+_MAX_SKINNY_TOKENS_OF_HEADS = 32
+"""Up to this many tokens, heads are multiplied in tiles of 8: their weights are read by few blocks."""
 _SORT_THREADS = 1024
 _TILE_BYTES = 12
 """Bytes of an `ExpertTile`."""
@@ -47,7 +51,7 @@ class _ExpertProducts(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p * 2) for name in ("outs", "weights", "biases")),
         *((name, ctypes.c_void_p) for name in ("x", "ids", "order", "tiles")),
-        *((name, ctypes.c_int) for name in ("num_choices", "choices_per_row", "num_experts")),
+        *((name, ctypes.c_int) for name in ("num_choices", "tile_choices", "choices_per_row", "num_experts")),
         *((name, ctypes.c_int) for name in ("num_outputs", "num_inputs", "num_blocks", "log2_chunks", "term")),
     ]
 
@@ -81,7 +85,7 @@ def expert_products(
     `format` is that of the weights, None for row-major ones of x's dtype. Skinny kernels sum in the same order for any
     number of choices; with `is_invariant` no other kernel is used.
     """
-    num_choices, num_inputs, num_outputs = ids.size, x.shape[-1], products[0].out.shape[-1]
+    num_choices = ids.size
     if not num_choices:
         return
     is_tiled = (
@@ -98,20 +102,62 @@ def expert_products(
         arguments = (order, tiles, ids, num_choices, num_experts, tile_choices, num_tiles)
         shared_bytes = num_experts * DType.INT32.itemsize
         yield Launch("sort_experts", "sort_experts", (1, 1, 1), (_SORT_THREADS, 1, 1), arguments, shared_bytes)
+    choices = _Choices(num_choices, num_experts, num_tiles, is_tiled, ids, order, tiles)
+    yield _launch(products, x, format, choices, choices_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
+
+
+def head_product(
+    product: ExpertProduct, x: DeviceArray, format: WeightFormat | None, *, is_invariant: bool
+) -> Iterator[Launch]:
+    """The launch of the product of each head of x[T, H, K] with the rows of the weight [H * N, K] that are its own."""
+    num_tokens, num_heads, _ = x.shape
+    if not num_tokens:
+        return
+    is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_tokens > _MAX_SKINNY_TOKENS_OF_HEADS
+    num_tiles = num_heads * div_up(num_tokens, _TILED_CHOICES if is_tiled else _SKINNY_CHOICES)
+    yield _launch([product], x, format, _Choices(num_tokens * num_heads, num_heads, num_tiles, is_tiled))
+
+
+class _Choices(NamedTuple):
+    """Choices and their tiles: sorted ones have an order, those of heads have no ids."""
+
+    num_choices: int
+    num_experts: int
+    num_tiles: int
+    is_tiled: bool
+    ids: DeviceArray | None = None
+    order: DeviceArray | None = None
+    tiles: DeviceArray | None = None
+
+
+def _launch(
+    products: Sequence[ExpertProduct],
+    x: DeviceArray,
+    format: WeightFormat | None,
+    choices: _Choices,
+    choices_per_row: int = 1,
+) -> Launch:
+    num_inputs, num_outputs, num_experts = x.shape[-1], products[0].out.shape[-1], choices.num_experts
+    tile_choices = _TILED_CHOICES if choices.is_tiled else _SKINNY_CHOICES
     layout = None if format is None else QuantizedLayout(format, (num_outputs, num_inputs))
     call = _ExpertProducts(
         *(_addresses([product[i] for product in products]) for i in range(3)),
-        *(None if array is None else array.address for array in (x, ids, order, tiles)),
-        *(num_choices, ids.shape[1] if len(x.shape) == 2 else 1, num_experts, num_outputs, num_inputs),
+        *(None if array is None else array.address for array in (x, choices.ids, choices.order, choices.tiles)),
+        *(choices.num_choices, tile_choices, choices_per_row, num_experts, num_outputs, num_inputs),
         *((layout.num_blocks, layout.log2_chunks, layout.affine_term) if layout else (0, 0, 0)),
     )
     # Rows of an expert may begin within a tile of 16 outputs of the stack.
     num_output_tiles = div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
-    sizes = _TILED_CHOICES if is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
-    projection, suffix = (_QUANTIZED, f"int{format.bits}_{x.dtype}") if format else (_DENSE, str(x.dtype))
+    sizes = _TILED_CHOICES if choices.is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
+    projection, suffix = (_QUANTIZED, f"{codes_of(format)}_{x.dtype}") if format else (_DENSE, str(x.dtype))
     dense = () if format else [product.weight for product in products]
-    launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not is_tiled, dense=dense)
-    yield replace(launch, grid=(num_tiles, launch.grid[1], len(products)))
+    launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not choices.is_tiled, dense=dense)
+    return replace(launch, grid=(choices.num_tiles, launch.grid[1], len(products)))
+
+
+def codes_of(format: WeightFormat) -> str:
+    """The codes of a format in names of kernels, which are compiled for all of its scales and zero points."""
+    return format.name if format == MXFP4 else f"int{format.bits}"
 
 
 def _max_tiles(num_choices: int, num_experts: int, tile_choices: int) -> int:

@@ -23,7 +23,13 @@ from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import THREADS, code_type, last_dim, supports_head_dim
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
-__all__ = ["estimate_prefill_tiles", "paged_attention_kernels", "tensor_core_launches"]
+__all__ = [
+    "AttentionCall",
+    "RESERVED_SHARED_BYTES",
+    "estimate_prefill_tiles",
+    "paged_attention_kernels",
+    "tensor_core_launches",
+]
 
 _DECODE_ROWS = 16
 _SMALL_DECODE_ROWS = 8
@@ -37,7 +43,7 @@ _MAX_UNSPLIT_KEYS = 256
 """Up to this many keys, decode is faster in one block than with splits that have to be merged."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 """Resident blocks per multiprocessor, limited by registers; half as many for decode tiles of 16 rows."""
-_RESERVED_SHARED_BYTES = 1024
+RESERVED_SHARED_BYTES = 1024
 """Shared memory that the driver reserves per block; a multiprocessor has that much more than a block can use."""
 
 _COMBINE_ROWS = 4
@@ -52,7 +58,7 @@ _PADDING = 8
 """Row padding in shared memory, in elements (csrc/common/attention_tile.cuh)."""
 
 
-class _AttentionCall(ctypes.Structure):
+class AttentionCall(ctypes.Structure):
     """`AttentionCall` of csrc/common/attention_call.cuh."""
 
     _fields_ = [
@@ -186,7 +192,7 @@ def _arguments(call: Call) -> Any:
     num_sequences, blocks_per_sequence = block_tables.shape
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
-    return _AttentionCall(
+    return AttentionCall(
         *(_address(array) for array in (*operands, sinks, slopes)),
         *(None, None),
         float(call.attributes["scale"]),
@@ -293,7 +299,7 @@ def _prefill_combine_blocks(call: Call, num_tiles: int, num_splits: int) -> int:
 
 def _resident_blocks(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
     """Thread blocks that can be resident on the GPU: the limit of splits, since more blocks would only queue."""
-    by_shared_memory = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
+    by_shared_memory = (call.device.shared_bytes + RESERVED_SHARED_BYTES) // (shared_bytes + RESERVED_SHARED_BYTES)
     return max(1, min(by_registers, by_shared_memory)) * call.device.num_multiprocessors
 
 

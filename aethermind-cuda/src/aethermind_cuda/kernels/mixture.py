@@ -10,21 +10,30 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
-from aethermind.ops.weight_format import WeightFormat
+from aethermind.ops.weight_format import MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import cuda_kernel, threads_for
-from aethermind_cuda.kernels._expert_products import MAX_EXPERTS, ExpertProduct, expert_products, sorting_bytes
+from aethermind_cuda.kernels._expert_products import (
+    MAX_EXPERTS,
+    ExpertProduct,
+    codes_of,
+    expert_products,
+    sorting_bytes,
+)
 from aethermind_cuda.kernels._heads import last_dim
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
 from aethermind_cuda.kernels.quantized import FORMATS
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 from aethermind_cuda.quantized_weights import quantized_pack
 
-__all__ = ["KERNELS"]
+__all__ = ["EXPERT_FORMATS", "KERNELS"]
 
 _VECTOR_BYTES = 16
 _ALIGNMENT = 256
 _EXPERT_BITS = (8, 4)
 """Bits of quantised weights that kernels are compiled for; with others the operators are decomposed."""
+
+EXPERT_FORMATS = tuple(format for format in FORMATS if format.bits in _EXPERT_BITS)
+"""Formats with float16 scales of the weights of experts, and of those of heads."""
 
 
 class _RouterTopK(ctypes.Structure):
@@ -133,16 +142,19 @@ def _kernels(operator: str, format: WeightFormat | None) -> Iterator[Kernel]:
     if format is not None:
         shared["packs"] = dict.fromkeys(weights, quantized_pack(format))
         shared["weight_formats"] = frozenset({format.name})
-    name = "cuda" if format is None else f"cuda/int{format.bits}"
+    name = "cuda" if format is None else f"cuda/{codes_of(format)}"
     invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
     yield cuda_kernel(operator, launches(format, False), name=name, is_batch_invariant=False, **shared)
     yield cuda_kernel(operator, launches(format, True), name=invariant_name, priority=-1, **shared)
 
 
-_FORMATS = tuple(format for format in FORMATS if format.bits in _EXPERT_BITS)
-
 KERNELS = (
     cuda_kernel("router_topk", _router_topk, dtypes=frozenset({DType.FLOAT32}), supports=_unsupported_logits),
     cuda_kernel("moe_combine", _moe_combine),
-    *(kernel for operator in _OPERATORS for format in (None, *_FORMATS) for kernel in _kernels(operator, format)),
+    *(
+        kernel
+        for operator in _OPERATORS
+        for format in (None, *EXPERT_FORMATS, MXFP4)
+        for kernel in _kernels(operator, format)
+    ),
 )

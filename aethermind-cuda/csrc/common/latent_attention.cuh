@@ -1,0 +1,386 @@
+// Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434) in its absorbed form, over a paged cache of latent
+// vectors: all heads share keys of 576 elements, whose first 512 are the values.
+//
+// A block computes kRows consecutive rows of q [T · H, 576], heads of one token or of several, so that a key is read
+// once for all of them. Its eight warps share a tile of 32 keys in shared memory: first they divide the scores by rows
+// or keys and by halves of the dot products, then each row's softmax weights go to some lanes of one warp, then the
+// warps divide the columns of the output, whose accumulators are in registers. Keys arrive by cp.async in a pipeline
+// of `num_stages` tiles. Rows of several sequences attend to the keys of one sequence after the other.
+#pragma once
+
+#include "common/async_copy.cuh"
+#include "common/attention_tile.cuh"
+#include "common/split_kv.cuh"
+
+namespace aether {
+
+constexpr int kLatentRank = 512;
+constexpr int kLatentKeyDim = kLatentRank + 64;  // the latent vector, then the rotated key
+constexpr int kLatentKeys = 32;                  // of a tile
+constexpr int kLatentWarps = 8;
+constexpr int kLatentThreads = kLatentWarps * kWarpSize;
+constexpr int kMinLatentSplitTiles = 2;
+
+// The tiles of keys that the rows of a block see: of each sequence that has some of its tokens, one after the other.
+struct LatentKeyTiles {
+  const AttentionCall& call;
+  int first_token, last_token;
+  int first_sequence, last_sequence;
+  int sequence = 0, first = 0, end = 0;  // the current tile: keys [first, min(first + 32, end)) of a sequence
+
+  __device__ __forceinline__ LatentKeyTiles(const AttentionCall& call, int first_row, int num_rows)
+      : call(call),
+        first_token(first_row / call.num_heads),
+        last_token((min(first_row + num_rows, call.num_tokens * call.num_heads) - 1) / call.num_heads),
+        first_sequence(sequence_of_token(call, first_token)),
+        last_sequence(last_token == first_token ? first_sequence : sequence_of_token(call, last_token)) {}
+
+  // The keys of a sequence that its last token in the block sees; 0 where it has none.
+  __device__ __forceinline__ int keys_of(int index) const {
+    const int begin = call.cu_seqlens_q[index], end_token = call.cu_seqlens_q[index + 1];
+    const int last = min(end_token - 1, last_token);
+    return last < max(begin, first_token) ? 0 : call.seqlens_k[index] - (end_token - 1 - last);
+  }
+
+  __device__ __forceinline__ static int tiles_of(int keys) { return (keys + kLatentKeys - 1) / kLatentKeys; }
+
+  __device__ __forceinline__ int count() const {
+    int total = 0;
+    for (int index = first_sequence; index <= last_sequence; ++index) total += tiles_of(keys_of(index));
+    return total;
+  }
+
+  // Moves to the tile of this index, which exists.
+  __device__ __forceinline__ void seek(int index) {
+    sequence = first_sequence;
+    end = keys_of(sequence);
+    while (index >= tiles_of(end)) {
+      index -= tiles_of(end);
+      end = keys_of(++sequence);
+    }
+    first = index * kLatentKeys;
+  }
+
+  // Moves to the next tile; `sequence` is past the last one where there is none.
+  __device__ __forceinline__ void next() {
+    first += kLatentKeys;
+    if (first < end) return;
+    first = end = 0;
+    while (end == 0 && ++sequence <= last_sequence) end = keys_of(sequence);
+  }
+};
+
+// Splits of the tiles of a block's rows; their number depends on the device's sequence lengths.
+struct LatentSplits {
+  int total, length, count;
+
+  __device__ __forceinline__ LatentSplits(int total, int num_splits)
+      : total(total),
+        length(num_splits == 1 ? total : max(kMinLatentSplitTiles, (total + num_splits - 1) / num_splits)),
+        count(total == 0 ? 0 : (total + length - 1) / length) {}
+};
+
+template <class T, int kRows>
+struct LatentShared {
+  static constexpr int kKeyStride = kRowStride<kLatentKeyDim>;
+  static constexpr int kScoreStride = kLatentKeys + 8;
+  static constexpr int kWeightStride = kRowStride<kLatentKeys>;
+  static constexpr int kStageElements = kLatentKeys * kKeyStride;
+
+  T queries[kRows][kKeyStride];
+  float scores[2][kRows][kScoreStride];  // of the halves of the dot products
+  T weights[kRows][kWeightStride];
+  float factors[kRows];  // of the accumulators of a row, before this tile's weights are added; finally, 1 / sum
+};
+
+// The online softmax of one row in kRowThreads adjacent lanes. A lane has the keys 2 i and 2 i + 1 of every
+// 2 kRowThreads, where i is its index.
+template <class T, int kRows>
+struct LatentSoftmax {
+  static constexpr int kRowThreads = kLatentThreads / kRows;
+  static constexpr int kPairs = kLatentKeys / 2 / kRowThreads;
+  using Shared = LatentShared<T, kRows>;
+
+  int row, lane;
+  int sequence = -1, position = 0;  // of the row's token; -1 for rows of padding
+  float base = kMinusInfinity;      // the score that weights are relative to, as in SoftmaxRows
+  float sum = 0.0f;                 // of this lane's keys only, until `finish`
+
+  __device__ __forceinline__ LatentSoftmax(const AttentionCall& call, int first_row)
+      : row(static_cast<int>(threadIdx.x) / kRowThreads), lane(static_cast<int>(threadIdx.x) % kRowThreads) {
+    const int token = (first_row + row) / call.num_heads;
+    if (token >= call.num_tokens) return;
+    const int found = sequence_of_token(call, token), end = call.cu_seqlens_q[found + 1];
+    if (token < call.cu_seqlens_q[found] || token >= end) return;
+    sequence = found;
+    position = call.seqlens_k[found] - (end - token);
+  }
+
+  // Reads the scores of a tile and writes their weights 2^(scale (score - base)), rounded to T.
+  __device__ __forceinline__ void update(Shared& shared, const LatentKeyTiles& tile, float scale, float sign) {
+    constexpr float kRescaleThreshold = 8.0f;
+    const int num_visible = sequence == tile.sequence ? position + 1 - tile.first : 0;
+    float scores[kPairs][2], largest = base;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int key = 2 * (lane + i * kRowThreads);
+      const float2 first = *reinterpret_cast<const float2*>(&shared.scores[0][row][key]);
+      const float2 second = *reinterpret_cast<const float2*>(&shared.scores[1][row][key]);
+      scores[i][0] = key < num_visible ? sign * (first.x + second.x) : kMinusInfinity;
+      scores[i][1] = key + 1 < num_visible ? sign * (first.y + second.y) : kMinusInfinity;
+      largest = fmaxf(largest, fmaxf(scores[i][0], scores[i][1]));
+    }
+#pragma unroll
+    for (int distance = 1; distance < kRowThreads; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, distance));
+    }
+    float factor = 1.0f;
+    if ((largest - base) * scale > kRescaleThreshold) {  // false before the first visible key
+      factor = fast_exp2((base - largest) * scale);
+      base = largest;
+      sum *= factor;
+    }
+    if (lane == 0) shared.factors[row] = factor;
+    const float power = base == kMinusInfinity ? 0.0f : base * scale;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float first = fast_exp2(fmaf(scores[i][0], scale, -power));
+      const float second = fast_exp2(fmaf(scores[i][1], scale, -power));
+      sum += first + second;
+      *reinterpret_cast<uint32_t*>(&shared.weights[row][2 * (lane + i * kRowThreads)]) = packed<T>(first, second);
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int distance = 1; distance < kRowThreads; distance *= 2) {
+      sum += __shfl_xor_sync(kFullWarp, sum, distance);
+    }
+  }
+};
+
+// Writes the scores of a tile. Warp w computes half w / 4 of the dot products: of 16 rows with all keys where the block
+// has 64 rows, of all rows with eight keys where it has 16.
+template <class T, int kRows>
+__device__ __forceinline__ void latent_scores(LatentShared<T, kRows>& shared, const T* keys) {
+  constexpr int kStride = kRowStride<kLatentKeyDim>, kHalf = kLatentKeyDim / 2;
+  const int lane = lane_index(), part = warp_index() % 4, half = warp_index() / 4;
+  const auto store = [&](int row, int key, const float (&scores)[4]) {
+    float* const to = &shared.scores[half][row + lane / 4][key + lane % 4 * 2];
+    *reinterpret_cast<float2*>(to) = {scores[0], scores[1]};
+    *reinterpret_cast<float2*>(to + 8 * LatentShared<T, kRows>::kScoreStride) = {scores[2], scores[3]};
+  };
+  if constexpr (kRows == 64) {
+    float scores[1][kLatentKeys / 8][4] = {};
+#pragma unroll 3
+    for (int dim = half * kHalf; dim < (half + 1) * kHalf; dim += 16) {
+      uint32_t q[1][4];
+      load_queries<T, kLatentKeyDim>(q[0], shared.queries[part * 16], dim);
+      add_scores<T, kLatentKeyDim>(scores, q, keys, dim);
+    }
+#pragma unroll
+    for (int n = 0; n < kLatentKeys / 8; ++n) store(part * 16, n * 8, scores[0][n]);
+  } else {
+    // Two sums, since each product waits for the one before it.
+    float scores[2][4] = {};
+    const T* const lane_source = keys + (part * 8 + lane % 8) * kStride + lane / 8 * 8;
+#pragma unroll 3
+    for (int dim = half * kHalf; dim < (half + 1) * kHalf; dim += 32) {
+      uint32_t q[2][4], b[4];
+      load_matrices(b, lane_source + dim);
+      load_queries<T, kLatentKeyDim>(q[0], shared.queries[0], dim);
+      load_queries<T, kLatentKeyDim>(q[1], shared.queries[0], dim + 16);
+      multiply_add<T>(scores[0], q[0], b[0], b[1]);
+      multiply_add<T>(scores[1], q[1], b[2], b[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[0][i] += scores[1][i];
+    store(0, part * 8, scores[0]);
+  }
+}
+
+// The output's accumulators: a warp has 64 columns of 16 rows, or 128 columns of 32 of 64 rows.
+template <class T, int kRows>
+struct LatentOutput {
+  static constexpr int kRowTiles = kRows == 64 ? 2 : 1;  // of 16 rows
+  static constexpr int kColumnWarps = kLatentWarps / (kRows / 16 / kRowTiles);
+  static constexpr int kColumns = kLatentRank / kColumnWarps;
+  using Shared = LatentShared<T, kRows>;
+
+  float sums[kRowTiles][kColumns / 8][4] = {};
+  int first_row = warp_index() / kColumnWarps * kRowTiles * 16;
+  int first_column = warp_index() % kColumnWarps * kColumns;
+
+  // sums = factors · sums + weights · values.
+  __device__ __forceinline__ void update(const Shared& shared, const T* values) {
+    scale(shared, false);
+    const int lane = lane_index();
+    const T* const lane_source = values + lane % 16 * Shared::kKeyStride + first_column + lane / 16 * 8;
+#pragma unroll
+    for (int key = 0; key < kLatentKeys; key += 16) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        load_queries<T, kLatentKeys>(a[m], shared.weights[first_row + 16 * m], key);
+      }
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; n += 2) {
+        uint32_t b[4];
+        load_matrices_transposed(b, lane_source + key * Shared::kKeyStride + n * 8);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          multiply_add<T>(sums[m][n], a[m], b[0], b[1]);
+          multiply_add<T>(sums[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Multiplies rows by their factors, which are rarely other than 1 unless `always`.
+  __device__ __forceinline__ void scale(const Shared& shared, bool always) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      const float* const factors = shared.factors + first_row + 16 * m + lane_index() / 4;
+      const float of_rows[2] = {factors[0], factors[8]};
+      if (!always && !__any_sync(kFullWarp, of_rows[0] != 1.0f || of_rows[1] != 1.0f)) continue;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][n][i] *= of_rows[i / 2];
+      }
+    }
+  }
+
+  // Calls store(row, column, pair of sums) for this thread's pairs.
+  template <class Store>
+  __device__ __forceinline__ void for_each_pair(const Store& store) const {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + 16 * m + 8 * r + lane_index() / 4;
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n) {
+          const float2 pair{sums[m][n][2 * r], sums[m][n][2 * r + 1]};
+          store(row, first_column + 8 * n + lane_index() % 4 * 2, pair);
+        }
+      }
+    }
+  }
+};
+
+// Waits until the oldest of `num_stages` - 1 tiles under way has arrived; 2 to 4 stages.
+__device__ __forceinline__ void wait_for_stage(int num_stages) {
+  if (num_stages == 2) {
+    wait_for_copies<0>();
+  } else if (num_stages == 3) {
+    wait_for_copies<1>();
+  } else {
+    wait_for_copies<2>();
+  }
+}
+
+// Attention of kRows rows, or of one split of their keys. Grid: tiles of rows, splits. Dynamic shared memory:
+// LatentShared, then `num_stages` tiles of keys.
+template <class T, int kRows>
+__device__ __forceinline__ void attend_latent(const AttentionCall& call, int num_stages) {
+  using Shared = LatentShared<T, kRows>;
+  AETHER_DYNAMIC_SHARED(unsigned char, memory);
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  T* const stages = reinterpret_cast<T*>(memory + sizeof(Shared));
+  // Later tokens of a prompt have more keys: their blocks begin first.
+  const int tile_of_rows = static_cast<int>(gridDim.x - 1 - blockIdx.x), split = static_cast<int>(blockIdx.y);
+  const int first_row = tile_of_rows * kRows, total_rows = call.num_tokens * call.num_heads;
+  LatentKeyTiles tile(call, first_row, kRows);
+  const LatentSplits splits(tile.count(), call.max_decode_splits);
+  if (split >= splits.count) return;
+  const int num_tiles = min(splits.length, splits.total - split * splits.length);
+  tile.seek(split * splits.length);
+
+  const int thread = static_cast<int>(threadIdx.x);
+  constexpr int kPieces = kLatentKeyDim * static_cast<int>(sizeof(T)) / kVectorBytes;
+  constexpr int kPieceElements = kVectorBytes / static_cast<int>(sizeof(T));
+  for (int i = thread; i < kRows * kPieces; i += kLatentThreads) {
+    const int row = i / kPieces, dim = i % kPieces * kPieceElements;
+    const bool is_present = first_row + row < total_rows;
+    const int64_t source = is_present ? static_cast<int64_t>(first_row + row) * kLatentKeyDim + dim : 0;
+    copy_async_16(&shared.queries[row][dim], static_cast<const T*>(call.q) + source, is_present);
+  }
+  // Eight threads copy a key. Its place is looked up a tile ahead; keys beyond the last are zeros.
+  constexpr int kKeyThreads = kLatentThreads / kLatentKeys;
+  LatentKeyTiles ahead = tile;
+  int num_ahead = 0;
+  const auto place_of_key = [&]() -> int64_t {
+    const int key = ahead.first + thread / kKeyThreads;
+    return num_ahead < num_tiles && key < ahead.end ? call.rows(ahead.sequence, 0)(key) : -1;
+  };
+  int64_t place = place_of_key();
+  const auto fetch = [&](int stage) {
+    if (num_ahead < num_tiles) {
+      T* const to = stages + stage * Shared::kStageElements + thread / kKeyThreads * Shared::kKeyStride;
+      const T* const from = static_cast<const T*>(call.k_cache) + (place < 0 ? 0 : place * kLatentKeyDim);
+#pragma unroll
+      for (int i = 0; i < kPieces / kKeyThreads; ++i) {
+        const int dim = (thread % kKeyThreads + i * kKeyThreads) * kPieceElements;
+        copy_async_16(to + dim, from + dim, place >= 0);
+      }
+      ++num_ahead;
+      ahead.next();
+      place = place_of_key();
+    }
+    commit_copies();
+  };
+  for (int stage = 0; stage < num_stages - 1; ++stage) fetch(stage);
+
+  LatentSoftmax<T, kRows> softmax(call, first_row);
+  LatentOutput<T, kRows> output;
+  const float scale = positive_scale(call.scale), sign = call.scale < 0.0f ? -1.0f : 1.0f;
+  for (int i = 0, stage = 0; i < num_tiles; ++i, tile.next()) {
+    wait_for_stage(num_stages);
+    __syncthreads();  // this tile has arrived, and the one before it is no longer read
+    fetch(stage == 0 ? num_stages - 1 : stage - 1);
+    const T* const keys = stages + stage * Shared::kStageElements;
+    latent_scores<T, kRows>(shared, keys);
+    __syncthreads();
+    softmax.update(shared, tile, scale, sign);
+    __syncthreads();
+    output.update(shared, keys);
+    stage = stage + 1 == num_stages ? 0 : stage + 1;
+  }
+  wait_for_copies<0>();
+  softmax.finish();
+  if (splits.count > 1) {
+    const SplitPartial<kRows, kLatentRank> partial(call.decode_partials,
+                                                   static_cast<int64_t>(tile_of_rows) * call.max_decode_splits + split);
+    if (softmax.lane == 0) {
+      partial.max_exponent(softmax.row) = softmax.base * scale;
+      partial.sum(softmax.row) = softmax.sum;
+    }
+    output.for_each_pair(
+        [&](int row, int column, float2 pair) { *reinterpret_cast<float2*>(partial.out(row) + column) = pair; });
+    return;
+  }
+  __syncthreads();  // factors have been read
+  if (softmax.lane == 0) shared.factors[softmax.row] = 1.0f / softmax.sum;
+  __syncthreads();
+  output.scale(shared, true);
+  output.for_each_pair([&](int row, int column, float2 pair) {
+    if (first_row + row >= total_rows) return;
+    T* const out = static_cast<T*>(call.out) + static_cast<int64_t>(first_row + row) * kLatentRank;
+    *reinterpret_cast<uint32_t*>(out + column) = packed<T>(pair.x, pair.y);
+  });
+}
+
+// Merges the partials of row blockIdx.x, 128 columns from blockIdx.y · 128 on.
+template <class T, int kRows>
+__device__ __forceinline__ void combine_latent(const AttentionCall& call) {
+  const int row = static_cast<int>(blockIdx.x), tile = row / kRows;
+  const LatentSplits splits(LatentKeyTiles(call, tile * kRows, kRows).count(), call.max_decode_splits);
+  if (splits.count <= 1) return;
+  combine_row<T, kRows, kLatentRank, 4>(static_cast<T*>(call.out) + static_cast<int64_t>(row) * kLatentRank,
+                                        kLatentRank, call.decode_partials,
+                                        static_cast<int64_t>(tile) * call.max_decode_splits, splits.count, row % kRows,
+                                        kMinusInfinity, static_cast<int>(blockIdx.y) * 4 * kWarpSize);
+}
+
+}  // namespace aether

@@ -1,0 +1,188 @@
+"""mla_attention and linear_per_head: latent attention in its absorbed form, and its products of each head.
+
+Attention on tensor cores (`csrc/common/latent_attention.cuh`) is for latent vectors of 512 elements and rotated keys of
+64, those of DeepSeek, in 16 bits. Its blocks take rows of q [T * H, 576]: 64 where a token has as many heads or where
+tokens are many, else 16. Where rows make too few blocks to occupy the GPU, their keys are split, and the combine kernel
+merges the partial results. `mla_attention_rows` is for all other sizes and for float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aethermind.dispatch import Kernel
+from aethermind.dispatch.kernel import Signature
+from aethermind.hal.dtype import DType
+from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.kernels._common import cuda_kernel, div_up
+from aethermind_cuda.kernels._expert_products import ExpertProduct, head_product
+from aethermind_cuda.kernels._heads import THREADS, all_present, last_dim
+from aethermind_cuda.kernels._paged_attention import RESERVED_SHARED_BYTES, AttentionCall
+from aethermind_cuda.kernels.mixture import EXPERT_FORMATS
+from aethermind_cuda.launch import Call, DeviceFacts, Launch
+from aethermind_cuda.quantized_weights import quantized_pack
+
+__all__ = ["KERNELS"]
+
+_RANK = 512
+_KEY_DIM = _RANK + 64
+_TILE_KEYS = 32
+_MIN_SPLIT_KEYS = 2 * _TILE_KEYS
+_THREADS = 256
+_FEW_ROWS, _MANY_ROWS = 16, 64
+"""Rows of a block."""
+_MAX_BLOCKS = {_FEW_ROWS: 2, _MANY_ROWS: 1}
+"""Resident blocks per multiprocessor, limited by registers."""
+_MAX_STAGES = 4
+_COMBINED_COLUMNS = 128
+_PADDING = 8
+_ROW_WARPS = 4
+
+
+def _arguments(call: Call) -> AttentionCall:
+    q, k_cache, cu_seqlens_q, seqlens_k, block_tables = all_present(call.inputs)
+    (num_tokens, num_heads, key_dim), (num_blocks, num_kv_heads, block_size, _) = q.shape, k_cache.shape
+    num_sequences, blocks_per_sequence = block_tables.shape
+    return AttentionCall(
+        *(array.address for array in (call.outputs[0], q, k_cache)),
+        cu_seqlens_q=cu_seqlens_q.address,
+        seqlens_k=seqlens_k.address,
+        block_tables=block_tables.address,
+        decode_partials=call.workspace,
+        scale=float(call.attributes["scale"]),
+        num_tokens=num_tokens,
+        num_sequences=num_sequences,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        group=num_heads // num_kv_heads,
+        head_dim=key_dim,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        blocks_per_sequence=blocks_per_sequence,
+        max_decode_splits=1,
+    )
+
+
+def _tensor_cores(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
+    def launches(call: Call) -> Iterator[Launch]:
+        arguments = _arguments(call)
+        num_rows = arguments.num_tokens * arguments.num_heads
+        if not num_rows or not arguments.num_sequences:
+            return
+        rows = _rows_of_block(arguments, call.device, is_invariant)
+        num_blocks, max_keys = div_up(num_rows, rows), arguments.blocks_per_sequence * arguments.block_size
+        if not is_invariant:
+            wanted = _resident_blocks(rows, call.device) // num_blocks
+            arguments.max_decode_splits = max(1, min(wanted, div_up(max_keys, _MIN_SPLIT_KEYS)))
+        dtype, splits, stages = call.outputs[0].dtype, arguments.max_decode_splits, _num_stages(rows, call.device)
+        shared_bytes = _shared_bytes(rows, stages)
+        grid, name = (num_blocks, splits, 1), f"mla_attention_{dtype}_{rows}"
+        yield Launch("mla_attention", name, grid, (_THREADS, 1, 1), (arguments, stages), shared_bytes)
+        if splits > 1:
+            grid, name = (num_rows, _RANK // _COMBINED_COLUMNS, 1), f"mla_attention_combine_{dtype}_{rows}"
+            yield Launch("mla_attention", name, grid, (THREADS, 1, 1), (arguments,))
+
+    return launches
+
+
+def _rows_of_block(arguments: AttentionCall, device: DeviceFacts, is_invariant: bool) -> int:
+    """Rows of a block, by the model alone where results must not depend on the batch."""
+    if _shared_bytes(_MANY_ROWS, 2) > device.shared_bytes:
+        return _FEW_ROWS
+    has_chunks = arguments.num_tokens >= 2 * arguments.num_sequences and not is_invariant
+    return _MANY_ROWS if has_chunks or arguments.num_heads >= _MANY_ROWS else _FEW_ROWS
+
+
+def _shared_bytes(rows: int, num_stages: int) -> int:
+    """Dynamic shared memory: `LatentShared` of csrc/common/latent_attention.cuh, and tiles of keys."""
+    key_bytes = 2 * (_KEY_DIM + _PADDING)
+    row_bytes = key_bytes + 2 * 4 * (_TILE_KEYS + _PADDING) + 2 * (_TILE_KEYS + _PADDING) + 4
+    return rows * row_bytes + num_stages * _TILE_KEYS * key_bytes
+
+
+def _num_stages(rows: int, device: DeviceFacts) -> int:
+    """Two stages where two blocks are resident with them, else as many as fit."""
+    if _blocks_per_multiprocessor(rows, 2, device) > 1:
+        return 2
+    return max(stages for stages in range(2, _MAX_STAGES + 1) if _shared_bytes(rows, stages) <= device.shared_bytes)
+
+
+def _blocks_per_multiprocessor(rows: int, num_stages: int, device: DeviceFacts) -> int:
+    shared_bytes = _shared_bytes(rows, num_stages) + RESERVED_SHARED_BYTES
+    return max(1, min(_MAX_BLOCKS[rows], (device.shared_bytes + RESERVED_SHARED_BYTES) // shared_bytes))
+
+
+def _resident_blocks(rows: int, device: DeviceFacts) -> int:
+    """Blocks that run at the same time: the most parts that keys are split into, all rows together."""
+    return _blocks_per_multiprocessor(rows, 2, device) * device.num_multiprocessors
+
+
+def _partials_bytes(call: Call) -> int:
+    """Workspace for any number of splits: at most all resident blocks write partial results."""
+    rows = max(rows * _resident_blocks(rows, call.device) for rows in _MAX_BLOCKS)
+    return rows * (_RANK + 2) * DType.FLOAT32.itemsize
+
+
+def _by_row(call: Call) -> Iterator[Launch]:
+    """A block for each row of q; its shared memory holds the row and a sum for each warp."""
+    arguments = _arguments(call)
+    if not arguments.num_sequences:
+        return
+    out = call.outputs[0]
+    grid, shared_bytes = (arguments.num_tokens, arguments.num_heads, 1), _row_bytes(arguments.head_dim, out.shape[2])
+    name = f"mla_attention_rows_{out.dtype}"
+    yield Launch("mla_attention_rows", name, grid, (32 * _ROW_WARPS, 1, 1), (arguments, out.shape[2]), shared_bytes)
+
+
+def _row_bytes(key_dim: int, value_dim: int) -> int:
+    return (key_dim + _ROW_WARPS * value_dim) * DType.FLOAT32.itemsize
+
+
+def _unsupported_sizes(signature: Signature) -> str | None:
+    key_dim, cache, value_dim = last_dim(signature, 0), signature.inputs[1], signature.attributes["value_dim"]
+    heads = None if cache is None else cache.shape[1]
+    if (key_dim, value_dim, heads) != (_KEY_DIM, _RANK, 1):
+        return f"takes one head of {_KEY_DIM} elements, {_RANK} of them values, not {heads} of {key_dim}, {value_dim}"
+    return None
+
+
+def _linear_per_head(format: WeightFormat | None, is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
+    def launches(call: Call) -> Iterator[Launch]:
+        x, weight = all_present(call.inputs)
+        product = ExpertProduct(call.outputs[0], weight, None)
+        yield from head_product(product, x, format, is_invariant=is_invariant)
+
+    return launches
+
+
+def _linear_kernels(format: WeightFormat | None) -> Iterator[Kernel]:
+    shared: dict[str, Any] = {}
+    if format is not None:
+        shared = {"packs": {"w": quantized_pack(format)}, "weight_formats": frozenset({format.name})}
+    name = "cuda" if format is None else f"cuda/int{format.bits}"
+    invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
+    tiled, invariant = _linear_per_head(format, False), _linear_per_head(format, True)
+    yield cuda_kernel("linear_per_head", tiled, name=name, is_batch_invariant=False, **shared)
+    yield cuda_kernel("linear_per_head", invariant, name=invariant_name, priority=-1, **shared)
+
+
+_ON_TENSOR_CORES: dict[str, Any] = {
+    "dtypes": frozenset({DType.FLOAT16, DType.BFLOAT16}),
+    "supports": _unsupported_sizes,
+}
+
+KERNELS = (
+    cuda_kernel(
+        "mla_attention",
+        _tensor_cores(False),
+        name="cuda/tensor_cores",
+        workspace_bytes=_partials_bytes,
+        priority=2,
+        is_batch_invariant=False,
+        **_ON_TENSOR_CORES,
+    ),
+    cuda_kernel("mla_attention", _tensor_cores(True), name="cuda/batch_invariant", priority=1, **_ON_TENSOR_CORES),
+    cuda_kernel("mla_attention", _by_row, name="cuda/by_row"),
+    *(kernel for format in (None, *EXPERT_FORMATS) for kernel in _linear_kernels(format)),
+)
