@@ -6,14 +6,6 @@
 
 namespace aether {
 
-// A constant that the compiler keeps in a register. Fragments of mma are four adjacent ones, which it would fill anew.
-__device__ __forceinline__ uint32_t opaque(uint32_t value) {
-#ifndef AETHER_EMULATED
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
-}
-
 // (~value & mask) | bits in one lop3.
 __device__ __forceinline__ uint32_t masked_not_or(uint32_t value, uint32_t mask, uint32_t bits) {
 #ifdef AETHER_EMULATED

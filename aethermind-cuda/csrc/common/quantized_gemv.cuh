@@ -16,10 +16,9 @@
 
 namespace aether {
 
-#ifndef AETHER_STAGES
-#define AETHER_STAGES 4
-#endif
-constexpr int kQuantizedStages = AETHER_STAGES;  // groups in a ring
+// Groups in a warp's ring: eight warps of two rings and their sums fit into 99 KiB.
+template <int kBits, int kWeights>
+constexpr int kQuantizedStages = kBits * kWeights > 8 ? 2 : 4;
 constexpr int kGroupChunks = 4, kGroupInputs = kGroupChunks * kChunk;
 
 // A group of 16 outputs in shared memory.
@@ -170,12 +169,14 @@ struct QuantizedProducts {
       Codes::kBias + (kTerm == AffineTerm::kNone ? static_cast<int>(WeightTile::kSymmetricZero) : 0);
 
   WarpAccumulator<T, 1> sums[kWeights];
-  uint32_t constant[4];  // minus kConstant
+  uint32_t constant[4];  // minus kConstant, in both halves
 
-  __device__ __forceinline__ QuantizedProducts() {
+  // `sizes` are not negative. The compiler does not know that and so keeps four registers, which an mma reads as they
+  // are: it would fill four with a constant before each.
+  __device__ __forceinline__ explicit QuantizedProducts(const int (&sizes)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      constant[i] = opaque(packed<T>(-kConstant, -kConstant));
+      constant[i] = packed<T>(-kConstant, -kConstant) + static_cast<uint32_t>(sizes[i] >> 31);
     }
   }
 
@@ -258,7 +259,8 @@ __device__ __forceinline__ void quantized_gemv(
   using WeightTile = QuantizedWeight<T, kBits, kTerm>;
   using Staged = StagedGroup<kBits, kTerm>;
   using Products = QuantizedProducts<T, kBits, kTerm, kWeights>;
-  constexpr int kStageBytes = kWeights * static_cast<int>(sizeof(Staged)), kRingBytes = kQuantizedStages * kStageBytes;
+  constexpr int kStages = kQuantizedStages<kBits, kWeights>;
+  constexpr int kStageBytes = kWeights * static_cast<int>(sizeof(Staged)), kRingBytes = kStages * kStageBytes;
   AETHER_DYNAMIC_SHARED(unsigned char, memory);
 
   launch_dependents();
@@ -279,7 +281,7 @@ __device__ __forceinline__ void quantized_gemv(
     commit_copies();
   };
 #pragma unroll
-  for (int stage = 0; stage < kQuantizedStages; ++stage) {
+  for (int stage = 0; stage < kStages; ++stage) {
     begin_copy(stage * kStageBytes, group + stage * num_warps);
   }
   wait_for_predecessor();
@@ -287,11 +289,11 @@ __device__ __forceinline__ void quantized_gemv(
   const int token = static_cast<int>(blockIdx.x) * kTileTokens;
   const AlignedInputs<T> rows(x, token + lane_index() / 4);
   const bool is_chunk_block = params[0].log2_chunks == 0;
-  Products products;
+  Products products({x.size, x.num_tokens, results.num_outputs, params[0].num_blocks});
   Frag8<T> inputs[kGroupChunks];
   rows.load_rest(inputs, group * kGroupInputs);
   for (int offset = 0; group < num_groups; offset = offset + kStageBytes < kRingBytes ? offset + kStageBytes : 0) {
-    wait_for_copies<kQuantizedStages - 1>();
+    wait_for_copies<kStages - 1>();
     __syncwarp();  // the copies of other lanes have arrived, too
     const int next = group + num_warps, next_k = next * kGroupInputs;
     const bool has_next = rows.has_group(next_k);
@@ -303,7 +305,7 @@ __device__ __forceinline__ void quantized_gemv(
       reinterpret_cast<const Staged*>(ring + offset)[weight].template load<WeightTile>(staged, is_chunk_block);
       if (weight == kWeights - 1) {
         __syncwarp();  // all lanes have read this stage
-        begin_copy(offset, group + kQuantizedStages * num_warps);
+        begin_copy(offset, group + kStages * num_warps);
       }
       products.add(weight, staged, inputs, bases, [&](int chunk) {
         if (weight == kWeights - 1 && has_next) {

@@ -26,6 +26,8 @@ _MAX_WARPS_OF_MANY_TILES = 7
 """Warps per block where blocks are many: small blocks start and finish independently."""
 _MANY_TILES = 512
 _STAGES = 4
+_STAGES_OF_LONG_GROUPS = 2
+_MAX_GROUP_BITS = 8
 """Groups in a warp's ring: `kQuantizedStages` of csrc/common/quantized_gemv.cuh."""
 _SCALE_BYTES = _TILE_OUTPUTS * GROUP_CHUNKS * DType.FLOAT16.itemsize
 _SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
@@ -56,7 +58,8 @@ def quantized_gemv(
         max_warps = _MAX_WARPS_OF_MANY_TILES
     warps = div_up(num_groups, div_up(num_groups, max_warps))
     entry = f"{source}_gemv_{family}_{x.dtype}"
-    shared_bytes = warps * num_weights * (_STAGES * _stage_bytes(format) + _SUMS_BYTES)
+    stages = _STAGES if format.bits * num_weights <= _MAX_GROUP_BITS else _STAGES_OF_LONG_GROUPS
+    shared_bytes = warps * num_weights * (stages * _stage_bytes(format) + _SUMS_BYTES)
     grid = div_up(num_tokens, _TOKENS), tiles, 1
     return Launch(source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
 
