@@ -6,6 +6,7 @@
 // 128 inputs), so that enough blocks are resident to hide latency.
 
 #include "common/dependent_launch.cuh"
+#include "common/float8_weight.cuh"
 #include "common/quantized_weight.cuh"
 
 namespace aether {
@@ -50,11 +51,10 @@ __device__ __forceinline__ void store_frag8(T* row, int k, int size, bool is_ali
 }
 
 // Writes the rows from first_tile · 16 on to out [num_rows, num_inputs]. Grid x: one warp per group; y: tiles.
-template <class T, int kBits>
-__device__ __forceinline__ void dequantize(
-    T* out, int first_tile, int num_rows,
-    const typename QuantizedWeight<T, kBits, AffineTerm::kRuntime>::Params& params) {
-  using WeightTile = QuantizedWeight<T, kBits, AffineTerm::kRuntime>;
+template <class WeightTile>
+__device__ __forceinline__ void dequantize(typename WeightTile::Element* out, int first_tile, int num_rows,
+                                           const typename WeightTile::Params& params) {
+  using T = typename WeightTile::Element;
   const int group = static_cast<int>(blockIdx.x * blockDim.x / kWarpSize) + warp_index();
   if (group * WeightTile::kGroupInputs >= params.num_inputs) {
     return;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void dequantize(
       aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs,    \
       int num_blocks, int log2_chunks, int affine_term) {                                                          \
     aether::begin_kernel();                                                                                        \
-    aether::dequantize<aether::dtype, bits>(                                                                       \
+    aether::dequantize<aether::QuantizedWeight<aether::dtype, bits, aether::AffineTerm::kRuntime>>(                \
         out, first_tile, num_rows,                                                                                 \
         {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(affine_term)}); \
   }
@@ -100,3 +100,14 @@ AETHER_DEQUANTIZE_BITS(8)
 AETHER_DEQUANTIZE_BITS(4)
 AETHER_DEQUANTIZE_BITS(2)
 AETHER_DEQUANTIZE_BITS(1)
+
+#define AETHER_DEQUANTIZE_FLOAT8(dtype)                                                                            \
+  extern "C" __global__ void __launch_bounds__(128, 8)                                                             \
+      dequantize_weight_float8_##dtype(aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows,    \
+                                       int num_outputs, int num_inputs) {                                          \
+    aether::begin_kernel();                                                                                        \
+    aether::dequantize<aether::Float8Weight<aether::dtype>>(out, first_tile, num_rows,                             \
+                                                            {weight, num_outputs, num_inputs});                    \
+  }
+AETHER_DEQUANTIZE_FLOAT8(float16)
+AETHER_DEQUANTIZE_FLOAT8(bfloat16)

@@ -19,7 +19,7 @@ __device__ __forceinline__ void project_experts_gemv(const ExpertProducts& call)
   project_experts<T>(call, dense_params<T>(call),
                      [](const auto& results, const auto& x, const auto& stack, int first_tile) {
                        const typename DenseWeight<T>::Params stacks[1] = {stack};
-                       project_gemv<T, 1>(results, x, stacks, first_tile + static_cast<int>(blockIdx.y), 0);
+                       project_gemv<DenseWeight<T>, 1>(results, x, stacks, first_tile + static_cast<int>(blockIdx.y), 0);
                      });
 }
 

@@ -15,7 +15,7 @@
   }
 #define AETHER_QKV_GEMV(dtype)                                                                                   \
   extern "C" __global__ void __launch_bounds__(256, 3) qkv_projection_gemv_##dtype(aether::QkvProjection call) { \
-    aether::project_qkv_gemv<aether::dtype>(call);                                                               \
+    aether::project_qkv_gemv<aether::DenseWeight<aether::dtype>>(call);                                          \
   }
 #define AETHER_QKV_HALF(dtype)                 \
   AETHER_QKV_GEMV(dtype)                       \

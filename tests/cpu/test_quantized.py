@@ -14,7 +14,7 @@ from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
 from aethermind_cpu.packing import quantized_pack
 
 NAMES = (
-    *FORMAT_NAMES,
+    *(name for name in FORMAT_NAMES if name != "fp8"),
     "int8_zp",
     "int8_offset",
     "int4_offset_channel",

@@ -29,6 +29,7 @@ def launch_all(
     attributes: Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (0,),
     do_other: Callable[[Any, Callable[[DeviceArray], Array]], None] | None = None,
+    compute_capability: tuple[int, int] = _GPU.compute_capability,
 ) -> None:
     """Fill `outputs`, whose content before is what device memory holds before. Weights come packed.
 
@@ -68,13 +69,18 @@ def launch_all(
 
     operands = tuple(operand(array) for array in inputs)
     results = tuple(result for array in outputs if (result := operand(array)) is not None)
-    call = Call(operands, results, attributes or {}, _GPU, _WORKSPACE)
+    gpu = _GPU._replace(compute_capability=compute_capability)
+    call = Call(operands, results, attributes or {}, gpu, _WORKSPACE)
     assert isinstance(kernel.function, KernelFunction)
     workspace = np.full(kernel.function.workspace_bytes(call), 0xFF, np.uint8)
     for work in kernel.function(call):
         if isinstance(work, DenseProduct):
             x, weight = (memory(array).astype(np.float32) for array in (work.x, work.weight))
-            product = x @ weight.T + (0 if work.bias is None else memory(work.bias).astype(np.float32))
+            product = x @ weight.T
+            if work.scales is not None:
+                of_weight, of_x = map(memory, work.scales)
+                product *= of_x[:, None] * of_weight
+            product += 0 if work.bias is None else memory(work.bias).astype(np.float32)
             rows(work.out, work.out_stride)[...] = product
             continue
         if do_other is not None and not isinstance(work, Launch):

@@ -15,7 +15,7 @@ from aethermind_cuda.cublas import WORKSPACE_BYTES, CublasLt, DenseProduct, buck
 from aethermind_cuda.kernels.linear import dense_product
 from aethermind_cuda.launch import DeviceArray, Enqueue, Launch, Relocate
 
-TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: DType.BFLOAT16.numpy}
+TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: DType.BFLOAT16.numpy, 28: DType.FLOAT8_E4M3FN.numpy}
 
 
 def contents(reference: Any, kind: Any) -> Any:
@@ -106,6 +106,11 @@ class FakeCublasLt:
         attributes = self.things[desc.value]
         left, right = self._matrix(a, a_layout), self._matrix(b, b_layout)
         result = (left.T if attributes[3] == 1 else left).astype(np.float32) @ right.astype(np.float32)
+        for address, mode, axis in ((17, 31, 1), (18, 32, 0)):
+            if address in attributes:
+                assert attributes[mode] == 3
+                scales = (ctypes.c_float * result.shape[1 - axis]).from_address(attributes[address])
+                result *= np.expand_dims(np.ctypeslib.as_array(scales), axis)
         if attributes.get(7) == 4:
             bias = np.ctypeslib.as_array((ctypes.c_uint8 * (len(result) * 4)).from_address(attributes[8]))
             result += bias.view(TYPES[attributes[26]])[: len(result), None].astype(np.float32)
@@ -148,6 +153,24 @@ def test_a_product_matches_the_operators_definition(dtype: DType, has_bias: bool
     del enqueue
     cublas.close()
     assert set(library.things) == {None}
+
+
+def test_scales_multiply_the_rows_of_weight_and_inputs() -> None:
+    rng = np.random.default_rng(4)
+    x, weight = (aligned(rng.normal(size=shape).astype(DType.FLOAT8_E4M3FN.numpy)) for shape in ((4, 32), (16, 32)))
+    scales = [aligned(rng.uniform(0.5, 2, size).astype(np.float32)) for size in (16, 4)]
+    out = aligned(np.zeros((4, 16), np.float32))
+    library = FakeCublasLt()
+    cublas = CublasLt(library)
+    product = DenseProduct(*map(on_device, (out, x, weight)), None, 0x1000)
+    scaled = product._replace(scales=(on_device(scales[0]), on_device(scales[1])))
+    for one, expected_scales in ((product, 1), (scaled, scales[1][:, None] * scales[0])):
+        enqueue = cublas.bind(one)
+        assert enqueue is not None
+        enqueue(7)
+        expected = x.astype(np.float32) @ weight.astype(np.float32).T * expected_scales
+        np.testing.assert_allclose(out, expected, rtol=1e-5)
+    assert library.num_heuristics == 2, "products with and without scales have algorithms of their own"
 
 
 def product_of(

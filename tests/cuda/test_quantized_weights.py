@@ -16,7 +16,7 @@ from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, 
 from aethermind_cuda.kernels import quantized
 from aethermind_cuda.quantized_weights import quantized_pack
 
-NAMES = tuple(name for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if name not in ("int4_k", "mxfp4"))
+NAMES = tuple(name for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if name not in ("int4_k", "mxfp4", "fp8"))
 SHAPES = [(1, 1), (5, 31), (16, 128), (17, 100), (50, 300)]
 
 

@@ -10,7 +10,7 @@ from aethermind.dispatch.kernel import Kernel, Pack, Signature
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
 from aethermind.ops.operator import Operator
-from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
+from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, FP8, WeightFormat, parse_format
 from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_limit
 from aethermind_cpu.packing import dense_pack, quantized_pack
@@ -29,7 +29,8 @@ def kernels() -> list[Kernel]:
         for entry in _native.kernel_table()
         if _is_allowed(entry, limit)
     ]
-    formats = [format for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if (format := parse_format(name))]
+    names = (name for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if name != FP8.name)
+    formats = [format for name in names if (format := parse_format(name))]
     quantized = [
         _quantized_kernel(entry, operators[entry.operator_name], dtypes[entry.dtype], format, packs)
         for entry in _native.quantized_kernel_table()

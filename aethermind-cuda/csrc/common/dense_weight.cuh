@@ -9,6 +9,7 @@ namespace aether {
 template <class T>
 struct DenseWeight {
   using Element = T;
+  using Stored = T;
   static constexpr bool kIsScaled = false;
   static constexpr int kChunks = 2;
   static constexpr int kGroupInputs = kChunks * kChunk;
@@ -65,6 +66,13 @@ struct DenseWeight {
   __device__ __forceinline__ Frag8<T> weights(const Group& group, int half, int chunk) const {
     return group.rows[half][chunk];
   }
+
+  // For project_gemv: elements from one row to the next, a piece of a row as fragments, and sums that need no scale.
+  __device__ __forceinline__ static int row_size(int num_inputs) { return num_inputs; }
+  __device__ __forceinline__ static Frag8<T> fragment(const uint4& piece, int) {
+    return reinterpret_cast<const Frag8<T>&>(piece);
+  }
+  __device__ __forceinline__ void scale(float (&)[4]) const {}
 };
 
 }  // namespace aether

@@ -31,22 +31,24 @@ struct Inputs : Rows {
   __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size, const Rows& rows = {})
       : Rows(rows), x(x), num_tokens(num_tokens), size(size), is_aligned(is_frag8_aligned(x, size)) {}
 
-  // Loads `kChunks` chunks of a token from k on, with one alignment branch for all. Out-of-range elements are zero.
-  template <int kChunks>
+  // Loads `kChunks` fragments of a token, with one alignment branch for all: runs of kRun adjacent ones, the first at k,
+  // the next kRun chunks further on. Out-of-range elements are zero.
+  template <int kRun = 1, int kChunks>
   __device__ __forceinline__ void load_chunks(Frag8<T> (&chunks)[kChunks], int token, int k) const {
+    const auto offset = [](int chunk) { return chunk / kRun * kRun * kChunk + chunk % kRun * kFrag8Values; };
     if (is_aligned) {
       const T* row = x + this->row_of(token) * size + k;
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         chunks[chunk] = Frag8<T>{};
-        if (token < num_tokens && k + chunk * kChunk < size) {
-          chunks[chunk] = *reinterpret_cast<const Frag8<T>*>(row + chunk * kChunk);
+        if (token < num_tokens && k + offset(chunk) < size) {
+          chunks[chunk] = *reinterpret_cast<const Frag8<T>*>(row + offset(chunk));
         }
       }
     } else {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        chunks[chunk] = load(token, k + chunk * kChunk);
+        chunks[chunk] = load(token, k + offset(chunk));
       }
     }
   }
@@ -156,13 +158,14 @@ struct WarpAccumulator {
     }
   }
 
-  // Loads the inputs of all chunks of a group, [tiles][chunks].
-  template <int kChunks, class Rows>
+  // Loads the inputs of all chunks of a group, [tiles][chunks]; a thread has runs of kRun fragments (see load_chunks).
+  template <int kRun = 1, int kChunks, class Rows>
   __device__ __forceinline__ static void load_group(Frag8<T> (&inputs)[kTiles][kChunks], const Inputs<T, Rows>& x,
                                                     int token, int k) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      x.load_chunks(inputs[tile], token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kFrag8Values);
+      x.template load_chunks<kRun>(inputs[tile], token + tile * kTileTokens + lane_index() / 4,
+                                   k + lane_index() % 4 * kRun * kFrag8Values);
     }
   }
 

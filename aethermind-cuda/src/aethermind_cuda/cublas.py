@@ -1,4 +1,4 @@
-"""Dense matrix products by cuBLASLt, called through its C interface without torch.
+"""Matrix products by cuBLASLt, dense and in fp8, called through its C interface without torch.
 
 The library is the one of the `nvidia-cublas` wheel (which torch for CUDA also installs) or of an installed CUDA
 toolkit. Numbers are those of cublasLt.h; see https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
@@ -29,10 +29,12 @@ logger = get_logger(__name__)
 WORKSPACE_BYTES = 32 << 20
 """Workspace of cuBLASLt: NVIDIA's recommendation for sm_90, sufficient for other architectures."""
 
-_DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
+_DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14, DType.FLOAT8_E4M3FN: 28}
 _COMPUTE_32F, _REAL_32F = 68, 0
 _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8, 26
-_TRANSPOSED, _EPILOGUE_BIAS = 1, 4
+_DESC_SCALES, _DESC_SCALE_MODES = (17, 18), (31, 32)
+"""Of A and B, which are the weight and x."""
+_TRANSPOSED, _EPILOGUE_BIAS, _SCALE_OUTER_VECTOR = 1, 4, 3
 _PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
 _REDUCE_IN_COMPUTE_TYPE = 2
 """Mask of split-K reduction schemes that accumulate in the compute type, not in the output's."""
@@ -90,6 +92,9 @@ class DenseProduct(NamedTuple):
     DeviceError.
 
     `out_stride` is the row stride of `out` in elements, None for N: `out` may be columns of a wider matrix.
+
+    x and weight may be float8_e4m3fn, K a multiple of 16. `scales` are then float32 [N] and [T], which multiply the
+    weight's rows and those of x, on compute capability 9.0; None for none.
     """
 
     out: DeviceArray
@@ -99,6 +104,7 @@ class DenseProduct(NamedTuple):
     workspace: int
     fallback: Callable[[DeviceArray, DeviceArray, DeviceArray, DeviceArray | None], Launch] | None = None
     out_stride: int | None = None
+    scales: tuple[DeviceArray, DeviceArray] | None = None
 
     def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `launch.Work`."""
@@ -118,10 +124,11 @@ class DenseProduct(NamedTuple):
         return relocate
 
     @property
-    def addresses(self) -> tuple[int, int, int, int, int]:
-        """Of out, x, weight, bias (0 for none) and workspace."""
+    def addresses(self) -> tuple[int, ...]:
+        """Of out, x, weight, workspace, bias (0 for none) and, if there are any, of both scales."""
         bias = 0 if self.bias is None else self.bias.address
-        return self.out.address, self.x.address, self.weight.address, bias, self.workspace
+        scales = () if self.scales is None else [array.address for array in self.scales]
+        return self.out.address, self.x.address, self.weight.address, self.workspace, bias, *scales
 
     def _fallback_launch(self) -> Launch:
         if self.fallback is None:
@@ -143,7 +150,7 @@ class CublasLt:
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._lock = Lock()
         self._algorithms: OrderedDict[tuple[int, ...], _Algorithm | None] = OrderedDict()
-        self._operations: WeakValueDictionary[tuple[int, int], _Handle] = WeakValueDictionary()
+        self._operations: WeakValueDictionary[tuple[int, ...], _Handle] = WeakValueDictionary()
 
     def close(self) -> None:
         """Release the library's handle."""
@@ -155,7 +162,7 @@ class CublasLt:
         bind_at = self.choose(product)
         return None if bind_at is None else bind_at(*product.addresses)
 
-    def choose(self, product: DenseProduct) -> Callable[[int, int, int, int, int], Enqueue] | None:
+    def choose(self, product: DenseProduct) -> Callable[..., Enqueue] | None:
         """Choose the algorithm of a product; returns a function that binds it to `DenseProduct.addresses` of the same
         alignment. None where the library has no algorithm.
         """
@@ -171,9 +178,9 @@ class CublasLt:
         matmul, pointer = self._library.cublasLtMatmul, ctypes.c_void_p
         bias_dtype = product.out.dtype if product.bias is None else product.bias.dtype
 
-        def bind_at(out: int, x: int, weight: int, bias: int, workspace: int) -> Enqueue:
+        def bind_at(out: int, x: int, weight: int, workspace: int, bias: int, *scales: int) -> Enqueue:
             with self._lock:
-                operation = self._operation(bias, bias_dtype)
+                operation = self._operation(bias_dtype, bias, *scales)
             out_at = pointer(out)
             # The arguments keep the handles alive. They are C types already: with `argtypes` ctypes would convert each
             # of them at every call.
@@ -264,9 +271,9 @@ class CublasLt:
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
         return self._create("MatrixLayout", _DATA_TYPES[array.dtype], *sizes)
 
-    def _operation(self, bias: int, dtype: DType) -> _Handle:
-        """A matmul descriptor with a bias, whose address is part of it; 0 for a product without bias."""
-        key = (bias, dtype.code if bias else 0)
+    def _operation(self, dtype: DType, bias: int, *scales: int) -> _Handle:
+        """A matmul descriptor. It contains the addresses of a bias, 0 for none, and of the scales of weight and x."""
+        key = (dtype.code if bias else 0, bias, *scales)
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = self._create("MatmulDesc", _COMPUTE_32F, _REAL_32F)
@@ -275,11 +282,14 @@ class CublasLt:
                 self._set("MatmulDesc", operation, _DESC_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
                 self._set("MatmulDesc", operation, _DESC_BIAS_POINTER, ctypes.c_void_p(bias))
                 self._set("MatmulDesc", operation, _DESC_BIAS_DATA_TYPE, ctypes.c_int32(_DATA_TYPES[dtype]))
+            for address, pointer, mode in zip(scales, _DESC_SCALES, _DESC_SCALE_MODES, strict=False):
+                self._set("MatmulDesc", operation, pointer, ctypes.c_void_p(address))
+                self._set("MatmulDesc", operation, mode, ctypes.c_int32(_SCALE_OUTER_VECTOR))
         return operation
 
     def _operation_of(self, product: DenseProduct) -> _Handle:
-        bias = product.bias
-        return self._operation(0, product.out.dtype) if bias is None else self._operation(bias.address, bias.dtype)
+        dtype = product.out.dtype if product.bias is None else product.bias.dtype
+        return self._operation(dtype, *product.addresses[4:])
 
     def _preference(self, product: DenseProduct) -> _Handle:
         """The heuristics assume 256-byte aligned operands unless the preference states other alignments."""
@@ -330,12 +340,12 @@ class _Algorithm(NamedTuple):
 
 def _kind(product: DenseProduct) -> tuple[int, ...]:
     """The cache key of an algorithm; -1 and 0 for a missing bias."""
-    out, x, weight, bias, *_ = product
+    out, x, weight, bias, *_, scales = product
     stride = product.out_stride or out.shape[1]
     bias_key = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
     dtypes = out.dtype.code, x.dtype.code, weight.dtype.code
     alignments = _alignment(out.address), _alignment(x.address), _alignment(weight.address)
-    return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *bias_key)
+    return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *bias_key, scales is not None)
 
 
 def bucket_of(num_tokens: int) -> int:

@@ -7,6 +7,7 @@ weight at most half a matrix (or 16 rows, if that is more) is in memory.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aethermind.hal.dtype import DType
@@ -15,12 +16,12 @@ from aethermind.hal.memory import Buffer, MemoryKind, align_up
 from aethermind.hal.stream import Event
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.weight_format import WeightFormat
-from aethermind_cuda.launch import Launch
+from aethermind_cuda.launch import DeviceArray, Launch
 
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
 
-__all__ = ["blocks_per_scale_vector", "format_family", "quantize_on_device"]
+__all__ = ["blocks_per_scale_vector", "format_family", "pack_rows_on_device", "quantize_on_device"]
 
 _TILE_OUTPUTS = 16
 _CHUNK_INPUTS = 32
@@ -64,6 +65,29 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
 
     The result is byte-identical to `quantized_pack` on the host. Raises InvalidArgumentError as the format does.
     """
+    num_outputs, num_inputs = source.shape
+    scales = format.num_blocks(num_inputs), format.block or num_inputs, blocks_per_scale_vector(format)
+
+    def launches(first_row: int, rows: DeviceArray, largest: DeviceArray) -> Sequence[Launch]:
+        addresses = destination.address, rows.address, largest.address
+        weight = _PackedWeight(*addresses, first_row, rows.shape[0], num_outputs, num_inputs, *scales)
+        return _launches(weight, format_family(format), rows.dtype)
+
+    pack_rows_on_device(backend, format, source, destination, launches)
+
+
+def pack_rows_on_device(
+    backend: CudaBackend,
+    format: WeightFormat,
+    source: Any,
+    destination: Tensor,
+    launches: Callable[[int, DeviceArray, DeviceArray], Sequence[Launch]],
+) -> None:
+    """Upload an array [N, K] in parts of whole tiles of rows, and quantise each part to `destination`.
+
+    `launches(first row, rows, largest)` are those for a part. They raise the float32 `largest` to the largest magnitude
+    that the format may not represent, which `check_magnitude` reports.
+    """
     import numpy as np
 
     from aethermind.ops.quantization import check_magnitude
@@ -92,10 +116,9 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
             drop_mapped_pages(rows)
             copy_async(Tensor.of(values, dtype, rows.shape), on_host, stream)
             copied.record(stream)
-            sizes = (first_row, len(rows), num_outputs, num_inputs, format.num_blocks(num_inputs))
-            addresses = destination.address, values.address, largest.address
-            weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs, blocks_per_scale_vector(format))
-            backend.enqueue(_launches(weight, format_family(format), dtype), stream)
+            on_device = DeviceArray(values.address, dtype, rows.shape)
+            work = launches(first_row, on_device, DeviceArray(largest.address, DType.FLOAT32, (1,)))
+            backend.enqueue(work, stream)
         copy_async(found, largest, stream)
     finally:
         stream.destroy()  # synchronises: the buffers are reused afterwards, also after an error

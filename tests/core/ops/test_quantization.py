@@ -21,7 +21,7 @@ from aethermind.ops.weight_format import FORMAT_NAMES, QuantizedWeight, WeightFo
 Array = np.ndarray[Any, Any]
 
 FORMATS = {name: found for name in (*FORMAT_NAMES, "int8_zp", "int8_offset", "int4_channel", "int2_g64", "int1_channel")
-           if (found := parse_format(name))}  # fmt: skip
+           if (found := parse_format(name)) and found.scale_dtype != "float32"}  # fmt: skip
 WITHOUT_OFFSETS = sorted(name for name, format in FORMATS.items() if not format.has_offset)
 """Lines through what has been on a line need not be that line: values with few of the codes lie on many."""
 SMALLEST_EXACT_SCALE = 2.0**-16

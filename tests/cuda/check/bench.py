@@ -94,7 +94,7 @@ class Sizes:
     )
     sampled_rows: tuple[int, ...] = (1, 64, 256)
     adapted_tokens: tuple[int, ...] = (1, 64, 256, 1024)
-    formats: tuple[str, ...] = ("int4", "int4_g128", "int8")
+    formats: tuple[str, ...] = ("int4", "int4_g128", "int8", "fp8")
     recurrences: tuple[Recurrence, ...] = (
         Recurrence("qwen3_next", "gated_delta_rule", 16, 32, 128, 128),
         Recurrence("mamba2", "ssd_scan", 1, 80, 128, 64),
@@ -127,7 +127,7 @@ SMALL = Sizes(
     prefills=(((33, 33),), ((1, 20), (40, 90))),
     sampled_rows=(1, 5),
     adapted_tokens=(1, 9),
-    formats=("int4", "int8"),
+    formats=("int4", "int8", "fp8"),
     recurrences=(Recurrence("delta", "gated_delta_rule", 1, 2, 16, 32), Recurrence("scan", "ssd_scan", 1, 2, 16, 24)),
     recurrent_decodes=(1, 3),
     recurrent_prompt=20,
@@ -192,7 +192,11 @@ def within(facts: Facts, bar: float) -> None:
 
 
 def representable(format: str, outputs: int, inputs: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A weight in bfloat16 that the format holds exactly: whole numbers, each row's times a power of two."""
+    """A weight in bfloat16 that the format holds exactly: codes, each row's times a power of two."""
+    if format == "fp8":
+        values = (torch.randn(outputs, inputs, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        values[:, 0] = 448
+        return (values * torch.exp2(-torch.randint(0, 3, (outputs, 1), device=device).float() - 14)).to(torch.bfloat16)
     bits = 8 if format.startswith("int8") else 4
     top = 2 ** (bits - 1) - 1
     codes = torch.randint(-top, top + 1, (outputs, inputs), dtype=torch.int8, device=device)

@@ -2,8 +2,8 @@
 
 python -m tests.cuda.check.figures [--small] [mixture] [FORMAT]
 
-The model is Qwen2-7B, or with `mixture` a part of Qwen3-30B-A3B; FORMAT is one of its weights, such as int4, and means
-fewer figures.
+The model is Qwen2-7B, or with `mixture` a part of Qwen3-30B-A3B; FORMAT is one of its weights, such as int4 or fp8, and
+means fewer figures.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ def main() -> int:
             llm = open_model(Path(folder) / "model", model.config, 64 if is_small else 3328, format)
             facts["seconds"] = round(time.perf_counter() - began, 1)
         with log.case("limits") as facts:
-            limits = llm.engine.compiled.open_device.backend.measure_limits([DType.BFLOAT16, DType.FLOAT32])
+            limits = llm.engine.compiled.open_device.backend.measure_limits(
+                [DType.BFLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3FN]
+            )
             facts["copy GB/s"] = round(limits.memory_bytes_per_s / 1e9)
             facts |= {f"{name} TFLOP/s": round(rate / 1e12) for name, rate in limits.flops_per_s.items()}
         for batch in model.batches:

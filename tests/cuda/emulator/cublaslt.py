@@ -30,12 +30,20 @@ class EmulatedCublasLt(FakeCublasLt):
         attributes = self.things[desc.value]
         bias = (attributes[8], TYPES[attributes[26]], out[2], 1, out[2]) if attributes.get(7) == 4 else None
         self.products.append((out[3], out[2], x[2]))
-        self._driver._submit(stream.value, partial(_multiply, out, x, weight, bias))
+        scales = [
+            (attributes[pointer], np.dtype(np.float32), size, 1, size)
+            for pointer, size in ((17, out[2]), (18, out[3]))
+            if pointer in attributes
+        ]
+        self._driver._submit(stream.value, partial(_multiply, out, x, weight, bias, scales))
         return 0
 
 
-def _multiply(out: Any, x: Any, weight: Any, bias: Any) -> None:
+def _multiply(out: Any, x: Any, weight: Any, bias: Any, scales: Any) -> None:
     result = _read(x).astype(np.float32) @ _read(weight).astype(np.float32).T
+    if scales:
+        of_weight, of_x = map(_read, scales)
+        result *= of_x.T * of_weight
     if bias is not None:
         result += _read(bias).astype(np.float32)
     address, dtype, _, rows, stride = out

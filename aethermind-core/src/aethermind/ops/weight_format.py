@@ -12,7 +12,8 @@ grammar:
     int8_g64, int4_zp_g128  the number of values that share a scale (group size), a multiple of 32
     int8_channel            one scale per row (per-channel)
 
-`mxfp4` has floating-point elements of 4 bits and powers of two as scales (`aethermind.ops.mxfp4`).
+`mxfp4` has floating-point elements of 4 bits and powers of two as scales (`aethermind.ops.mxfp4`); `fp8` has elements
+of 8 bits and a float32 scale per row (`aethermind.ops.fp8`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "CHECKPOINT_FORMAT_NAMES",
     "DENSE",
     "FORMAT_NAMES",
+    "FP8",
     "MXFP4",
     "QuantizedWeight",
     "WeightFormat",
@@ -44,8 +46,8 @@ Array = Any
 DENSE = "dense"
 """The name of weights that are stored as floating-point numbers; there is no WeightFormat for it."""
 
-FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64", "int4_zp_g128",
-                "int4_offset", "int4_offset_g64", "int4_k", "int2", "int1")  # fmt: skip
+FORMAT_NAMES = ("int8", "int8_channel", "fp8", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64",
+                "int4_zp_g128", "int4_offset", "int4_offset_g64", "int4_k", "int2", "int1")  # fmt: skip
 """Names of the core's formats that help texts list; the grammar has more."""
 
 CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "int8_zp_g64", "int8_zp_g128",
@@ -237,14 +239,52 @@ MXFP4 = _Mxfp4("mxfp4", bits=4, block=_DEFAULT_BLOCK, has_zero_point=False)
 """The format in which gpt-oss is published (OCP Microscaling Formats 1.0)."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Fp8(WeightFormat):
+    """The format fp8: codes are float8_e4m3fn, scales float32, one for each row."""
+
+    @property
+    def code_dtype(self) -> str:
+        """The NumPy dtype of codes."""
+        return "float8_e4m3fn"
+
+    @property
+    def scale_dtype(self) -> str:
+        """The NumPy dtype of scales."""
+        return "float32"
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a weight [N, K]: one for a code, four for the scale of a row."""
+        rows, columns = shape
+        return rows * (columns + 4 * self.num_blocks(columns))
+
+    def quantize(self, array: Array) -> QuantizedWeight:
+        """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite."""
+        from aethermind.ops.fp8 import encode_fp8
+
+        return QuantizedWeight(self, *encode_fp8(array))
+
+    def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
+        """Return the values of a weight of this format, products in float32, as an array of `dtype`."""
+        from aethermind.ops.fp8 import dequantize_fp8
+
+        return dequantize_fp8(weight, dtype)
+
+
+FP8 = _Fp8("fp8", bits=8, block=0, has_zero_point=False)
+"""The format of FP8 checkpoints with a scale for each output (OCP 8-bit Floating Point)."""
+
+_NAMED = {format.name: format for format in (MXFP4, FP8)}
+
+
 def parse_format(name: str) -> WeightFormat | None:
     """Return the core's format of this name, or None if the grammar has no such name; `_g32` may be left out."""
     if name == _K_QUANT:
         return WeightFormat(
             name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block_size=_SUPER_BLOCK_SIZE
         )
-    if name == MXFP4.name:
-        return MXFP4
+    if name in _NAMED:
+        return _NAMED[name]
     found = _NAME.fullmatch(name)
     if found is None:
         return None

@@ -43,9 +43,13 @@ __all__ = [
 _POISON_OF_FLOATS, _POISON_OF_INTEGERS = 0xFF, 0x7F
 """Fill bytes of outputs before a run: NaN as floats, and an invalid index as integers."""
 
-_ROUNDED_ACTIVATIONS = Tolerance(relative_to_terms=0.02)
-"""For kernels that quantise activations to 8 bits: half a step is 1/254 of the largest value of a block, which is about
-four times the mean magnitude for normal distributions.
+_ROUNDED_ACTIVATIONS = {
+    DType.INT8: Tolerance(relative_to_terms=0.02),
+    DType.FLOAT8_E4M3FN: Tolerance(relative_to_terms=0.0625),
+}
+"""For kernels that quantise activations to 8 bits, by their arithmetic. int8: half a step is 1/254 of the largest value
+of a block, which is about four times the mean magnitude for normal distributions. fp8: half a step of a code with three
+bits of mantissa is up to 1/16 of its value.
 """
 _ROUNDED_VALUES = {DType.BFLOAT16: Tolerance(relative=2.0**-8), DType.FLOAT16: Tolerance(relative=2.0**-11)}
 """For kernels that return dequantised values: these are float32, and rounded once."""
@@ -346,8 +350,8 @@ def _allowed_beside(case: KernelCase) -> Tolerance:
         return Tolerance()
     if case.operator.gathered:
         return _ROUNDED_VALUES.get(case.float_type, Tolerance())
-    if case.kernel.arithmetic is DType.INT8:
-        return _ROUNDED_ACTIVATIONS
+    if case.kernel.arithmetic in _ROUNDED_ACTIVATIONS:
+        return _ROUNDED_ACTIVATIONS[case.kernel.arithmetic]
     if case.kernel.rounds_weights:
         return _ROUNDED_WEIGHTS.get(case.float_type, Tolerance())
     return Tolerance()

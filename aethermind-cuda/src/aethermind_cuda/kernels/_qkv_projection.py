@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from aethermind.dispatch import Kernel
-from aethermind.ops.weight_format import DENSE, parse_format
+from aethermind.ops.weight_format import DENSE, FP8, parse_format
+from aethermind_cuda.float8_weights import Float8Layout
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
@@ -17,6 +18,7 @@ __all__ = ["max_fused_tokens", "qkv_projection"]
 
 _DENSE = Projection("qkv_projection", num_weights=1, group_chunks=2, max_skinny_tokens=32)
 _QUANTIZED = Projection("qkv_projection_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
+_FLOAT8 = Projection("qkv_projection_float8", num_weights=1, group_chunks=GROUP_CHUNKS)
 _TILE_OUTPUTS = 16
 
 
@@ -62,6 +64,13 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
         if format is None:
             dense = [weight for weight in weights if weight is not None]
             return _DENSE.launch(str(x.dtype), sizes, (parameters,), x.dtype, is_invariant=True, dense=dense)
+        if format == FP8:
+            codes = [
+                Float8Layout((width, num_inputs)).codes(weight.address)
+                for width, weight in zip(widths, weights, strict=True)
+                if weight is not None
+            ]
+            return _FLOAT8.launch(str(x.dtype), sizes, (parameters,), x.dtype, is_invariant=True, dense=codes)
         layout = QuantizedLayout(format, (widths[0], num_inputs))  # k and v differ only in rows, not used below
         arguments = (parameters, layout.num_blocks, layout.log2_chunks, layout.affine_term)
         gemv = quantized_gemv(_QUANTIZED.source, format, sizes, arguments, x)

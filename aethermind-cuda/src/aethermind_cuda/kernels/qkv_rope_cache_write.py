@@ -15,9 +15,10 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.memory import align_up
 from aethermind_cuda.cublas import DenseProduct
-from aethermind_cuda.kernels import linear, quantized
+from aethermind_cuda.kernels import float8, linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS
+from aethermind_cuda.kernels._float8 import float8_products
 from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS, code_type, last_dim
 from aethermind_cuda.kernels._qkv_projection import max_fused_tokens, qkv_projection
 from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
@@ -76,7 +77,7 @@ def _unsupported_reason(signature: Signature) -> str | None:
 def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
     project: Callable[[Call], Iterator[Work]] = projection.function  # type: ignore[assignment]
     project_fused, max_fused = qkv_projection(projection), max_fused_tokens(projection)
-    is_cublaslt = projection.name == CUBLASLT
+    is_cublaslt, is_float8 = projection.name == CUBLASLT, projection.name == float8.CUBLASLT_FLOAT8
 
     def launches(call: Call) -> Iterator[Work]:
         calls = _projections(call)
@@ -88,6 +89,8 @@ def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
             yield product
         elif num_tokens <= max_fused or projection.is_batch_invariant:
             yield project_fused(calls)
+        elif is_float8 and all(float8.is_multiplied(projection_call) for projection_call in calls):
+            yield from _float8_projection(calls)
         else:
             for projection_call in calls:
                 yield from project(projection_call)
@@ -105,6 +108,14 @@ def _stacked_projection(calls: Sequence[Call], workspace: int) -> DenseProduct |
     assert x is not None
     weights = [weight for _, weight, _ in inputs if weight is not None]
     return stacked_product(x, weights, [bias for *_, bias in inputs], workspace)
+
+
+def _float8_projection(calls: Sequence[Call]) -> Iterator[Work]:
+    """Project q, k and v of the same quantised inputs."""
+    x = calls[0].inputs[0]
+    assert x is not None
+    products = [float8.linear_product(call) for call in calls]
+    return float8_products(x, products, calls[0].device, calls[0].workspace)
 
 
 def _epilogue(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray | None) -> Launch:
@@ -189,7 +200,9 @@ def _shape_of_cache(call: Call) -> tuple[int, ...]:
     return cache.shape
 
 
-_PROJECTIONS = [kernel for kernel in (*linear.KERNELS, *quantized.KERNELS) if kernel.operator == "linear"]
+_PROJECTIONS = [
+    kernel for kernel in (*linear.KERNELS, *quantized.KERNELS, *float8.KERNELS) if kernel.operator == "linear"
+]
 
 KERNELS = tuple(
     _with_projection(operator, projection)

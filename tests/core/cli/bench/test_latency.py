@@ -90,7 +90,7 @@ def test_json_of_a_real_run(invoke: Any) -> None:
     assert record["prefill_tokens_per_s"] > 0
     assert record["decode_tokens_per_s"] > 0
     assert record["peak_memory_bytes"] > record["weight_bytes"] > 0
-    rates = {"fp32": None, "fp16": None, "bf16": None, "int8": None}
+    rates = {"fp32": None, "fp16": None, "bf16": None, "fp8": None, "int8": None}
     assert record["limits"] == {"memory_bytes_per_s": None, "flops_per_s": rates}
     assert record["decode_limit_fraction"] is None
     assert record["weight_formats"] == []

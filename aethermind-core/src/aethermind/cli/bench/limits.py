@@ -16,7 +16,7 @@ __all__ = ["EXAMPLES", "as_record", "average", "describe_limits", "limits", "mea
 
 EXAMPLES = console.examples("aethermind bench limits", "aethermind bench limits --threads 2 --json")
 
-_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}
 
 
 @with_settings

@@ -1,0 +1,119 @@
+"""Packing of weights in fp8 into the layout of `csrc/common/float8_weight.cuh`."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from typing import TYPE_CHECKING, Any
+
+from aethermind.dispatch.kernel import Pack
+from aethermind.hal.dtype import DType
+from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.hal.memory import align_up
+from aethermind.hal.tensor import Tensor
+from aethermind.ops.weight_format import FP8, QuantizedWeight
+from aethermind_cuda.device_packing import pack_rows_on_device
+from aethermind_cuda.launch import DeviceArray, Launch
+
+if TYPE_CHECKING:
+    from aethermind_cuda.backend import CudaBackend
+
+__all__ = ["FLOAT8_PACK", "Float8Layout", "quantize_rows"]
+
+_ROW_ALIGNMENT = 16
+_VALUES_PER_THREAD = 16
+_MAX_THREADS = 512
+_WARP = 32
+_VALUES_AT_ONCE = 1 << 21
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Layout:
+    """The layout of a weight [N, K]: row-major codes, rows padded to whole 16 bytes, then a scale for each row."""
+
+    shape: tuple[int, int]
+
+    @property
+    def row_bytes(self) -> int:
+        """K, padded."""
+        return align_up(self.shape[1], _ROW_ALIGNMENT)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes; scales follow them."""
+        return self.shape[0] * self.row_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Total bytes."""
+        return self.code_bytes + self.shape[0] * DType.FLOAT32.itemsize
+
+    def codes(self, address: int) -> DeviceArray:
+        """The codes [N, padded K] of a matrix at an address."""
+        return DeviceArray(address, DType.FLOAT8_E4M3FN, (self.shape[0], self.row_bytes))
+
+    def scales(self, address: int) -> DeviceArray:
+        """Its scales, float32 [N]."""
+        return DeviceArray(address + self.code_bytes, DType.FLOAT32, self.shape[:1])
+
+
+def quantize_rows(
+    x: DeviceArray, codes: DeviceArray, scales: DeviceArray, largest: DeviceArray | None = None
+) -> Launch:
+    """Quantise x [R, K] to codes [R, padded K] and scales [R]: csrc/quantize_rows.cu."""
+    num_rows, num_inputs = x.shape
+    threads = min(_MAX_THREADS, align_up(-(-num_inputs // _VALUES_PER_THREAD), _WARP))
+    arguments = (codes, scales, x, num_inputs, largest)
+    return Launch("quantize_rows", f"quantize_rows_{x.dtype}", (num_rows, 1, 1), (threads, 1, 1), arguments)
+
+
+def _quantize_on_device(backend: CudaBackend, source: Array, destination: Tensor) -> None:
+    """Quantise a floating-point array [N, K] on the device, to the bytes that `_pack_on_host` writes."""
+    layout = Float8Layout(source.shape)
+
+    def launches(first_row: int, rows: DeviceArray, largest: DeviceArray) -> list[Launch]:
+        codes, scales = layout.codes(destination.address), layout.scales(destination.address)
+        codes = codes._replace(address=codes.address + first_row * layout.row_bytes)
+        scales = scales._replace(address=scales.address + first_row * DType.FLOAT32.itemsize)
+        return [quantize_rows(rows, codes, scales, largest)]
+
+    pack_rows_on_device(backend, FP8, source, destination, launches)
+
+
+def _pack_on_host(source: Array | QuantizedWeight, destination: int) -> None:
+    """Pack on all cores, some rows at a time; raises InvalidArgumentError as the format does."""
+    import numpy as np
+
+    rows, columns = source.shape
+    layout = Float8Layout((rows, columns))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * layout.nbytes).from_address(destination))
+    codes = memory[: layout.code_bytes].reshape(rows, layout.row_bytes)
+    scales = memory[layout.code_bytes :].view(np.float32)
+    num_rows = max(1, _VALUES_AT_ONCE // max(1, columns))
+
+    def pack_rows(begin: int) -> None:
+        end = min(begin + num_rows, rows)
+        if isinstance(source, QuantizedWeight):
+            part = source.rows(begin, end)
+        else:
+            part = FP8.quantize(source[begin:end])
+            drop_mapped_pages(source[begin:end])
+        codes[begin:end, :columns] = part.codes.view(np.uint8)
+        codes[begin:end, columns:] = 0
+        scales[begin:end] = part.scales[:, 0] if columns else 0
+
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        list(pool.map(pack_rows, range(0, rows, num_rows)))
+
+
+def _nbytes(shape: tuple[int, ...], _: DType) -> int:
+    rows, columns = shape
+    return Float8Layout((rows, columns)).nbytes
+
+
+FLOAT8_PACK = Pack("rows_fp8", _nbytes, _pack_on_host, weight_format=FP8.name, pack_on_device=_quantize_on_device)
+"""Packs QuantizedWeights in fp8, and quantises floating-point arrays, on the GPU where they are loaded to one."""
