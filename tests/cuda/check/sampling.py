@@ -79,7 +79,7 @@ class Sampling:
         gpu.run(call)
         expected = torch.log_softmax(logits, -1)
         chosen = expected.gather(1, ids[:, None])
-        assert torch.equal(ranks[0].long(), 1 + (expected > chosen).sum(-1))
+        assert torch.equal(ranks[0].long(), 1 + (logits > logits.gather(1, ids[:, None])).sum(-1))
         facts["error"] = max(error_of(logprob, chosen[:, 0]), error_of(top, expected.topk(k).values) if k else 0.0)
         self.bench.time(facts, [call], [partial(torch.log_softmax, logits, -1)])
         self.bench.rates(facts, 4 * logits.numel(), 0)
