@@ -104,13 +104,20 @@ def test_scores_increasing_with_every_key(opened: OpenDevice, num_queries: int) 
     check(opened, "paged_attention", Sample("growing", inputs, sample.attributes), DType.FLOAT16)
 
 
-@pytest.mark.parametrize("float_type", [DType.FLOAT32, DType.BFLOAT16])
-def test_wide_heads_with_a_soft_cap(opened: OpenDevice, float_type: DType) -> None:
-    """Those of Gemma: 256 elements."""
-    sequences = [(1, 300), (5, 20)]
-    plain = paged_attention_sample(np.random.default_rng(11), "batch", sequences, 4, 2, 256, 16, 0)
+@pytest.mark.parametrize(
+    ("name", "float_type"),
+    [("cuda/by_row", DType.FLOAT32), ("cuda/tensor_cores", DType.FLOAT16), ("cuda/tensor_cores", DType.BFLOAT16)],
+)
+@pytest.mark.parametrize(
+    ("sequences", "head_dim"), [([(1, 700), (70, 90)], 256), ([(1, 300), (1, 5)], 256), ([(5, 1300)], 192)]
+)
+def test_wide_heads_with_a_soft_cap(
+    opened: OpenDevice, sequences: list[tuple[int, int]], head_dim: int, name: str, float_type: DType
+) -> None:
+    """Those of Gemma have 256 elements."""
+    plain = paged_attention_sample(np.random.default_rng(11), "batch", sequences, 4, 2, head_dim, 16, 0)
     sample = Sample("wide", plain.inputs, {**plain.attributes, "softcap": 5.0})
-    check(opened, "paged_attention", sample, float_type, "cuda/by_row")
+    check(opened, "paged_attention", sample, float_type, name)
 
 
 SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st.integers(max(1, count), 90)))

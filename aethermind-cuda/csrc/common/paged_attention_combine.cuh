@@ -8,7 +8,8 @@
 
 namespace aether {
 
-constexpr int kCombineRows = 4;  // prefill rows that a block merges at a time
+constexpr int kCombineRows = 4;    // prefill rows that a block merges at a time
+constexpr int kCombineDims = 128;  // elements of a row that a warp merges at a time
 
 template <class T, class Tile>
 __device__ __forceinline__ T* output_of_row(const AttentionCall& call, const Tile& tile, int row) {
@@ -24,9 +25,13 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
     if (!tile.has_rows || row >= tile.num_rows()) return;
     const KvSplits splits = tile.splits(call);
     if (splits.count <= 1) return;
-    combine_row<T, kDecodeRows, kHeadDim, kCombineRows>(output_of_row<T>(call, tile, row), call.head_dim,
-                                                        call.decode_partials, tile.first_partial(call), splits.count,
-                                                        row, call.sink_exponent(tile.query_head_of_row(row)));
+#pragma unroll
+    for (int dim = 0; dim < kHeadDim; dim += kCombineDims) {
+      if (dim > 0) __syncthreads();  // the block's shared memory has been read
+      combine_row<T, kDecodeRows, kHeadDim, kCombineRows>(output_of_row<T>(call, tile, row), call.head_dim,
+                                                          call.decode_partials, tile.first_partial(call), splits.count,
+                                                          row, call.sink_exponent(tile.query_head_of_row(row)), dim);
+    }
     return;
   }
   // The number of split tiles is unknown at launch: blocks stride over rows until none is left.
@@ -41,9 +46,12 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
     if (row >= tile.num_rows()) continue;
     const KvSplits splits = batch.splits(tile.keys(call.window));
     if (splits.count <= 1) continue;
-    combine_row<T, kPrefillRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.prefill_partials,
-                                           tile.partial, splits.count, row,
-                                           call.sink_exponent(tile.query_head_of_row(row)));
+#pragma unroll
+    for (int dim = 0; dim < kHeadDim; dim += kCombineDims) {
+      combine_row<T, kPrefillRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.prefill_partials,
+                                             tile.partial, splits.count, row,
+                                             call.sink_exponent(tile.query_head_of_row(row)), dim);
+    }
   }
 }
 

@@ -1,8 +1,8 @@
 // Paged attention of sequences with many queries: FlashAttention-2 (Dao 2023) over a ragged batch.
 //
 // A block computes 128 rows of one kv head and iterates over their visible keys, or over a split of them, 32 at a time;
-// a warp holds 32 of the rows. Keys and values are double-buffered: one stage is multiplied while cp.async fills the
-// other.
+// a warp holds 32 of the rows, or 16 of heads of more than 128 elements. Keys and values are double-buffered: one stage
+// is multiplied while cp.async fills the other.
 #pragma once
 
 #include <type_traits>
@@ -12,17 +12,18 @@
 
 namespace aether {
 
-constexpr int kPrefillWarps = 4;
-constexpr int kPrefillThreads = kPrefillWarps * kWarpSize;
-constexpr int kRowTiles = 2;  // tiles of 16 rows per warp
-static_assert(kPrefillWarps * kRowTiles * 16 == kPrefillRows);
+// Tiles of 16 rows per warp: as many as there are registers for their accumulators.
+template <int kHeadDim>
+constexpr int kRowTiles = kHeadDim <= 128 ? 2 : 1;
+template <int kHeadDim>
+constexpr int kPrefillThreads = kPrefillRows / (16 * kRowTiles<kHeadDim>)*kWarpSize;
 
 constexpr int kPrefillKeys = 32;  // per step
 
 template <class T, bool kIsQuantized, int kHeadDim>
 struct PrefillShared {
-  using Tile = std::conditional_t<kIsQuantized, CodeTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>,
-                                  FloatTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>>;
+  using Tile = std::conditional_t<kIsQuantized, CodeTile<T, kHeadDim, kPrefillKeys, kPrefillThreads<kHeadDim>>,
+                                  FloatTile<T, kHeadDim, kPrefillKeys, kPrefillThreads<kHeadDim>>>;
   // With head_dim 128 the accumulators leave no registers for queries.
   static constexpr bool kAreQueriesInRegisters = kHeadDim <= 96;
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
@@ -42,7 +43,7 @@ struct PrefillShared {
 template <class T, int kHeadDim>
 __device__ __forceinline__ void stage_queries(T* queries, const AttentionCall& call, const PrefillTile& tile) {
   constexpr int kPieces = kHeadDim / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kPieces; i += kPrefillThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kPieces; i += kPrefillThreads<kHeadDim>) {
     const int row = i / kPieces, dim = i % kPieces * 8;
     const bool is_present = row < tile.num_rows() && dim < call.head_dim;
     const int64_t source = is_present ? tile.head_of_row(row, call.num_heads) * call.head_dim + dim : 0;
@@ -55,16 +56,17 @@ template <class T, int kHeadDim>
 __device__ __forceinline__ void negate_queries(T* queries, uint32_t sign) {
   constexpr int kWords = kPrefillRows * kRowStride<kHeadDim> / 2;
   uint32_t* words = reinterpret_cast<uint32_t*>(queries);
-  for (int i = static_cast<int>(threadIdx.x); i < kWords; i += kPrefillThreads) words[i] ^= sign;
+  for (int i = static_cast<int>(threadIdx.x); i < kWords; i += kPrefillThreads<kHeadDim>) words[i] ^= sign;
 }
 
 // Multiplies scores (or weights) by the scales of their quantised keys (or values).
-__device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const float* scales) {
+template <int kTiles>
+__device__ __forceinline__ void scale_scores(float (&scores)[kTiles][kPrefillKeys / 8][4], const float* scales) {
 #pragma unroll
   for (int n = 0; n < kPrefillKeys / 8; ++n) {
     const float2 pair = *reinterpret_cast<const float2*>(scales + 8 * n + lane_index() % 4 * 2);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[m][n][i] *= i % 2 == 0 ? pair.x : pair.y;
     }
@@ -72,13 +74,14 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefill
 }
 
 // Caps scores, and adds the slopes of their heads.
-__device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4],
+template <int kTiles>
+__device__ __forceinline__ void transform_scores(float (&scores)[kTiles][kPrefillKeys / 8][4],
                                                  const AttentionCall& call, const PrefillTile& tile, int warp_row,
                                                  int first) {
   if (call.softcap > 0.0f) {
     const ScoreCap cap(call.softcap, call.scale);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < kPrefillKeys / 8; ++n) {
 #pragma unroll
@@ -88,7 +91,7 @@ __device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kPre
   }
   if (call.slopes == nullptr) return;
 #pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
+  for (int i = 0; i < 2 * kTiles; ++i) {
     const int row = warp_row + 8 * i + lane_index() / 4;
     const float slope = call.score_slope(tile.query_head_of_row(row));
     const int distance = first + lane_index() % 4 * 2 - tile.position_of_row(row);
@@ -104,10 +107,11 @@ __device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kPre
 }
 
 // Masks the scores of keys that a row must not attend to.
-__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const PrefillTile& tile,
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&scores)[kTiles][kPrefillKeys / 8][4], const PrefillTile& tile,
                                             int warp_row, int first, int window) {
 #pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
+  for (int i = 0; i < 2 * kTiles; ++i) {
     const int position = tile.position_of_row(warp_row + 8 * i + lane_index() / 4);
     const KeyRange visible = KeyRange::of_position(position, window);
 #pragma unroll
@@ -158,7 +162,7 @@ template <class T, bool kIsQuantized, int kHeadDim>
 __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& call) {
   using Shared = PrefillShared<T, kIsQuantized, kHeadDim>;
   using Tile = typename Shared::Tile;
-  constexpr int kKeys = kPrefillKeys;
+  constexpr int kKeys = kPrefillKeys, kTiles = kRowTiles<kHeadDim>;
   static_assert(kSplitGranularity % kKeys == 0,
                 "some keys at a time never cross the end of a split that is not the last");
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
@@ -196,14 +200,14 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   T* queries = reinterpret_cast<T*>(shared + Shared::kQueries);
   stage_queries<T, kHeadDim>(queries, call, tile);
   fetch(0, keys.begin);
-  const int warp_row = warp_index() * kRowTiles * 16;
+  const int warp_row = warp_index() * kTiles * 16;
   // A warp without rows only copies keys and values. (The branch costs registers, which head_dim 96 does not have.)
   const bool has_rows = kHeadDim == 96 || warp_row < tile.num_rows();
   const T* warp_queries = queries + warp_row * kRowStride<kHeadDim>;
-  uint32_t q[Shared::kAreQueriesInRegisters ? kHeadDim / 16 : 1][kRowTiles][4];
-  const auto load_warp_queries = [&](uint32_t (&fragments)[kRowTiles][4], int dim) {
+  uint32_t q[Shared::kAreQueriesInRegisters ? kHeadDim / 16 : 1][kTiles][4];
+  const auto load_warp_queries = [&](uint32_t (&fragments)[kTiles][4], int dim) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kTiles; ++m) {
       load_queries<T, kHeadDim>(fragments[m], warp_queries + 16 * m * kRowStride<kHeadDim>, dim);
     }
   };
@@ -222,7 +226,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   }
   if constexpr (kIsQuantized) stage_scales(0, keys.begin);
 
-  SoftmaxRows<kHeadDim> softmax[kRowTiles];
+  SoftmaxRows<kHeadDim> softmax[kTiles];
   const float scale = positive_scale(call.scale);
   for (int first = keys.begin, stage = 0; first < keys.end; first += kKeys, stage ^= 1) {
     wait_for_copies<0>();
@@ -245,7 +249,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     }
     if (!has_rows) continue;
     const float* scales = scales_at(stage);
-    float scores[kRowTiles][kKeys / 8][4] = {};
+    float scores[kTiles][kKeys / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < kHeadDim / 16; ++d) {
       constexpr bool kIsLoaded = Shared::kAreQueriesInRegisters;
@@ -258,14 +262,14 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
       mask_scores(scores, tile, warp_row, first, call.window);
     }
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) softmax[m].update(scores[m], scale);
+    for (int m = 0; m < kTiles; ++m) softmax[m].update(scores[m], scale);
     if constexpr (kIsQuantized) scale_scores(scores, scales + kKeys);
     add_values<T, kHeadDim>(softmax, scores, values);
   }
 
   if (!has_rows) return;
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
+  for (int m = 0; m < kTiles; ++m) {
     softmax[m].finish(scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

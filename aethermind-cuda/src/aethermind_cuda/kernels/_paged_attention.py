@@ -54,6 +54,9 @@ _COMBINE_BLOCKS_PER_MULTIPROCESSOR = 8
 
 _ADDITIONS = frozenset({"sinks", "slopes", "softcap"})
 
+_WIDE = 256
+"""The widest heads that kernels are compiled for; a warp of the prefill kernel holds half as many rows of them."""
+
 _PADDING = 8
 """Row padding in shared memory, in elements (csrc/common/attention_tile.cuh)."""
 
@@ -100,8 +103,9 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
 def _supports_tensor_cores(signature: Signature) -> str | None:
     head_dim, has_codes = last_dim(signature, 0), _has_codes(signature.inputs[1])
     multiple = 16 if has_codes else 8
-    if head_dim is None or head_dim > 128 or head_dim % multiple:
-        return f"takes heads of up to 128 elements, a multiple of {multiple}, not {head_dim}"
+    most = 128 if has_codes else 256
+    if head_dim is None or head_dim > most or head_dim % multiple:
+        return f"takes heads of up to {most} elements, a multiple of {multiple}, not {head_dim}"
     # A float16 weight times the scale of its value may be subnormal.
     if has_codes and signature.dtype is DType.FLOAT16 and any(signature.additions.values()):
         return "takes sinks, slopes and soft caps over quantised caches in bfloat16, not in float16"
@@ -125,7 +129,11 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     """The launches of decode, prefill and combine that the shapes require.
 
     `prefill`, called with the maximum rows of a decode sequence, replaces the prefill kernel; it does not split keys.
+    GPUs without the shared memory for wide heads compute them by rows.
     """
+    if _decode_shared(_padded_head_dim(call), _is_quantized(call), _DECODE_ROWS) > call.device.shared_bytes:
+        yield from _row_launches(call)
+        return
     arguments = _arguments(call)
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
@@ -157,7 +165,8 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
         source = f"paged_attention_prefill{variant}"
         grid = (tiles.prefill + arguments.max_prefill_splits, num_kv_heads, 1)
         shared = _prefill_shared(width, is_quantized)
-        yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
+        threads = 2 * THREADS if width == _WIDE else THREADS
+        yield Launch(source, f"{source}_{suffix}", grid, (threads, 1, 1), (arguments,), shared)
     if combine_blocks:
         name, grid = f"paged_attention_combine_{suffix}", (combine_blocks, num_kv_heads, 1)
         yield Launch("paged_attention_combine", name, grid, (THREADS, 1, 1), (arguments,))
@@ -212,7 +221,7 @@ def _address(array: DeviceArray | None) -> int | None:
 def _padded_head_dim(call: Call) -> int:
     """The head_dim that the kernel is compiled for; extra elements are zero."""
     head_dim = call.outputs[0].shape[-1]
-    widths = (64, 128) if _is_quantized(call) else (64, 96, 128)
+    widths = (64, 128) if _is_quantized(call) else (64, 96, 128, _WIDE)
     return next(width for width in widths if head_dim <= width)
 
 
