@@ -5,7 +5,6 @@ Sizes are those at which 32-bit numbers and the directions of grids end: long co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,26 +39,59 @@ KEYS = (
     GraphKey(kind=GraphKind.SCORES),
     GraphKey(kind=GraphKind.KEY_SHIFT),
 )
+QWEN2 = {**CONFIG, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
+QWEN3_5 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": CONTEXT,
+}
+"""Two layers of Qwen3.5-27B, with a narrow vocabulary."""
+MAMBA2 = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "num_hidden_layers": 1,
+    "hidden_size": 2560,
+    "expand": 2,
+    "num_heads": 80,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 1,
+    "vocab_size": 4096,
+    "max_position_embeddings": CONTEXT,
+}
+"""A layer of Mamba-2 2.7B."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "deterministic": {"dtype": "float16", "deterministic": True},
     "float32": {"dtype": "float32"},
+    "recurrent, delta rule": {"dtype": "bfloat16", "config": QWEN3_5},
+    "recurrent, Mamba 2": {"dtype": "float32", "config": MAMBA2},
     "int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
 
 
 @pytest.fixture(params=list(OPTIONS))
 def compiled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompiledModel:
-    """A layer of Qwen2-7B for 128k tokens and 512 sequences."""
-    folder = write_model(tmp_path / "model")
-    config = {**CONFIG, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
-    (folder / "config.json").write_text(json.dumps(config))
+    """A layer or two of a model, Qwen2-7B unless said otherwise, for 128k tokens and 512 sequences."""
+    chosen = dict(OPTIONS[request.param])
+    folder = write_model(tmp_path / "model", chosen.pop("config", QWEN2))
     cubins = fake_cubins(tmp_path, [source.stem for source in (ROOT / "aethermind-cuda" / "csrc").glob("*.cu")])
     monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(memory=1 << 40), cubins))
     monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: None)
     options = {"load_format": "dummy", "max_num_batched_tokens": 65536, "max_num_seqs": 512, "num_kv_blocks": 100_000}
-    return compile_model(Runtime.boot(), str(folder), device="cuda", **options, **OPTIONS[request.param])
+    return compile_model(Runtime.boot(), str(folder), device="cuda", **options, **chosen)
 
 
 def launches(plan: Plan, sizes: Mapping[str, int], facts: DeviceFacts) -> Iterator[Launch]:
@@ -112,4 +144,4 @@ def test_every_launch_fits_every_gpu(compiled: CompiledModel) -> None:
                 if all(launch.grid):
                     assert_fits(launch, manifest)
     assert {"embedding", "sample_tokens", "adjust_logits", "token_logprobs"} <= names
-    assert any(name.startswith("paged_attention") for name in names)
+    assert any(name.startswith(("paged_attention", "ssd_scan")) for name in names)

@@ -1,4 +1,4 @@
-"""Recurrent operators: a sequence gets the same bits in any batch and in any division into steps."""
+"""Recurrent operators: a sequence gets the same bits in any batch and in any division into steps; deep states."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from tests.cuda.emulator.opening import emulated_cuda
 
+from aethermind.dispatch import Signature
 from aethermind.dispatch.reference import rounded_inputs
 from aethermind.hal.dtype import DType
 from aethermind.ops.operator import Sample
+from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice, Runtime
-from aethermind.testing.operator_calls import KernelCase, run_kernel
+from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
 from aethermind_cuda.kernels.recurrent import KERNELS
 
 Array = np.ndarray[Any, Any]
@@ -69,3 +71,24 @@ def test_bits_depend_on_neither_batch_nor_steps(opened: OpenDevice, operator: st
     assert np.concatenate(parts).tobytes() == expected.tobytes()
     assert states[1].tobytes() == whole[0].tobytes()
     assert np.isnan(states[0]).all(), "a slot of no sequence in the step was written"
+
+
+@pytest.mark.parametrize(("operator", "depth", "width"), [("gated_delta_rule", 256, 32), ("ssd_scan", 200, 24)])
+def test_deep_states(opened: OpenDevice, operator: str, depth: int, width: int) -> None:
+    """Of whole blocks, and of parts of one."""
+    rng = np.random.default_rng(depth)
+    rows = rng.standard_normal((3, 2 * depth + HEADS * width))
+    scalars = [rng.standard_normal((3, HEADS)) for _ in range(SCALARS[operator])]
+    heads = [rng.standard_normal(HEADS) for _ in range(2 if operator == "gated_delta_rule" else 3)]
+    tables = [np.array(table, np.int32) for table in ([0, 1, 3], [9, 2], [1, 0])]
+    states = rng.standard_normal((2, HEADS, depth, width))
+    attributes = {"scale": depth**-0.5} if operator == "gated_delta_rule" else {}
+    sample = Sample("deep", (rows, *scalars, *heads, states, *tables), attributes)
+    case = KernelCase(RUNTIME.operators[operator], KERNEL_OF[operator], DType.BFLOAT16, sample, None)
+    check_kernel(case, RUNTIME.operators, opened)
+
+
+def test_deeper_states_are_refused() -> None:
+    state = TensorType(DType.FLOAT32, (2, 4, 257, 8))
+    signature = Signature("ssd_scan", "cuda", DType.FLOAT32, (None,) * 5 + (state,), {})
+    assert KERNEL_OF["ssd_scan"].reason_against(signature) == "takes states of up to 256 rows, not 257"
