@@ -33,8 +33,8 @@ _SHAPES = {
     "latent": 15,
     "quantized": 40,
     "recurrent": 15,
-    "sampling": 14,
-    "adapters": 4,
+    "sampling": 13,
+    "adapters": 5,
 }
 """Groups of `shapes`, and the seconds that each should take at most."""
 
