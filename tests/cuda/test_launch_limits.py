@@ -6,6 +6,7 @@ Sizes are those at which 32-bit numbers and the directions of grids end: long co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from tests.cuda.check.qwen2_7b import CONFIG, write_model
 from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import Runtime
+from aethermind.cache.layers import has_latent
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.graph.plan import Operand, Plan
 from aethermind.hal import Probe
+from aethermind.model.architecture import cache_layout
 from aethermind.ops.dims import resolve
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch
@@ -71,12 +74,44 @@ MAMBA2 = {
     "max_position_embeddings": CONTEXT,
 }
 """A layer of Mamba-2 2.7B."""
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "vocab_size": 4096,
+    "max_position_embeddings": CONTEXT,
+}
+"""Two layers, one of them a mixture of experts, with a narrow vocabulary."""
+DEEPSEEK_V3 = {
+    **DEEPSEEK_V2_LITE,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_hidden_layers": 1,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+}
+"""A dense layer, whose attention has eight times as many heads."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "deterministic": {"dtype": "float16", "deterministic": True},
     "float32": {"dtype": "float32"},
     "recurrent, delta rule": {"dtype": "bfloat16", "config": QWEN3_5},
     "recurrent, Mamba 2": {"dtype": "float32", "config": MAMBA2},
+    "latent attention, 16 heads": {"dtype": "bfloat16", "config": DEEPSEEK_V2_LITE},
+    "latent attention, 128 heads": {"dtype": "bfloat16", "config": DEEPSEEK_V3, "quantization": "int4"},
     "int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
 
@@ -108,14 +143,16 @@ def launches(plan: Plan, sizes: Mapping[str, int], facts: DeviceFacts) -> Iterat
             yield work
 
 
-def assert_fits(launch: Launch, manifest: Mapping[str, Any]) -> None:
-    """By the limits of grids and blocks, and by what the compiled kernel takes in every target."""
+def assert_fits(launch: Launch, manifest: Mapping[str, Any], available: int) -> None:
+    """By the limits of grids and blocks, and by what the compiled kernel takes in targets with the shared memory."""
     (x, y, z), threads = launch.grid, launch.block[0] * launch.block[1] * launch.block[2]
     assert x < 1 << 31, launch
     assert max(y, z) < 1 << 16, launch
     assert 0 < threads <= 1024, launch
     assert threads % 32 == 0, launch
     for target, built in manifest[launch.source]["targets"].items():
+        if SHARED_BYTES[target] < available:
+            continue
         usage = built["kernels"][launch.kernel]
         of_a_warp = -(-usage["registers"] * 32 // 256) * 256
         assert threads // 32 * of_a_warp <= REGISTERS, (launch, target, usage)
@@ -126,22 +163,26 @@ def assert_fits(launch: Launch, manifest: Mapping[str, Any]) -> None:
 def test_every_launch_fits_every_gpu(compiled: CompiledModel) -> None:
     manifest = Cubins().operators
     assert manifest, "There are no compiled kernels: run `make cuda-kernels`."
-    facts = DeviceFacts((9, 0), 132, min(SHARED_BYTES.values()))
     names = set()
+    is_latent = has_latent(cache_layout(compiled.model))
     for key in KEYS:
+        if is_latent and key.kind is GraphKind.KEY_SHIFT:
+            continue
         plan = compiled.compile(key).plan
         most = dict(plan.symbols)
         batch = {name: min(512, size) for name, size in most.items() if name in ("T", "S", "R")}
         drafts = {name: {"T": min(5, size), "S": 1, "R": 1}.get(name, size) for name, size in most.items()}
-        for sizes in (
+        of_steps = (
             most,
             {**dict.fromkeys(most, 0), **batch, "B": most.get("B", 0)},
             {**most, "S": 1, "R": 1},
             drafts,
-        ):
+        )
+        for sizes, shared_bytes in product(of_steps, (min(SHARED_BYTES.values()), max(SHARED_BYTES.values()))):
+            facts = DeviceFacts((9, 0), 132, shared_bytes)
             for launch in launches(plan, {name: sizes[name] for name in most}, facts):
                 names.add(launch.source)
                 if all(launch.grid):
-                    assert_fits(launch, manifest)
+                    assert_fits(launch, manifest, facts.shared_bytes)
     assert {"embedding", "sample_tokens", "adjust_logits", "token_logprobs"} <= names
-    assert any(name.startswith(("paged_attention", "ssd_scan")) for name in names)
+    assert any(name.startswith(("paged_attention", "ssd_scan", "mla_attention")) for name in names)
