@@ -17,6 +17,10 @@ _STEPS_ZP = {"int4": (15, 14, 15.75, 16.5, 17.5, 18.75), "int2": (3, 2, 3.25, 3.
 
 def dequantized(name: str, weight: torch.Tensor) -> torch.Tensor:
     """The float32 values that a weight [N, K] has in a format."""
+    if name == "fp8":
+        largest = weight.detach().float().abs().amax(1, keepdim=True)
+        codes = (weight.detach().float() * (448 / largest)).to(torch.float8_e4m3fn)
+        return codes.float() * (largest / 448)
     kind, *suffixes = name.split("_")
     if "k" in suffixes:
         return torch.cat([_in_two_levels(values) for values in weight.detach().float().split(256, dim=1)], dim=1)
@@ -38,7 +42,7 @@ def quantized_model(model: Any, name: str, head: str) -> Any:
     is_tied = embedding.weight is model.lm_head.weight
     head_weight = dequantized(head, model.lm_head.weight).to(model.lm_head.weight.dtype)
     model.lm_head.weight = torch.nn.Parameter(head_weight)
-    if is_tied and head.startswith("int8"):
+    if is_tied and head.startswith(("int8", "fp8")):
         embedding.weight = model.lm_head.weight
     for layer in model.model.layers:
         for module in layer.modules():

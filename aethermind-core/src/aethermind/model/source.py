@@ -151,6 +151,10 @@ class DirectorySource:
             from aethermind.checkpoint.mxfp4 import Mxfp4Checkpoint
 
             return Mxfp4Checkpoint(Checkpoint.open(self.path), where)
+        from aethermind.checkpoint.fp8 import Fp8Checkpoint, is_fp8, read_block_size
+
+        if is_fp8(described):
+            return Fp8Checkpoint(Checkpoint.open(self.path), read_block_size(described, where), where)
         from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 
         packing = read_packing(described, where)

@@ -9,15 +9,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aethermind.graph.ir import Graph, ValueKind
+from aethermind.log import get_logger
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.weight_format import WeightFormat, WeightFormatRegistry, one_level_format
+from aethermind.ops.weight_format import FP8, WeightFormat, WeightFormatRegistry, one_level_format, parse_format
 
 if TYPE_CHECKING:
     from aethermind.dispatch.dispatcher import Dispatcher
     from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["FormatUsage", "WeightFormats", "format_uses", "held_formats"]
+
+logger = get_logger(__name__)
 
 _HEAD_OPERATOR = "lm_head"
 _HEAD_FORMAT = "int8"
@@ -95,13 +98,24 @@ class WeightFormats:
 
 
 def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> dict[str, WeightFormat]:
-    """The formats in which a device keeps a checkpoint's quantised tensors: formats with two levels of scales become
-    formats with one level if the device has no kernels for them.
+    """The formats in which a device keeps a checkpoint's quantised tensors, where it has no kernels for some of them:
+    formats with one level of scales for those with two, and int8 for fp8.
     """
-    return {
-        name: format if not format.super_block_size or dispatcher.has_format(format.name) else one_level_format(format)
-        for name, format in stored.items()
-    }
+    held = {name: _held_format(format, dispatcher) for name, format in stored.items()}
+    num_fp8 = sum(format == FP8 and held[name] != FP8 for name, format in stored.items())
+    if num_fp8:
+        logger.warning("The device has no kernels for fp8; %d FP8 matrices are held as %s.", num_fp8, _HEAD_FORMAT)
+    return held
+
+
+def _held_format(format: WeightFormat, dispatcher: Dispatcher) -> WeightFormat:
+    if dispatcher.has_format(format.name):
+        return format
+    if format == FP8:
+        int8 = parse_format(_HEAD_FORMAT)
+        assert int8 is not None
+        return int8
+    return one_level_format(format) if format.super_block_size else format
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,14 @@ _PLAIN = "modules that are left out are known by their tensors"
 _QUANTIZED_ORIGIN = "says where the file comes from"
 
 QUANTIZATION_FIELDS: FieldTable = {
-    **used("is gptq, awq or mxfp4; others are refused by name", "quant_method", "load_in_8bit", "load_in_4bit"),
+    **used(
+        "is gptq, awq, mxfp4, fp8, fbgemm_fp8 or compressed-tensors; others are refused by name",
+        "quant_method",
+        "load_in_8bit",
+        "load_in_4bit",
+    ),
+    **used("is the block of FP8 values that share a scale", "weight_block_size"),
+    **used("says how weights are quantised; others than FP8 are refused", "config_groups"),
     **used("is how many bits a weight has", "bits", "w_bit"),
     **used("is how many weights share a scale", "group_size", "q_group_size"),
     **used("says that zero points are the middle, which tells layouts apart that have the wrong name", "sym"),
@@ -212,6 +219,10 @@ QUANTIZATION_FIELDS: FieldTable = {
     **ignored(_PLAIN, "modules_to_not_convert", "modules_in_block_to_quantize", "lm_head", "modules_to_fuse"),
     **ignored(_KERNELS, "use_exllama", "disable_exllama", "exllama_config", "use_cuda_fp16", "max_input_length"),
     **ignored("--quantization dense dequantises weights", "dequantize"),
+    **ignored("each token's scale is computed", "activation_scheme", "activation_scale_ub", "kv_cache_scheme"),
+    **ignored(_PLAIN, "ignore", "ignored_layers"),
+    **ignored("only float8_e4m3fn is read", "fmt", "quantization_status", "global_compression_ratio"),
+    **ignored("is refused where tensors show it", "sparsity_config", "transform_config"),
     **ignored(_KERNELS, "do_fuse", "fuse_max_seq_len", "pack_dtype", "use_cuda_fp8", "use_triton"),
     **ignored(
         _QUANTIZED_ORIGIN,

@@ -1,0 +1,194 @@
+"""FP8 checkpoints: matrices of float8_e4m3fn codes, each with a tensor of scales.
+
+    X.weight            float8_e4m3fn [N, K]
+    X.weight_scale      one number (per tensor), [N] or [N, 1] (per channel): compressed-tensors (`float-quantized`) and
+                        quant_method fp8 or fbgemm_fp8
+    X.weight_scale_inv  [⌈N / n⌉, ⌈K / k⌉] for blocks of n × k values, `weight_block_size`: DeepSeek V3, Qwen3. Despite
+                        its name it is a factor, too
+
+A value is code · scale. Scales of the inputs (`input_scale`) are not used: kernels find one for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.checkpoint.source import StoredTensors, TensorInfo
+from aethermind.errors import CheckpointError, ConfigError
+from aethermind.log import get_logger
+from aethermind.ops.weight_format import FP8, QuantizedWeight
+
+__all__ = ["Fp8Checkpoint", "is_fp8", "read_block_size"]
+
+logger = get_logger(__name__)
+
+Array = npt.NDArray[Any]
+
+_METHODS = ("fp8", "fbgemm_fp8")
+_COMPRESSED_TENSORS = "compressed-tensors"
+_FORMATS = ("float-quantized", "naive-quantized")
+_CODES = "F8_E4M3"
+_WEIGHT = ".weight"
+_SCALES = (".weight_scale", ".weight_scale_inv")
+_INPUT_SCALES = (".input_scale", ".input_scale_ub", ".activation_scale")
+_FLOATS = ("F32", "BF16", "F16")
+
+
+def is_fp8(described: Any) -> bool:
+    """Whether a quantization_config describes an FP8 checkpoint. compressed-tensors has other formats, too."""
+    if not isinstance(described, Mapping):
+        return False
+    method = described.get("quant_method")
+    return method in _METHODS or (method == _COMPRESSED_TENSORS and described.get("format") in _FORMATS)
+
+
+def read_block_size(described: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+    """Read the block size (n, k) of a quantization_config, None for scales of rows or of whole matrices.
+
+    ConfigError for weights other than float8 and for unknown block sizes; `where` names the model.
+    """
+    sizes = [described.get("weight_block_size")]
+    groups = described.get("config_groups") or {}
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            continue
+        if (weights.get("type"), weights.get("num_bits")) != ("float", 8):
+            raise ConfigError(
+                f"{where!r} has weights of {weights.get('num_bits')!r:.20} bits of type {weights.get('type')!r:.20} "
+                "(compressed-tensors); only 8 bits of type 'float' can be read. Use the unquantised model and pass a "
+                "format as quantization."
+            )
+        sizes.append(weights.get("block_structure"))
+    found = {tuple(size) if isinstance(size, list) else size for size in sizes if size is not None}
+    if not found:
+        return None
+    (size, *others) = found
+    if others or not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise ConfigError(
+            f"{where!r} has blocks of {sorted(map(str, found))} values that share a scale; that is [n, k]."
+        )
+    return size
+
+
+class Fp8Checkpoint:
+    """An FP8 checkpoint whose matrices are QuantizedWeights in the format fp8; implements `StoredTensors`. Immutable.
+
+    A scale for each row, or one for a matrix, is exact. Matrices with scales of blocks are requantised by rows.
+    """
+
+    def __init__(self, stored: StoredTensors, block_size: tuple[int, int] | None, where: str) -> None:
+        """Check that codes and scales fit together; `where` names the model in messages.
+
+        Raises:
+            CheckpointError: there are no codes, or scales are missing or have a shape that is not described.
+        """
+        self._stored = stored
+        self._block_size = block_size
+        self._where = where
+        names = frozenset(stored.names)
+        self._scales = {name: self._scale_name(name, names) for name in stored.names if self._has_codes(name)}
+        if not self._scales:
+            raise CheckpointError(
+                f"{where} says that it is quantised to FP8, and has no tensor of float8_e4m3fn. Take "
+                "quantization_config out of config.json if its weights are not quantised."
+            )
+        self._infos = {name: self._describe(name) for name in self._scales}
+        unused = {*self._scales, *self._scales.values()}
+        self._others = tuple(name for name in stored.names if name not in unused and not name.endswith(_INPUT_SCALES))
+        num_requantized = sum(self._is_in_blocks(name) for name in self._scales)
+        if num_requantized:
+            logger.warning(
+                "%s: %d of its %d FP8 matrices have a scale for each block of %s values; they are requantised with a "
+                "scale for each row.",
+                *(where, num_requantized, len(self._scales), " × ".join(map(str, block_size or ()))),
+            )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return self._stored.paths
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, quantised weights last."""
+        return (*self._others, *self._infos)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values together, as they are stored."""
+        return self._stored.total_bytes
+
+    @property
+    def zero_bias_names(self) -> tuple[str, ...]:
+        """Those of the stored tensors."""
+        return self._stored.zero_bias_names
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor. Raises CheckpointError for an unknown name."""
+        return self._infos.get(name) or self._stored.info(name)
+
+    def array(self, name: str) -> Array | QuantizedWeight:
+        """A tensor's values, a QuantizedWeight for weights in FP8.
+
+        Raises CheckpointError for an unknown name, and for codes or scales that are not finite.
+        """
+        if name not in self._infos:
+            return self._stored.array(name)
+        codes = np.asarray(self._stored.array(name))
+        scales = np.asarray(self._stored.array(self._scales[name])).astype(np.float32)
+        # The two codes of NaN have all bits of the magnitude set.
+        if not np.isfinite(scales).all() or ((codes.view(np.uint8) & 0x7F) == 0x7F).any():
+            raise CheckpointError(f"{self._where} has {name} with values that are not finite. Fetch the weights again.")
+        rows, columns = codes.shape
+        if not self._is_in_blocks(name):
+            of_rows = np.ascontiguousarray(np.broadcast_to(scales.reshape(-1, 1), (rows, 1)))
+            return QuantizedWeight(FP8, codes, of_rows)
+        assert self._block_size is not None
+        n, k = self._block_size
+        values = codes.astype(np.float32)
+        for block_row, of_row in enumerate(scales):
+            values[block_row * n : (block_row + 1) * n] *= np.repeat(of_row, k)[:columns]
+        return FP8.quantize(values)
+
+    def _has_codes(self, name: str) -> bool:
+        return name.endswith(_WEIGHT) and self._stored.info(name).dtype_name == _CODES
+
+    def _scale_name(self, name: str, names: frozenset[str]) -> str:
+        module = name.removesuffix(_WEIGHT)
+        found = [f"{module}{suffix}" for suffix in _SCALES if f"{module}{suffix}" in names]
+        if len(found) != 1:
+            raise CheckpointError(
+                f"{self._where} has {name} in float8_e4m3fn with {' and '.join(found) or 'no scales'}, where one of "
+                f"{' and '.join(module + suffix for suffix in _SCALES)} is expected. Fetch the weights again."
+            )
+        return found[0]
+
+    def _is_in_blocks(self, name: str) -> bool:
+        """Whether scales are those of blocks: neither one number nor one for each row."""
+        rows = self._stored.info(name).shape[0]
+        return self._stored.info(self._scales[name]).shape not in ((), (1,), (1, 1), (rows,), (rows, 1))
+
+    def _describe(self, name: str) -> TensorInfo:
+        info, scales = self._stored.info(name), self._stored.info(self._scales[name])
+        is_matrix = len(info.shape) == 2
+        is_expected = is_matrix and scales.dtype_name in _FLOATS
+        if is_expected and self._is_in_blocks(name):
+            blocks = (
+                None
+                if self._block_size is None
+                else tuple(-(-size // of_block) for size, of_block in zip(info.shape, self._block_size, strict=True))
+            )
+            is_expected = scales.shape == blocks
+        if not is_expected:
+            raise CheckpointError(
+                f"{self._where} has {name} {list(info.shape)} in float8_e4m3fn with scales of {scales.dtype_name} "
+                f"{list(scales.shape)}, which quantization_config does not describe. Check that it belongs to the "
+                "weights."
+            )
+        return TensorInfo("fp8", info.shape, 0, info.num_bytes + scales.num_bytes, FP8)
