@@ -6,6 +6,13 @@
 #include "common/project_gemv.cuh"
 #include "common/projection.cuh"
 
+// Blocks per multiprocessor, where registers allow it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+#define AETHER_GEMV_MIN_BLOCKS 2
+#else
+#define AETHER_GEMV_MIN_BLOCKS 3
+#endif
+
 #define AETHER_GATE_UP(name, bounds, kernel, dtype, ...)                                                   \
   extern "C" __global__ void __launch_bounds__ bounds name##_##dtype(                                      \
       void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens,       \
@@ -16,7 +23,7 @@
         {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}});                             \
   }
 #define AETHER_GATE_UP_HALF(dtype)                                                                          \
-  extern "C" __global__ void __launch_bounds__(256, 3)                                                      \
+  extern "C" __global__ void __launch_bounds__(256, AETHER_GEMV_MIN_BLOCKS)                                                      \
       gate_up_silu_float8_gemv_##dtype(void* out, const aether::dtype* x, const uint8_t* w_gate,            \
                                        const uint8_t* w_up, int num_tokens, int num_outputs, int num_inputs) { \
     aether::project_gemv<aether::Float8Weight<aether::dtype>, 2>(                                           \

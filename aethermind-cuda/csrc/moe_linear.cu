@@ -2,7 +2,7 @@
 
 #include "common/dependent_launch.cuh"
 #include "common/expert_products.cuh"
-#include "common/project_gemv.cuh"
+#include "common/dense_weight.cuh"
 
 namespace aether {
 
@@ -11,16 +11,6 @@ __device__ __forceinline__ auto dense_params(const ExpertProducts& call) {
   return [&call](const void* weight, int num_outputs) {
     return typename DenseWeight<T>::Params{static_cast<const T*>(weight), num_outputs, call.num_inputs};
   };
-}
-
-// For weights whose rows are multiples of 16 bytes.
-template <class T>
-__device__ __forceinline__ void project_experts_gemv(const ExpertProducts& call) {
-  project_experts<T>(call, dense_params<T>(call),
-                     [](const auto& results, const auto& x, const auto& stack, int first_tile) {
-                       const typename DenseWeight<T>::Params stacks[1] = {stack};
-                       project_gemv<DenseWeight<T>, 1>(results, x, stacks, first_tile + static_cast<int>(blockIdx.y), 0);
-                     });
 }
 
 }  // namespace aether
@@ -34,7 +24,7 @@ __device__ __forceinline__ void project_experts_gemv(const ExpertProducts& call)
 #define AETHER_EXPERTS_HALF(dtype)                                                                                \
   extern "C" __global__ void __launch_bounds__(256, 2) moe_linear_gemv_##dtype(aether::ExpertProducts call) {     \
     aether::begin_kernel();                                                                                       \
-    aether::project_experts_gemv<aether::dtype>(call);                                                            \
+    aether::project_experts_gemv<aether::DenseWeight<aether::dtype>>(call, aether::dense_params<aether::dtype>(call)); \
   }                                                                                                               \
   extern "C" __global__ void __launch_bounds__(128) moe_linear_tiled_##dtype(aether::ExpertProducts call) {       \
     aether::begin_kernel();                                                                                       \

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common/memory.cuh"
+#include "common/project_gemv.cuh"
 #include "common/projection.cuh"
 
 namespace aether {
@@ -123,6 +124,16 @@ __device__ __forceinline__ void project_experts_skinny(const ExpertProducts& cal
   project_experts<T>(call, params, [](const auto& results, const auto& x, const auto& stack, int first_tile) {
     const typename WeightTile::Params stacks[1] = {stack};
     project_skinny<WeightTile, 1, 1>(results, x, stacks, nullptr, first_tile + static_cast<int>(blockIdx.y), 0);
+  });
+}
+
+// The same by project_gemv, for row-major weights whose rows are multiples of 16 bytes.
+template <class WeightTile, class Params>
+__device__ __forceinline__ void project_experts_gemv(const ExpertProducts& call, const Params& params) {
+  using T = typename WeightTile::Element;
+  project_experts<T>(call, params, [](const auto& results, const auto& x, const auto& stack, int first_tile) {
+    const typename WeightTile::Params stacks[1] = {stack};
+    project_gemv<WeightTile, 1>(results, x, stacks, first_tile + static_cast<int>(blockIdx.y), 0);
   });
 }
 

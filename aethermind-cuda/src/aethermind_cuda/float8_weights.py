@@ -13,14 +13,15 @@ from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.hal.memory import align_up
 from aethermind.hal.tensor import Tensor
-from aethermind.ops.weight_format import FP8, QuantizedWeight
+from aethermind.ops.weight_format import FP8, QuantizedWeight, WeightFormat
 from aethermind_cuda.device_packing import pack_rows_on_device
 from aethermind_cuda.launch import DeviceArray, Launch
+from aethermind_cuda.quantized_weights import quantized_pack
 
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
 
-__all__ = ["FLOAT8_PACK", "Float8Layout", "quantize_rows"]
+__all__ = ["FLOAT8_PACK", "Float8Layout", "quantize_rows", "weight_pack"]
 
 _ROW_ALIGNMENT = 16
 _VALUES_PER_THREAD = 16
@@ -117,3 +118,8 @@ def _nbytes(shape: tuple[int, ...], _: DType) -> int:
 
 FLOAT8_PACK = Pack("rows_fp8", _nbytes, _pack_on_host, weight_format=FP8.name, pack_on_device=_quantize_on_device)
 """Packs QuantizedWeights in fp8, and quantises floating-point arrays, on the GPU where they are loaded to one."""
+
+
+def weight_pack(format: WeightFormat) -> Pack:
+    """The `Pack` of a weight format."""
+    return FLOAT8_PACK if format == FP8 else quantized_pack(format)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
-from aethermind.ops.weight_format import MXFP4, WeightFormat
+from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
+from aethermind_cuda.float8_weights import Float8Layout
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import DeviceArray, Launch
@@ -43,6 +44,7 @@ _ALIGNMENT = 256
 
 _DENSE = Projection("moe_linear", num_weights=1, group_chunks=2)
 _QUANTIZED = Projection("moe_linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
+_FLOAT8 = Projection("moe_linear_float8", num_weights=1, group_chunks=GROUP_CHUNKS)
 
 
 class _ExpertProducts(ctypes.Structure):
@@ -139,7 +141,7 @@ def _launch(
 ) -> Launch:
     num_inputs, num_outputs, num_experts = x.shape[-1], products[0].out.shape[-1], choices.num_experts
     tile_choices = _TILED_CHOICES if choices.is_tiled else _SKINNY_CHOICES
-    layout = None if format is None else QuantizedLayout(format, (num_outputs, num_inputs))
+    layout = None if format is None or format == FP8 else QuantizedLayout(format, (num_outputs, num_inputs))
     call = _ExpertProducts(
         *(_addresses([product[i] for product in products]) for i in range(3)),
         *(None if array is None else array.address for array in (x, choices.ids, choices.order, choices.tiles)),
@@ -149,15 +151,19 @@ def _launch(
     # Rows of an expert may begin within a tile of 16 outputs of the stack.
     num_output_tiles = div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
     sizes = _TILED_CHOICES if choices.is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
-    projection, suffix = (_QUANTIZED, f"{codes_of(format)}_{x.dtype}") if format else (_DENSE, str(x.dtype))
-    dense = () if format else [product.weight for product in products]
+    projection, suffix, dense = _DENSE, str(x.dtype), [product.weight for product in products]
+    if format == FP8:
+        projection, stack = _FLOAT8, Float8Layout((num_experts * num_outputs, num_inputs))
+        dense = [stack.codes(weight.address) for weight in dense]
+    elif format is not None:
+        projection, suffix, dense = _QUANTIZED, f"{codes_of(format)}_{x.dtype}", []
     launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not choices.is_tiled, dense=dense)
     return replace(launch, grid=(choices.num_tiles, launch.grid[1], len(products)))
 
 
 def codes_of(format: WeightFormat) -> str:
     """The codes of a format in names of kernels, which are compiled for all of its scales and zero points."""
-    return format.name if format == MXFP4 else f"int{format.bits}"
+    return format.name if format in (MXFP4, FP8) else f"int{format.bits}"
 
 
 def _max_tiles(num_choices: int, num_experts: int, tile_choices: int) -> int:

@@ -15,13 +15,13 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.float8_weights import weight_pack
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
-from aethermind_cuda.kernels._expert_products import ExpertProduct, head_product
+from aethermind_cuda.kernels._expert_products import ExpertProduct, codes_of, head_product
 from aethermind_cuda.kernels._heads import THREADS, all_present, last_dim
 from aethermind_cuda.kernels._paged_attention import RESERVED_SHARED_BYTES, AttentionCall
 from aethermind_cuda.kernels.mixture import EXPERT_FORMATS
 from aethermind_cuda.launch import Call, DeviceFacts, Launch
-from aethermind_cuda.quantized_weights import quantized_pack
 
 __all__ = ["KERNELS"]
 
@@ -159,8 +159,8 @@ def _linear_per_head(format: WeightFormat | None, is_invariant: bool) -> Callabl
 def _linear_kernels(format: WeightFormat | None) -> Iterator[Kernel]:
     shared: dict[str, Any] = {}
     if format is not None:
-        shared = {"packs": {"w": quantized_pack(format)}, "weight_formats": frozenset({format.name})}
-    name = "cuda" if format is None else f"cuda/int{format.bits}"
+        shared = {"packs": {"w": weight_pack(format)}, "weight_formats": frozenset({format.name})}
+    name = "cuda" if format is None else f"cuda/{codes_of(format)}"
     invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
     tiled, invariant = _linear_per_head(format, False), _linear_per_head(format, True)
     yield cuda_kernel("linear_per_head", tiled, name=name, is_batch_invariant=False, **shared)

@@ -10,7 +10,8 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
-from aethermind.ops.weight_format import MXFP4, WeightFormat
+from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
+from aethermind_cuda.float8_weights import weight_pack
 from aethermind_cuda.kernels._common import cuda_kernel, threads_for
 from aethermind_cuda.kernels._expert_products import (
     MAX_EXPERTS,
@@ -23,7 +24,6 @@ from aethermind_cuda.kernels._heads import last_dim
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
 from aethermind_cuda.kernels.quantized import FORMATS
 from aethermind_cuda.launch import Call, DeviceArray, Launch
-from aethermind_cuda.quantized_weights import quantized_pack
 
 __all__ = ["EXPERT_FORMATS", "KERNELS"]
 
@@ -32,7 +32,7 @@ _ALIGNMENT = 256
 _EXPERT_BITS = (8, 4)
 """Bits of quantised weights that kernels are compiled for; with others the operators are decomposed."""
 
-EXPERT_FORMATS = tuple(format for format in FORMATS if format.bits in _EXPERT_BITS)
+EXPERT_FORMATS = (*(format for format in FORMATS if format.bits in _EXPERT_BITS), FP8)
 """Formats with float16 scales of the weights of experts, and of those of heads."""
 
 
@@ -140,7 +140,7 @@ def _kernels(operator: str, format: WeightFormat | None) -> Iterator[Kernel]:
     launches, workspace_bytes, weights = _OPERATORS[operator]
     shared: dict[str, Any] = {"workspace_bytes": workspace_bytes, "supports": _unsupported_stack}
     if format is not None:
-        shared["packs"] = dict.fromkeys(weights, quantized_pack(format))
+        shared["packs"] = dict.fromkeys(weights, weight_pack(format))
         shared["weight_formats"] = frozenset({format.name})
     name = "cuda" if format is None else f"cuda/{codes_of(format)}"
     invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
