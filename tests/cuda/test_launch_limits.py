@@ -113,6 +113,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "latent attention, 16 heads": {"dtype": "bfloat16", "config": DEEPSEEK_V2_LITE},
     "latent attention, 128 heads": {"dtype": "bfloat16", "config": DEEPSEEK_V3, "quantization": "int4"},
     "int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
+    "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
 }
 
 
