@@ -145,5 +145,8 @@ def test_the_command() -> None:
         "families.gguf_names[qwen2-head_dim_8]",
         "families.gguf_names[qwen2moe-qwen2_moe]",
         "families.gguf_names[qwen3-qwen3_head_dim_128]",
+        "families.gguf_names[qwen35-qwen3_5]",
+        "families.gguf_names[qwen35moe-qwen3_5_moe]",
         "families.gguf_names[qwen3moe-qwen3_moe]",
+        "families.gguf_names[qwen3next-qwen3_next]",
     ]

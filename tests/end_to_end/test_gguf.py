@@ -85,8 +85,7 @@ def test_the_tokenizer_of_another_directory(open_demo: Callable[..., LLM], runti
         (
             {"arch": "xverse"},
             ConfigError,
-            "GGUF architecture 'xverse'. Installed: command-r, ernie4_5, gemma2, gemma3, gpt-oss, granite, llama, "
-            "olmo2, olmoe, phi3, qwen2, qwen2moe, qwen3, qwen3moe, smollm3, stablelm, starcoder2 and 1 others.",
+            "GGUF architecture 'xverse'. Installed: deepseek2, ernie4_5, gemma2, gemma3, gptneox, granite, olmoe, ",
         ),
         ({"without": ("general.architecture",)}, ConfigError, "no general.architecture"),
         ({"without": ("qwen2.block_count",)}, ConfigError, "no qwen2.block_count"),

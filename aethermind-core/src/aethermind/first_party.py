@@ -42,7 +42,8 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "deepseek_v2",
             "deepseek_v3",
             "kimi_k2",
-        )
+        ),
+        "gguf": ("deepseek2",),
     },
     "aethermind-gemma": {
         "architecture": (
@@ -69,7 +70,7 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "glm4",
             "glm4_moe",
         ),
-        "gguf": ("glm4",),
+        "gguf": ("glm4", "glm4moe"),
     },
     "aethermind-gpt-oss": {
         "architecture": ("GptOssForCausalLM", "GptOssModel", "gpt_oss"),
@@ -89,7 +90,8 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "gpt2",
             "gpt_neox",
             "mpt",
-        )
+        ),
+        "gguf": ("bloom", "gptneox", "mpt"),
     },
     "aethermind-llama": {
         "architecture": (
@@ -147,10 +149,11 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "lfm2",
             "mamba2",
         ),
+        "gguf": ("falcon-h1", "lfm2", "mamba2"),
     },
     "aethermind-phi": {
         "architecture": ("Phi3ForCausalLM", "Phi3Model", "PhiForCausalLM", "PhiModel", "phi", "phi3"),
-        "gguf": ("phi3",),
+        "gguf": ("phi2", "phi3"),
     },
     "aethermind-qwen2": {
         "architecture": (
@@ -180,7 +183,7 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "qwen3_moe",
             "qwen3_next",
         ),
-        "gguf": ("qwen2", "qwen2moe", "qwen3", "qwen3moe"),
+        "gguf": ("qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
         "model": ("demo",),
     },
     "aethermind-sim": {"device": ("sim",)},

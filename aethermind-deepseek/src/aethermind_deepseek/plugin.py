@@ -1,4 +1,4 @@
-"""What this package registers: two architectures and their answer format."""
+"""What this package registers: two architectures, an answer format and GGUF files."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def register_architectures(registry: Any) -> None:
 @hookimpl
 def register_answer_formats(registry: Any) -> None:
     registry.register("DeepseekV3ForCausalLM", "aethermind_deepseek.answers:DEEPSEEK_V3", provider=_PROVIDER)
+
+
+@hookimpl
+def register_gguf_families(registry: Any) -> None:
+    registry.register("deepseek2", "aethermind_deepseek.gguf:DEEPSEEK2", provider=_PROVIDER)

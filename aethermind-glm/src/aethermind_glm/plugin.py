@@ -28,3 +28,4 @@ def register_answer_formats(registry: Any) -> None:
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("glm4", "aethermind_glm.gguf:GLM4", provider=_PROVIDER)
+    registry.register("glm4moe", "aethermind_glm.gguf:GLM4_MOE", provider=_PROVIDER)

@@ -1,4 +1,4 @@
-"""What this package registers: architectures."""
+"""What this package registers: architectures, and the GGUF files of three."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def register_architectures(registry: Any) -> None:
     )
     for name, target, aliases in _FURTHER:
         registry.register(name, f"aethermind_gpt2.{target}", provider=_PROVIDER, cases=_CASES, aliases=aliases)
+
+
+@hookimpl
+def register_gguf_families(registry: Any) -> None:
+    for name, family in (("bloom", "BLOOM"), ("gptneox", "GPT_NEOX"), ("mpt", "MPT")):
+        registry.register(name, f"aethermind_gpt2.gguf:{family}", provider=_PROVIDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aethermind.model.gguf_family import GgufFamily, SplitRule
+from aethermind.text.split_patterns import DIGITS_THEN_GPT_2, GPT_2, GPT_4, GPT_4_SINGLE_DIGITS, LOWER, UPPER
 
 __all__ = [
     "COHERE",
@@ -16,23 +17,16 @@ __all__ = [
     "STARCODER2",
 ]
 
-# GPT-4's pre-tokenizer: pieces of at most three digits.
-_LLAMA_3 = SplitRule(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ignore_merges=True,
-    adds_bos=True,
-)
+_LLAMA_3 = SplitRule(GPT_4, ignore_merges=True, adds_bos=True)
 # Mistral's Tekken: words are split between lower and upper case, and every digit is a piece.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = SplitRule(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ignore_merges=True,
     adds_bos=True,
 )
-# SmolLM's: single digits are split off first, then GPT-2's pre-tokenizer splits the text between them.
-_SMOLLM = SplitRule(r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+")
+_SMOLLM = SplitRule(DIGITS_THEN_GPT_2)
+_INTERLEAVED = ("attn_q", "attn_k")
 
 LLAMA = GgufFamily(
     "LlamaForCausalLM",
@@ -41,20 +35,10 @@ LLAMA = GgufFamily(
         "smollm": _SMOLLM,
         "tekken": _TEKKEN,
     },
-    interleaved=("attn_q", "attn_k"),
+    interleaved=_INTERLEAVED,
     mixture="MixtralForCausalLM",
 )
-
-# GPT-2's pre-tokenizer.
-_OLMO = SplitRule(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", is_nfc=True)
-
-OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": _OLMO})
-
-# Qwen's pre-tokenizer: GPT-4's with single digits.
-_SINGLE_DIGITS = SplitRule(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_INTERLEAVED = ("attn_q", "attn_k")
+OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": SplitRule(GPT_2, is_nfc=True)})
 _LAYER_NORM = {"rms_norm_eps": "attention.layer_norm_epsilon"}
 
 SMOLLM3 = GgufFamily(
@@ -80,7 +64,7 @@ OLMO2 = GgufFamily(
 ERNIE4_5 = GgufFamily("Ernie4_5ForCausalLM", {})
 STABLELM = GgufFamily(
     "StableLmForCausalLM",
-    {"stablelm2": _SINGLE_DIGITS},
+    {"stablelm2": SplitRule(GPT_4_SINGLE_DIGITS)},
     metadata={**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
 )
 COHERE = GgufFamily("CohereForCausalLM", {"command-r": _SMOLLM}, metadata={**_LAYER_NORM, "logit_scale": "logit_scale"})

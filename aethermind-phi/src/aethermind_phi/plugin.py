@@ -34,4 +34,5 @@ def register_answer_formats(registry: Any) -> None:
 
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
+    registry.register("phi2", "aethermind_phi.gguf:PHI2", provider=_PROVIDER)
     registry.register("phi3", "aethermind_phi.gguf:PHI3", provider=_PROVIDER)

@@ -2,8 +2,8 @@
 
 A gated delta net (Yang et al. 2024, arXiv:2412.06464) keeps a state of each sequence instead of keys and values.
 Attention has norms of queries and keys, rotates a part of each head, and its output is multiplied by a sigmoid gate
-(Qiu et al. 2025, arXiv:2505.06708). Weights of norms are stored as their difference from 1. Feed-forward networks are
-dense, or mixtures with a shared expert.
+(Qiu et al. 2025, arXiv:2505.06708). Weights of norms are stored as their difference from 1, except in GGUF files.
+Feed-forward networks are dense, or mixtures with a shared expert.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class _HybridMixer:
     delta_net: DeltaNetConfig
     has_attention: tuple[bool, ...]
     has_bias: bool
+    norm_offset: float
 
     def __call__(
         self, builder: GraphBuilder, x_TD: Value, rope_table_TR: Value | None, inputs: StepInputs, layer: int
@@ -123,7 +124,7 @@ class _HybridMixer:
             has_qk_norm=True,
             has_output_bias=self.has_bias,
             has_output_gate=True,
-            norm_offset=1.0,
+            norm_offset=self.norm_offset,
         )
 
 
@@ -201,9 +202,10 @@ class QwenHybridArchitecture:
             count = config.num_hidden_layers
             mixture = read_mixture_config(raw, count, defaults=self.defaults, shared_width=_SHARED_WIDTH)
         delta_net = _read_delta_net(fields, config)
-        mixer = _HybridMixer(config, delta_net, has_attention, bool(fields.get("attention_bias", False)))
+        norm_offset = float(fields.get("norm_weight_offset", 1.0))
+        mixer = _HybridMixer(config, delta_net, has_attention, bool(fields.get("attention_bias", False)), norm_offset)
         variant = DecoderVariant(
-            norm_offset=1.0, attention=mixer, mlp=None if mixture is None else mixture_mlps(config, mixture)
+            norm_offset=norm_offset, attention=mixer, mlp=None if mixture is None else mixture_mlps(config, mixture)
         )
         return QwenHybrid(
             config,

@@ -49,10 +49,16 @@ def register_answer_formats(registry: Any) -> None:
 
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
-    registry.register("qwen2", "aethermind_qwen2.gguf:QWEN2", provider=_PROVIDER)
-    registry.register("qwen3", "aethermind_qwen2.gguf:QWEN3", provider=_PROVIDER)
-    registry.register("qwen2moe", "aethermind_qwen2.gguf:QWEN2_MOE", provider=_PROVIDER)
-    registry.register("qwen3moe", "aethermind_qwen2.gguf:QWEN3_MOE", provider=_PROVIDER)
+    for name, family in (
+        ("qwen2", "QWEN2"),
+        ("qwen2moe", "QWEN2_MOE"),
+        ("qwen3", "QWEN3"),
+        ("qwen3moe", "QWEN3_MOE"),
+        ("qwen3next", "QWEN3_NEXT"),
+        ("qwen35", "QWEN3_5"),
+        ("qwen35moe", "QWEN3_5_MOE"),
+    ):
+        registry.register(name, f"aethermind_qwen2.gguf:{family}", provider=_PROVIDER)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from aethermind.checkpoint.gguf_tensors import GgufParts, GgufTensors, hf_name
+from aethermind.checkpoint.gguf_tensors import GgufNames, GgufParts, GgufTensors, hf_name
 from aethermind.errors import CheckpointError
 
 HF_NAMES = (
@@ -50,10 +50,15 @@ def test_unknown_names_are_unchanged(name: str) -> None:
 
 
 def test_modules_of_one_family_only() -> None:
-    more = {"post_ffw_norm": "post_feedforward_layernorm"}
-    assert hf_name("blk.3.post_ffw_norm.weight") == "blk.3.post_ffw_norm.weight"
-    assert hf_name("blk.3.post_ffw_norm.weight", more) == "model.layers.3.post_feedforward_layernorm.weight"
-    assert hf_name("blk.3.attn_q.weight", more) == "model.layers.3.self_attn.q_proj.weight"
+    modules = {"shortconv.conv": "conv.conv", "ssm_a": "mixer.A_log", "ssm_dt.bias": "mixer.dt_bias"}
+    own = GgufNames(modules, {"output_norm": "norm_f"}, layers="h")
+    assert hf_name("blk.3.shortconv.conv.weight") == "blk.3.shortconv.conv.weight"
+    assert hf_name("blk.3.shortconv.conv.weight", own) == "h.3.conv.conv.weight"
+    assert hf_name("blk.3.attn_q.bias", own) == "h.3.self_attn.q_proj.bias"
+    assert hf_name("blk.3.ssm_a", own) == "h.3.mixer.A_log"
+    assert hf_name("blk.3.ssm_dt.bias", own) == "h.3.mixer.dt_bias"
+    assert hf_name("output_norm.bias", own) == "norm_f.bias"
+    assert hf_name("output.weight", own) == "lm_head.weight"
 
 
 def write(path: Path, kind: str) -> GgufParts:

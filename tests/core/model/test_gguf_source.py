@@ -153,6 +153,14 @@ def test_sampling_values_are_rounded_to_decimals(source: Callable[..., GgufSourc
     }
 
 
+def test_layers_that_predict_further_tokens_are_not_read(source: Callable[..., GgufSource]) -> None:
+    tensors = {"blk.0.attn_q.weight": "F16", "blk.1.attn_q.weight": "F16", "blk.1.nextn.eh_proj.weight": "F16"}
+    found = source({"toy.nextn_predict_layers": 1}, tensors)
+    assert found.config() == {**COMMON, "num_hidden_layers": 1}
+    names = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight")
+    assert found.names() == names
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_a_missing_key_is_named(source: Callable[..., GgufSource], key: str) -> None:
     with pytest.raises(ConfigError, match=f"has no {key} in its metadata"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
@@ -57,6 +58,15 @@ def test_an_unknown_gguf_architecture_lists_the_known() -> None:
         registry.get("x")
     with pytest.raises(PluginError, match=r"GGUF architecture 'b'.*pathlib.*other"):
         registry.register("b", "pathlib:PurePath", provider="other")
+
+
+@pytest.mark.parametrize(("count", "rest"), [(17, r"\."), (18, r" and 1 other\."), (19, r" and 2 others\.")])
+def test_of_many_names_some_are_listed(count: int, rest: str) -> None:
+    registry = gguf_families()
+    for name in ascii_lowercase[:count]:
+        registry.register(name, "pathlib:Path", provider="pathlib")
+    with pytest.raises(ConfigError, match=rf"'7'\. Installed: (\w, ){{16}}\w{rest}"):
+        registry.get("7")
 
 
 def test_a_claimed_name_needs_replaces() -> None:

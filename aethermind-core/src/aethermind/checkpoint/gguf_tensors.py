@@ -3,28 +3,28 @@
 `llama-gguf-split` cuts large models: the metadata are in the first file, tensors in all. The names are those that all
 decoders of Llama's shape share on both sides.
 
-Families whose projections are stored for interleaved rotation are reordered as they are read: such a file pairs rows 2i
-and 2i + 1 of a head, where Hugging Face's checkpoints (and the graphs here) pair i and i + head_dim / 2.
+`gguf_transforms` describes tensors whose values the converter rearranged.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.gguf import GgufFile
+from aethermind.checkpoint.gguf_transforms import GgufTransform
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["GgufParts", "GgufTensors", "LONGROPE_FACTORS", "ROPE_FACTORS", "hf_name"]
+__all__ = ["GgufNames", "GgufParts", "GgufTensors", "LONGROPE_FACTORS", "ROPE_FACTORS", "hf_name", "in_layer"]
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _PART_COUNT, _PART_NUMBER = "split.count", "split.no"
@@ -134,26 +134,52 @@ _IN_LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": _SHARED_GATE,
 }
-_TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)")
+_TENSOR_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>[a-z]\w*(?:\.[a-z]\w*)*?)(?:\.(?P<expert>\d+))?(?:\.(?P<kind>weight|bias))?"
+)
 
 
-def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class GgufNames:
+    """A family's names of tensors, where they are not Llama's; `model.gguf_family.GgufFamily` describes them."""
+
+    modules: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
+    layers: str = "model.layers"
+
+
+def hf_name(name: str, names: GgufNames = GgufNames()) -> str:
     """Translate `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`; unknown names remain unchanged.
 
-    `more` are modules of a layer that Llama does not have, by GGUF's names. Old files have one tensor per expert,
-    `blk.3.ffn_gate.5.weight`, which is `model.layers.3.mlp.experts.5.gate_proj.weight`.
+    Old files have one tensor per expert, `blk.3.ffn_gate.5.weight`, which is
+    `model.layers.3.mlp.experts.5.gate_proj.weight`.
     """
     match = _TENSOR_NAME.fullmatch(name)
     if match is None:
         return name
     layer, kind = match["layer"], match["kind"]
-    modules = _OUTSIDE if layer is None else {**_IN_LAYER, **(more or {})}
-    module = modules.get(match["module"])
-    if module is None or (match["expert"] is not None and not module.startswith("mlp.")):
+    prefix = "" if layer is None else f"{names.layers}.{layer}."
+    common, own = (_OUTSIDE, names.outside) if layer is None else (_IN_LAYER, names.modules)
+    tensor = own.get(in_layer(name))
+    if tensor is not None:
+        return prefix + tensor
+    module = own.get(match["module"], common.get(match["module"]))
+    if kind is None or module is None or (match["expert"] is not None and not module.startswith("mlp.")):
         return name
     if match["expert"] is not None:
         module = module.replace("mlp.", f"mlp.experts.{match['expert']}.", 1)
-    return f"{module}.{kind}" if layer is None else f"model.layers.{layer}.{module}.{kind}"
+    return f"{prefix}{module}.{kind}"
+
+
+def in_layer(name: str) -> str:
+    """GGUF's name of a tensor without its layer: `attn_q.weight`."""
+    return re.sub(r"^blk\.\d+\.", "", name)
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer that a tensor belongs to, -1 for one outside."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")
@@ -163,18 +189,21 @@ class GgufTensors:
     def __init__(
         self,
         file: GgufParts,
-        modules: Mapping[str, str] | None = None,
-        interleaved: Collection[str] = (),
-        head_dim: int = 0,
+        names: GgufNames = GgufNames(),
+        transforms: Mapping[str, GgufTransform] = MappingProxyType({}),
+        num_layers: int | None = None,
     ) -> None:
-        """Take the file; `model.gguf_family` describes `modules` and `interleaved`, whose heads have `head_dim` rows.
+        """Take the file, its family's names, and how tensors of its layers are read, by their names in a layer.
 
+        `num_layers` leaves out those of further layers, which predict several tokens.
         CheckpointError if a tensor of the file has an unsupported type.
         """
         self._file = file
-        self._originals = {hf_name(name, modules): name for name in file.names if name not in _CONFIGURATION}
-        self._interleaved, self._head_dim = interleaved, head_dim
-        for name in file.names:
+        read = [name for name in file.names if name not in _CONFIGURATION]
+        read = [name for name in read if num_layers is None or layer_of(name) < num_layers]
+        self._originals = {hf_name(name, names): name for name in read}
+        self._transforms = transforms
+        for name in read:
             file.info(name)
 
     @property
@@ -199,26 +228,26 @@ class GgufTensors:
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
-        info = self._file.info(self._original(name))
+        original = self._original(name)
+        info = self._file.info(original)
+        transform = self._transforms.get(in_layer(original))
+        if transform is not None:
+            return transform.info(info)
         is_row = name.endswith(f"{_SHARED_GATE}.weight") and len(info.shape) == 1
         return replace(info, shape=(1, *info.shape)) if is_row else info
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """A tensor's values, a read-only view of the mapped file unless its rows are reordered; for a quantised tensor
-        its unpacked integer codes.
+        """A tensor's values, a read-only view of the mapped file unless they are rearranged; for a quantised tensor its
+        unpacked integer codes.
 
-        Raises CheckpointError for an unknown name, and for rows to reorder that are not whole heads.
+        Raises CheckpointError for an unknown name, and for a tensor that cannot be rearranged.
         """
         original = self._original(name)
         values = self._file.array(original)
-        match = _TENSOR_NAME.fullmatch(original)
-        if match is None or match["module"] not in self._interleaved:
-            return values if isinstance(values, QuantizedWeight) else values.reshape(self.info(name).shape)
-        num_rows = values.shape[0]
-        if self._head_dim < 2 or self._head_dim % 2 or num_rows % self._head_dim:
-            self._file.fail(f"has a tensor {original!r:.80} of {num_rows} rows, which are no heads of {self._head_dim}")
-        order = np.arange(num_rows).reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
-        return values.take_rows(order) if isinstance(values, QuantizedWeight) else values[order]
+        transform = self._transforms.get(in_layer(original))
+        if transform is not None:
+            return transform.apply(values, f"{self._file.path} has a tensor {original!r:.80} that")
+        return values if isinstance(values, QuantizedWeight) else values.reshape(self.info(name).shape)
 
     def _original(self, name: str) -> str:
         original = self._originals.get(name)

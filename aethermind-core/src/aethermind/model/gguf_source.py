@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aethermind.checkpoint.gguf import GgufStrings
-from aethermind.checkpoint.gguf_tensors import LONGROPE_FACTORS, ROPE_FACTORS, GgufParts, GgufTensors
+from aethermind.checkpoint.gguf_tensors import (
+    LONGROPE_FACTORS,
+    ROPE_FACTORS,
+    GgufNames,
+    GgufParts,
+    GgufTensors,
+    in_layer,
+)
+from aethermind.checkpoint.gguf_transforms import GgufTransform
+from aethermind.checkpoint.remapped import pair_order
 from aethermind.errors import ConfigError
 from aethermind.text.gguf_tokenizer import CONTROL
 
@@ -51,11 +60,14 @@ _EXPERTS = {
     "clip_qkv": "attention.clamp_kqv",
 }
 _EXPERT_WIDTHS = (
-    ("moe_intermediate_size", "experts.gate_proj", True),
-    ("moe_intermediate_size", "experts.0.gate_proj", False),
-    ("shared_expert_intermediate_size", "shared_expert.gate_proj", False),
+    ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight", True),
+    ("moe_intermediate_size", "blk.0.ffn_gate.0.weight", False),
+    ("shared_expert_intermediate_size", "blk.0.ffn_gate_shexp.weight", False),
 )
 """Fields that are rows of a layer's tensors: their names, and whether these hold all experts."""
+_EMBEDDINGS = "token_embd.weight"
+_PRESENT = {"attention_bias": "attn_output.bias", "use_qkv_bias": "attn_q.bias"}
+"""Fields that say whether layers have a tensor."""
 _NEUTRAL_AT_ONE = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
 """Further factors of rotary scaling, which change nothing at 1."""
 _POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last"}
@@ -80,25 +92,30 @@ class GgufSource:
         """The metadata in the form of config.json. ConfigError for missing or unknown fields, CheckpointError for a
         broken file or an unsupported quantisation.
         """
-        family, sizes = self._family, self._sizes()
-        tensors = self.weights()
-        experts = self._experts(tensors)
-        if "rotary_dim" in sizes:
+        file, family = self._file, self._family
+        infos = {name: file.info(name) for name in file.names}
+        sizes = self._sizes()
+        experts = self._experts(infos)
+        if "rotary_dim" in sizes and isinstance(sizes["head_dim"], int):
             sizes["partial_rotary_factor"] = sizes.pop("rotary_dim") / max(sizes["head_dim"], 1)
-        return {
-            **sizes,
-            **self._rope_scaling(),
+        found = {
             **family.fields,
             **experts,
+            **self._rope_scaling(),
+            **sizes,
             "architectures": [(family.mixture if experts else None) or family.architecture],
-            "vocab_size": tensors.info("model.embed_tokens.weight").shape[0],
-            "tie_word_embeddings": "lm_head.weight" not in tensors.names,
-            "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
-            "eos_token_id": end_token_ids(self._file.metadata),
-            "attention_bias": "model.layers.0.self_attn.o_proj.bias" in tensors.names,
-            "use_qkv_bias": "model.layers.0.self_attn.q_proj.bias" in tensors.names,
-            "is_causal": self._file.metadata.get(f"{self._family_name}.attention.causal", True),
+            "vocab_size": infos[_EMBEDDINGS].shape[0] if _EMBEDDINGS in infos else None,
+            "tie_word_embeddings": "output.weight" not in infos,
+            "dtype": _computed_in(list(infos.values())),
+            "eos_token_id": end_token_ids(file.metadata),
+            "is_causal": file.metadata.get(f"{self._family_name}.attention.causal", True),
+            **{field: _is_in_a_layer(name, infos) for field, name in {**_PRESENT, **family.present}.items()},
         }
+        found |= {} if family.derive is None else family.derive(found)
+        for name, value in sizes.items():
+            if found.get(name) is value:
+                self._check_number(name, value)
+        return found
 
     def generation(self) -> dict[str, Any]:
         """`general.sampling.*` by the names of generation_config.json, rounded to the precision of float32."""
@@ -134,10 +151,11 @@ class GgufSource:
         return self.weights().names
 
     def weights(self) -> GgufTensors:
-        family, head_dim = self._family, self._sizes()["head_dim"]
-        if not isinstance(head_dim, int):
-            raise ConfigError(f"{self.path} has heads of {head_dim!r} rows; that is not supported.")
-        return GgufTensors(self._file, family.modules, family.interleaved, head_dim)
+        family = self._family
+        names = GgufNames(family.modules, family.outside, family.layers)
+        further = family.transforms(self.config()) if callable(family.transforms) else family.transforms
+        transforms = {**self._interleaved(), **further}
+        return GgufTensors(self._file, names, transforms, self._sizes()["num_hidden_layers"])
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         tensors = self.weights()
@@ -159,24 +177,46 @@ class GgufSource:
     def _family(self) -> GgufFamily:
         return self._families.get(self._family_name)
 
+    @property
+    def _keys(self) -> dict[str, str]:
+        """The keys under the architecture of fields that are read from one."""
+        return {**_FIELDS, **_OPTIONAL_FIELDS, **self._family.metadata}
+
     def _sizes(self) -> dict[str, Any]:
-        """The values of `_FIELDS` and `_OPTIONAL_FIELDS`, with `head_dim` in every case."""
-        found = self._under(f"{self._family_name}.")
-        keys = {**_FIELDS, **_OPTIONAL_FIELDS, **self._family.metadata}
-        for key in (keys[name] for name in _FIELDS):
-            if key not in found:
+        """The values of `_keys`, with `head_dim` in every case. Layers that predict further tokens are not counted."""
+        found, keys = self._under(f"{self._family_name}."), self._keys
+        for name in _FIELDS:
+            if keys[name] not in found and name not in self._family.fields:
                 raise ConfigError(
-                    f"{self.path} has no {self._family_name}.{key} in its metadata. Convert the model to GGUF again."
+                    f"{self.path} has no {self._family_name}.{keys[name]} in its metadata. Convert the model to GGUF "
+                    "again."
                 )
         sizes = {name: found[key] for name, key in keys.items() if key in found}
-        for name, value in sizes.items():
-            if not isinstance(value, int | float):
-                key = f"{self._family_name}.{keys[name]}"
-                raise ConfigError(f"{self.path} has a {key} that is not one number; that is not supported.")
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            self._check_number(name, sizes[name])
         sizes.setdefault("head_dim", sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
-        return sizes
+        predicting = found.get("nextn_predict_layers", 0)
+        return {**sizes, "num_hidden_layers": sizes["num_hidden_layers"] - predicting}
 
-    def _experts(self, tensors: GgufTensors) -> dict[str, Any]:
+    def _check_number(self, field: str, value: Any) -> None:
+        if not isinstance(value, int | float):
+            key = f"{self._family_name}.{self._keys[field]}"
+            raise ConfigError(f"{self.path} has a {key} that is not one number; that is not supported.")
+
+    def _interleaved(self) -> dict[str, GgufTransform]:
+        """How tensors are read whose rows are stored for interleaved rotation."""
+        head_dim = self._sizes()["head_dim"]
+        transforms = {}
+        for name in (f"{module}.{kind}" for module in self._family.interleaved for kind in ("weight", "bias")):
+            if f"blk.0.{name}" not in self._file.names:
+                continue
+            num_rows = self._file.info(f"blk.0.{name}").shape[0]
+            if not isinstance(head_dim, int) or head_dim < 2 or head_dim % 2 or num_rows % head_dim:
+                self._file.fail(f"has a tensor {name!r} of {num_rows} rows, which are no heads of {head_dim}")
+            transforms[name] = GgufTransform(rows=pair_order(num_rows // head_dim, head_dim))
+        return transforms
+
+    def _experts(self, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
         """The fields about experts; none for a dense model. Widths are taken from tensors: not all files have them."""
         num_experts = self._file.metadata.get(f"{self._family_name}.expert_count", 0)
         if not isinstance(num_experts, int) or num_experts < 0:
@@ -187,10 +227,9 @@ class GgufSource:
             return {}
         given = {name: self._file.metadata.get(f"{self._family_name}.{key}") for name, key in _EXPERTS.items()}
         found = {name: value for name, value in given.items() if value is not None}
-        for field, module, count in _EXPERT_WIDTHS:
-            name = f"model.layers.0.mlp.{module}.weight"
-            if name in tensors.names:
-                found[field] = tensors.info(name).shape[0] // (num_experts if count else 1)
+        for field, name, count in _EXPERT_WIDTHS:
+            if name in infos:
+                found[field] = infos[name].shape[0] // (num_experts if count else 1)
         return {**found, "num_experts": num_experts}
 
     def _rope_scaling(self) -> dict[str, Any]:
@@ -214,6 +253,7 @@ class GgufSource:
             return {"rope_scaling": {"rope_type": "factors", "factors": factors}}
         if not is_scaled:
             return {}
+        given = {key: value for key, value in given.items() if f"rope.scaling.{key}" not in self._keys.values()}
         for key in given:
             if key not in _ROPE_SCALING:
                 raise ConfigError(f"{self.path} has {prefix}{key} in its metadata, which is not supported.")
@@ -233,6 +273,11 @@ class GgufSource:
         """The metadata with this prefix, by the rest of their keys."""
         metadata = self._file.metadata
         return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+
+
+def _is_in_a_layer(name: str, infos: Mapping[str, TensorInfo]) -> bool:
+    """Whether any layer has a tensor of this name."""
+    return any(in_layer(one) == name != one for one in infos)
 
 
 def _computed_in(tensors: list[TensorInfo]) -> str:

@@ -98,7 +98,8 @@ class Registry(Generic[T]):
         advice = self._advice if isinstance(self._advice, str) else self._advice(name)
         listed = ", ".join(sorted(get_close_matches(name, names, _MAX_LISTED, cutoff=0))) or "none"
         if len(names) > _MAX_LISTED:
-            listed += f" and {len(names) - _MAX_LISTED} others"
+            count = len(names) - _MAX_LISTED
+            listed += f" and {count} other{'s' if count > 1 else ''}"
         return self._error(f"Unknown {self._setting} {name!r}. Installed: {listed}{did_you_mean(name, names)} {advice}")
 
 

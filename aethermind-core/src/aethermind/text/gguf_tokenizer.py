@@ -32,11 +32,12 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unkno
 class SplitRule:
     """How text is split into the pieces that are merged: a regular expression, after NFC normalisation if `is_nfc`.
 
-    With `ignore_merges`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that
-    do not say whether texts begin with the BOS token.
+    Several expressions are applied one after the other, each to the pieces that the one before it made. With
+    `ignore_merges`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that do not
+    say whether texts begin with the BOS token.
     """
 
-    pattern: str
+    pattern: str | tuple[str, ...]
     is_nfc: bool = False
     ignore_merges: bool = False
     adds_bos: bool = False
@@ -147,11 +148,10 @@ def _byte_level(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRu
     fast = Tokenizer(model)
     if rule.is_nfc:
         fast.normalizer = normalizers.NFC()
+    patterns = (rule.pattern,) if isinstance(rule.pattern, str) else rule.pattern
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     fast.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(rule.pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     fast.decoder = decoders.ByteLevel()
     return fast

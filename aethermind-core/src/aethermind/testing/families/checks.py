@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -188,29 +189,48 @@ def gguf_names(bench: Bench, general_architecture: str) -> None:
     """Check that tensors of a GGUF file have the names of the checkpoint that it was converted from."""
     import gguf
 
-    from aethermind.checkpoint.gguf_tensors import hf_name
+    from aethermind.checkpoint.gguf_tensors import GgufNames, hf_name
 
     compiled = _plan(bench)
     (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
     known = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
-    modules = bench.runtime.gguf_families.get(general_architecture).modules
-    names = _with_suffixes(compiled.source.weights())
-    if isinstance(compiled.model, AdaptsWeights):
-        adapted = _with_suffixes(compiled.model.adapt(compiled.source.weights()))
-        names = adapted if all(known.get_name(name, _SUFFIXES) for name in adapted) else names
-    for name in names:
-        converted = known.get_name(name, _SUFFIXES)
-        assert converted is not None, f"the gguf library knows no tensor {name} in {general_architecture}"
-        read = hf_name(converted, modules)
-        assert read == name, f"{converted} is read as {read}, not as {name}"
+    family = bench.runtime.gguf_families.get(general_architecture)
+    own = GgufNames(family.modules, family.outside, family.layers)
+    stored = compiled.source.weights()
+    candidates = [stored, compiled.model.adapt(stored)] if isinstance(compiled.model, AdaptsWeights) else [stored]
+    problems = []
+    for weights in candidates:
+        names = [converted for name in weights.names for converted in _as_converted(name)]
+        read = {
+            name: known.get_name(name, _SUFFIXES) or known.get_name(name.removeprefix("transformer."), _SUFFIXES)
+            for name in names
+        }
+        problems.append(
+            [
+                f"{found or 'no tensor of the gguf library'} is read for {name} in {general_architecture}"
+                for name, found in read.items()
+                if found is None or _as_converted(hf_name(found, own)) != [name]
+            ]
+        )
+    assert [] in problems, problems[0][0]
 
 
 _SUFFIXES = (".weight", ".bias")
+_ENDINGS = {".e_score_correction_bias": ".e_score_correction.bias", ".dt_bias": ".dt_proj.bias"}
+"""Endings of names that converters change before all others."""
 
 
-def _with_suffixes(weights: StoredTensors) -> list[str]:
-    """The names of tensors; converters add the suffix of weights to those that have none."""
-    return [name if name.endswith(_SUFFIXES) else f"{name}.weight" for name in weights.names]
+def _as_converted(name: str) -> list[str]:
+    """The names of a tensor, or of its parts, as converters look them up: experts are stacked, gates are cut off, and
+    suffixes of weights are completed.
+    """
+    for ending, other in _ENDINGS.items():
+        if name.endswith(ending):
+            return [name.removesuffix(ending) + other]
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    name = name if name.endswith((*_SUFFIXES, ".A_log", ".D")) else f"{name}.weight"
+    fused = ".experts.gate_up_proj."
+    return [name.replace(fused, f".experts.{part}_proj.") for part in (("gate", "up") if fused in name else ("",))]
 
 
 _OF_DECODERS: tuple[Check, ...] = (

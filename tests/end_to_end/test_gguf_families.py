@@ -1,0 +1,85 @@
+"""Files that llama.cpp's converter makes of families whose tensors it rearranges have the logits of the originals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.end_to_end.gguf_conversions import write_converted
+from tests.qwen2.checkpoints import write_checkpoint
+from tokenizers import Regex, pre_tokenizers
+from tokenizers.pre_tokenizers import Split
+
+from aethermind import LLM, Runtime
+from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.transformers_reference import TransformersReference
+
+PACKAGES = ("deepseek", "glm", "mamba", "qwen2", "phi", "gpt2")
+CHANGES = {
+    "deepseek_v2_groups": {},
+    "deepseek_v2_yarn": {},
+    "deepseek_v3": {},
+    "glm4_moe": {},
+    "glm4_moe_bias_no_qk_norm": {},
+    "lfm2": {},
+    "qwen3_next": {},
+    "qwen3_5_tied": {},
+    "qwen3_5_moe": {},
+    "falcon_h1": {"head_dim": 8},
+    "mamba2": {},
+    "phi2": {"intermediate_size": 256},
+    "gpt_neox": {},
+    "bloom": {},
+    "mpt": {},
+}
+"""Cases of the packages, with changes to what the converter supports."""
+TEXT = np.random.default_rng(4).integers(0, 131, 24).tolist()
+
+
+OLD = ("deepseek_v2_groups", "qwen3_next")
+"""Cases of which files of older converters, too, are read."""
+
+
+def cases() -> list[Any]:
+    found = [case for package in PACKAGES for case in import_module(f"aethermind_{package}.conformance").CASES]
+    by_name = {case.name: case for case in found}
+    changed = {name: replace(by_name[name], config={**by_name[name].config, **CHANGES[name]}) for name in CHANGES}
+    return [
+        *(pytest.param(case, False, id=name) for name, case in changed.items()),
+        *(pytest.param(changed[name], True, id=f"{name}-old") for name in OLD),
+    ]
+
+
+@pytest.mark.parametrize(("case", "is_old"), cases())
+def test_logits_are_those_of_the_original(runtime: Runtime, case: ModelCase, is_old: bool, tmp_path: Path) -> None:
+    directory = write_checkpoint(case, tmp_path / "original")
+    path = write_converted(directory, tmp_path / "model.gguf", is_old=is_old)
+    expected = TransformersReference().outputs(case, directory)(TEXT)
+    with LLM(path, device="numpy", dtype="float32", max_num_seqs=32, runtime=runtime) as llm:
+        found = text_logits(llm.engine, TEXT)
+    assert (np.abs(found - expected).max(axis=1) / np.abs(expected).max(axis=1)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "pre", "pieces"),
+    [
+        ("deepseek2", "deepseek-v3", ["Ab", " don", "'t", " ", "123", "4", "漢字", "x", "/\n", " ", " y"]),
+        ("deepseek2", "deepseek-llm", ["Ab", " don", "'", "t", " ", "1234", "漢字", "x", "/", "\n", " ", " y"]),
+        ("deepseek2", "deepseek-coder", ["Ab", " don", "'", "t", " ", *"1234", "漢字", "x", "/", "\n", " ", " y"]),
+        ("bloom", "bloom", ["Ab", " don't", " 1234漢字x/", "\n ", " y"]),
+        ("qwen35", "qwen35", ["Ab", " don", "'t", " ", *"1234", "漢字x", "/\n", " ", " y"]),
+    ],
+)
+def test_text_is_split_as_by_the_tokenizers_of_the_originals(
+    runtime: Runtime, family: str, pre: str, pieces: list[str]
+) -> None:
+    """By hand, from what tokenizer.json of the families says."""
+    pattern = runtime.gguf_families.get(family).splits[pre].pattern
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    rule = pre_tokenizers.Sequence([Split(Regex(one), "isolated") for one in patterns])
+    assert [piece for piece, _ in rule.pre_tokenize_str("Ab don't 1234漢字x/\n  y")] == pieces
