@@ -68,7 +68,13 @@ _PUBLISHED: Mapping[str, str] = {
     "BertModel": "BERT and sentence encoders based on it: vectors only",
 }
 """The names under which models of an architecture are published."""
-_GGUF_AS = {"MistralForCausalLM": "llama", "MixtralForCausalLM": "llama", "DeepseekV3ForCausalLM": "deepseek2"}
+_GGUF_AS = {
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "Qwen3_5ForConditionalGeneration": "qwen35",
+    "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
+}
 """Architectures of which .gguf files have another one's name."""
 
 

@@ -44,10 +44,17 @@ _PRE = {
     "gptneox": "olmo",
 }
 _SUFFIXES = (".weight", ".bias")
+_Q8_0 = gguf.GGMLQuantizationType.Q8_0
+_MATRICES = re.compile(
+    r"blk\.\d+\.(attn_(q|q_a|q_b|kv_a_mqa|k_b|v_b|output|qkv|gate)|ssm_(in|out|alpha|beta)|ffn_(up|down)(_exps)?)\.weight"
+)
 
 
-def write_converted(directory: Path, path: Path, *, is_old: bool = False) -> Path:
-    """Write a model directory as the converter does, in F32; an old one does not divide projections."""
+def write_converted(directory: Path, path: Path, *, is_old: bool = False, quantised: str | None = None) -> Path:
+    """Write a model directory as the converter does, in F32; an old one does not divide projections.
+
+    With `quantised`, matrices are Q8_0, or `"dequantised"`, F32 with the values that they have in Q8_0.
+    """
     config = json.loads((directory / "config.json").read_text()) | {"is_old": is_old}
     arch = ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, arch)
@@ -59,7 +66,15 @@ def write_converted(directory: Path, path: Path, *, is_old: bool = False) -> Pat
             kinds[type(value)](f"{arch}.{key}", value)
     add_tokenizer(writer, directory, config["vocab_size"], pre=_PRE.get(arch, arch))
     for name, values in _converted(arch, config, directory):
-        writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
+        values = np.ascontiguousarray(values, np.float32)
+        if quantised is None or values.shape[-1] % 32 or not _MATRICES.fullmatch(name):
+            writer.add_tensor(name, values)
+            continue
+        blocks = gguf.quantize(values, _Q8_0)
+        if quantised == "dequantised":
+            writer.add_tensor(name, gguf.dequantize(blocks, _Q8_0).reshape(values.shape))
+        else:
+            writer.add_tensor(name, blocks, raw_dtype=_Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -65,12 +65,37 @@ def test_logits_are_those_of_the_original(runtime: Runtime, case: ModelCase, is_
     assert (np.abs(found - expected).max(axis=1) / np.abs(expected).max(axis=1)).max() < 1e-5
 
 
+QUANTISED = {
+    "deepseek_v3": dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"), 32),
+    "qwen3_5_tied": {},
+    "mamba2": {},
+    "bloom": {},
+}
+"""Cases with sizes that are multiples of a block of Q8_0."""
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_values_are_rearranged_as_others(runtime: Runtime, name: str, tmp_path: Path) -> None:
+    """The same values, once quantised and once in F32."""
+    (case,) = (case for case, is_old in (param.values for param in cases()) if case.name == name and not is_old)
+    case = replace(case, config={**case.config, **QUANTISED[name]})
+    directory = write_checkpoint(case, tmp_path / "original")
+    logits = []
+    for quantised in ("Q8_0", "dequantised"):
+        path = write_converted(directory, tmp_path / f"{quantised}.gguf", quantised=quantised)
+        with LLM(path, device="numpy", dtype="float32", max_num_seqs=32, runtime=runtime) as llm:
+            logits.append(text_logits(llm.engine, TEXT))
+            assert bool(llm.engine.compiled.weight_formats) == (quantised == "Q8_0")
+    np.testing.assert_allclose(*logits, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("family", "pre", "pieces"),
     [
         ("deepseek2", "deepseek-v3", ["Ab", " don", "'t", " ", "123", "4", "漢字", "x", "/\n", " ", " y"]),
         ("deepseek2", "deepseek-llm", ["Ab", " don", "'", "t", " ", "1234", "漢字", "x", "/", "\n", " ", " y"]),
         ("deepseek2", "deepseek-coder", ["Ab", " don", "'", "t", " ", *"1234", "漢字", "x", "/", "\n", " ", " y"]),
+        ("deepseek2", "kimi-k2", ["Ab", " don't", " ", "123", "4", "漢字", "x", "/\n", " ", " y"]),
         ("bloom", "bloom", ["Ab", " don't", " 1234漢字x/", "\n ", " y"]),
         ("qwen35", "qwen35", ["Ab", " don", "'t", " ", *"1234", "漢字x", "/\n", " ", " y"]),
     ],

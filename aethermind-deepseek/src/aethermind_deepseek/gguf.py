@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3 and R1 in GGUF files."""
+"""DeepSeek V2, V3 and R1 in GGUF files, and models of other makers that are converted to the same architecture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from aethermind.errors import ConfigError
 from aethermind.model.gguf_family import DEEPSEEK_MIXTURE, GgufFamily, SplitRule
+from aethermind.text.split_patterns import GPT_4, LOWER, UPPER
 
 __all__ = ["DEEPSEEK2"]
 
@@ -42,6 +43,13 @@ _V3 = SplitRule(
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
+# Kimi's: words are split between lower and upper case, and Chinese text from other letters.
+_UPPER, _LOWER = (rf"[{letters[1:-1]}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_KIMI = SplitRule(
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _SCORINGS = {1: "softmax", 2: "sigmoid"}
 
 
@@ -75,7 +83,13 @@ def _derive(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 DEEPSEEK2 = GgufFamily(
     "DeepseekV2ForCausalLM",
-    {"deepseek-llm": _LLM, "deepseek-coder": _CODER, "deepseek-v3": _V3},
+    {
+        "deepseek-llm": _LLM,
+        "deepseek-coder": _CODER,
+        **dict.fromkeys(("deepseek-v3", "joyai-llm"), _V3),
+        "kimi-k2": _KIMI,
+        "glm4": SplitRule(GPT_4),  # GLM-4.7-Flash
+    },
     modules={
         "attn_q_a": "self_attn.q_a_proj",
         "attn_q_a_norm": "self_attn.q_a_layernorm",
