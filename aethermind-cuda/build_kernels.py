@@ -39,6 +39,7 @@ __all__ = [
     "find_tool",
     "read_manifest",
     "source_digest",
+    "targets_of",
 ]
 
 ROOT = Path(__file__).resolve().parent
@@ -54,6 +55,7 @@ LINE_INFO = ("-lineinfo",)
 _INSIGNIFICANT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n|\s+', re.DOTALL)
 """Comments and whitespace; strings are matched to be kept."""
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+_TARGETS = re.compile(r"^// Targets: (.+)$", re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _USAGE = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -162,11 +164,17 @@ def digests(compiler: str, triton: str) -> dict[str, str]:
     return {unit.name: unit.digest for unit in _units(Path(), compiler, triton, Path(), FLAGS)}
 
 
+def targets_of(source: Path) -> tuple[str, ...]:
+    """The targets of a source: all, unless its first comment has a line `// Targets: 90a`."""
+    named = _TARGETS.search(source.read_text(encoding="utf-8"))
+    return tuple(named[1].split(", ")) if named else TARGETS
+
+
 def _units(nvcc: Path, version: str, triton: str, output: Path, flags: Sequence[str]) -> Iterator[_Unit]:
     """All compilation units; Triton kernels only with a Triton version."""
     for source in sorted(SOURCES.glob("*.cu")):
         digest = source_digest(source, (version, *flags))
-        yield _Unit(source.stem, digest, TARGETS, partial(_compile, nvcc, flags, source, output))
+        yield _Unit(source.stem, digest, targets_of(source), partial(_compile, nvcc, flags, source, output))
     for name in build_triton.KERNELS if triton else ():
         digest = build_triton.digest(name, triton, version, *PTX_FLAGS)
         yield _Unit(name, digest, build_triton.TARGETS, partial(_compile_triton, nvcc, name, output))

@@ -13,7 +13,7 @@
   extern "C" __global__ void __launch_bounds__(128)                            \
       mla_attention_combine_##dtype##_##rows(aether::AttentionCall call) {     \
     aether::begin_kernel();                                                    \
-    aether::combine_latent<aether::dtype, rows>(call);                         \
+    aether::combine_latent<aether::dtype, rows, aether::kLatentKeys>(call);    \
   }
 
 AETHER_LATENT(float16, 16, 2)

@@ -32,6 +32,8 @@ class FakeCublasLt:
 
     def __init__(self, num_algorithms: int = 1) -> None:
         self.things: list[Any] = [None]
+        self.batches: dict[int, dict[int, int]] = {}
+        """Attributes of layouts: 5, the number of matrices, and 6, their distance in elements."""
         self.num_algorithms = num_algorithms
         self.num_heuristics = self.heuristics_status = self.check_status = self.checked_workspace = 0
         self.used: list[tuple[int, int]] = []
@@ -57,6 +59,11 @@ class FakeCublasLt:
 
     def cublasLtMatrixLayoutCreate(self, layout: Any, type_: int, rows: Any, columns: Any, stride: Any) -> int:  # noqa: N802
         return self._new(layout, (TYPES[type_], rows.value, columns.value, stride.value))
+
+    def cublasLtMatrixLayoutSetAttribute(self, layout: Any, attribute: int, value: Any, size: Any) -> int:  # noqa: N802
+        kind = {4: ctypes.c_int32, 8: ctypes.c_int64}[size.value]
+        self.batches.setdefault(layout.value, {})[attribute] = contents(value, kind)
+        return 0
 
     def cublasLtMatmulDescCreate(self, desc: Any, compute: int, scale: int) -> int:  # noqa: N802
         assert (compute, scale) == (68, 0)
@@ -104,6 +111,11 @@ class FakeCublasLt:
         assert workspace_bytes.value == WORKSPACE_BYTES
         assert (contents(alpha, ctypes.c_float), contents(beta, ctypes.c_float)) == (1.0, 0.0)
         attributes = self.things[desc.value]
+        for matrix in range(1, self.batches.get(d_layout.value, {}).get(5, 1)):
+            left, right, out = (
+                self._matrix(one, layout, matrix) for one, layout in ((a, a_layout), (b, b_layout), (d, d_layout))
+            )
+            out[...] = left.T.astype(np.float32) @ right.astype(np.float32)
         left, right = self._matrix(a, a_layout), self._matrix(b, b_layout)
         result = (left.T if attributes[3] == 1 else left).astype(np.float32) @ right.astype(np.float32)
         for address, mode, axis in ((17, 31, 1), (18, 32, 0)):
@@ -118,15 +130,30 @@ class FakeCublasLt:
         self.streams.append(stream.value)
         return 0
 
-    def _matrix(self, address: Any, layout: Any) -> Any:
+    def _matrix(self, address: Any, layout: Any, matrix: int = 0) -> Any:
         dtype, rows, columns, stride = self.things[layout.value]
-        memory = (ctypes.c_uint8 * (stride * columns * dtype.itemsize)).from_address(address.value)
-        return np.frombuffer(memory, dtype).reshape(columns, stride)[:, :rows].T
+        begin = address.value + matrix * self.batches.get(layout.value, {}).get(6, 0) * dtype.itemsize
+        memory = (ctypes.c_uint8 * (((columns - 1) * stride + rows) * dtype.itemsize)).from_address(begin)
+        values = np.frombuffer(memory, dtype)
+        return np.lib.stride_tricks.as_strided(values, (rows, columns), (dtype.itemsize, stride * dtype.itemsize))
 
 
 def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
     """An array as if it were in device memory."""
     return DeviceArray(array.ctypes.data, DType.of_numpy(array.dtype), array.shape)
+
+
+def test_heads_are_multiplied_by_matrices_of_their_own() -> None:
+    rng = np.random.default_rng(3)
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 3, 8), (3 * 6, 8)))
+    out = np.zeros((5, 3, 6), np.float32)
+    library = FakeCublasLt()
+    cublas = CublasLt(library)
+    operands = (on_device(array) for array in (out.reshape(5, 18), x.reshape(5, 24), weight))
+    enqueue = cublas.bind(DenseProduct(*operands, None, 0, num_heads=3))
+    assert enqueue is not None
+    enqueue(7)
+    np.testing.assert_allclose(out, np.einsum("thi,hoi->tho", x, weight.reshape(3, 6, 8)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16], ids=str)

@@ -20,19 +20,22 @@ from aethermind_cuda.kernels.latent_attention import KERNELS
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
 RUNTIME = Runtime.boot()
-SHARED_BYTES = 97
-"""The number of the attribute of the driver."""
+MAJOR, SHARED_BYTES = 75, 97
+"""Numbers of attributes of the driver: the major compute capability, and the shared memory of a block."""
+GPUS = {
+    "few rows": {**ATTRIBUTES, SHARED_BYTES: 99 << 10},
+    "many rows": {**ATTRIBUTES, SHARED_BYTES: 227 << 10},
+    "wgmma": {**ATTRIBUTES, SHARED_BYTES: 227 << 10, MAJOR: 9},
+}
 
 
-@pytest.fixture(scope="module", params=[99, 227])
+@pytest.fixture(scope="module", params=list(GPUS))
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenDevice]:
-    """Emulated GPUs with so many KiB of shared memory for a block."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ATTRIBUTES, SHARED_BYTES, request.param << 10)
-        with emulated_cuda(tmp_path_factory.mktemp("cubins")):
-            opened = Runtime.boot().open_device("cuda")
-            yield opened
-            opened.backend.close()
+    """Emulated GPUs by what they compute."""
+    with emulated_cuda(tmp_path_factory.mktemp("cubins"), attributes=GPUS[request.param]):
+        opened = Runtime.boot().open_device("cuda")
+        yield opened
+        opened.backend.close()
 
 
 def kernel_of(operator: str, name: str) -> Any:
@@ -90,9 +93,9 @@ def test_keys_are_split_among_the_blocks_that_run_at_once() -> None:
     assert (combine.kernel, combine.grid) == ("mla_attention_combine_bfloat16_16", (16, 4, 1))
     assert launches_of(64, 64, 16, 4096)[0].grid == (64, 4, 1)
     (attend,) = launches_of(64, 64, 128, 4096)
-    assert (attend.kernel, attend.grid) == ("mla_attention_bfloat16_64", (128, 1, 1))
+    assert (attend.kernel, attend.grid) == ("mla_attention_wgmma_bfloat16", (128, 1, 1))
     (prompt,) = launches_of(2048, 1, 16, 4096)
-    assert (prompt.kernel, prompt.grid) == ("mla_attention_bfloat16_64", (512, 1, 1))
+    assert (prompt.kernel, prompt.grid) == ("mla_attention_wgmma_bfloat16", (512, 1, 1))
 
 
 @pytest.mark.parametrize(("num_tokens", "format"), [(1, None), (11, None), (40, None), (11, "int4"), (40, "int8")])

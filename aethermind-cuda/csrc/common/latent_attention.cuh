@@ -1,84 +1,19 @@
 // Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434) in its absorbed form, over a paged cache of latent
 // vectors: all heads share keys of 576 elements, whose first 512 are the values.
 //
-// A block computes kRows consecutive rows of q [T · H, 576], heads of one token or of several, so that a key is read
-// once for all of them. Its eight warps share a tile of 32 keys in shared memory: first they divide the scores by rows
-// or keys and by halves of the dot products, then each row's softmax weights go to some lanes of one warp, then the
-// warps divide the columns of the output, whose accumulators are in registers. Keys arrive by cp.async in a pipeline
-// of `num_stages` tiles. Rows of several sequences attend to the keys of one sequence after the other.
+// A key is read once for the kRows rows of a block. Its eight warps share a tile of 32 keys in shared memory: first
+// they divide the scores by rows or keys and by halves of the dot products, then each row's softmax weights go to some
+// lanes of one warp, then the warps divide the columns of the output, whose accumulators are in registers. Keys arrive
+// by cp.async in a pipeline of `num_stages` tiles.
 #pragma once
 
 #include "common/async_copy.cuh"
-#include "common/attention_tile.cuh"
-#include "common/split_kv.cuh"
+#include "common/latent_rows.cuh"
 
 namespace aether {
 
-constexpr int kLatentRank = 512;
-constexpr int kLatentKeyDim = kLatentRank + 64;  // the latent vector, then the rotated key
-constexpr int kLatentKeys = 32;                  // of a tile
-constexpr int kLatentWarps = 8;
-constexpr int kLatentThreads = kLatentWarps * kWarpSize;
-constexpr int kMinLatentSplitTiles = 2;
-
-// The tiles of keys that the rows of a block see: of each sequence that has some of its tokens, one after the other.
-struct LatentKeyTiles {
-  const AttentionCall& call;
-  int first_token, last_token;
-  int first_sequence, last_sequence;
-  int sequence = 0, first = 0, end = 0;  // the current tile: keys [first, min(first + 32, end)) of a sequence
-
-  __device__ __forceinline__ LatentKeyTiles(const AttentionCall& call, int first_row, int num_rows)
-      : call(call),
-        first_token(first_row / call.num_heads),
-        last_token((min(first_row + num_rows, call.num_tokens * call.num_heads) - 1) / call.num_heads),
-        first_sequence(sequence_of_token(call, first_token)),
-        last_sequence(last_token == first_token ? first_sequence : sequence_of_token(call, last_token)) {}
-
-  // The keys of a sequence that its last token in the block sees; 0 where it has none.
-  __device__ __forceinline__ int keys_of(int index) const {
-    const int begin = call.cu_seqlens_q[index], end_token = call.cu_seqlens_q[index + 1];
-    const int last = min(end_token - 1, last_token);
-    return last < max(begin, first_token) ? 0 : call.seqlens_k[index] - (end_token - 1 - last);
-  }
-
-  __device__ __forceinline__ static int tiles_of(int keys) { return (keys + kLatentKeys - 1) / kLatentKeys; }
-
-  __device__ __forceinline__ int count() const {
-    int total = 0;
-    for (int index = first_sequence; index <= last_sequence; ++index) total += tiles_of(keys_of(index));
-    return total;
-  }
-
-  // Moves to the tile of this index, which exists.
-  __device__ __forceinline__ void seek(int index) {
-    sequence = first_sequence;
-    end = keys_of(sequence);
-    while (index >= tiles_of(end)) {
-      index -= tiles_of(end);
-      end = keys_of(++sequence);
-    }
-    first = index * kLatentKeys;
-  }
-
-  // Moves to the next tile; `sequence` is past the last one where there is none.
-  __device__ __forceinline__ void next() {
-    first += kLatentKeys;
-    if (first < end) return;
-    first = end = 0;
-    while (end == 0 && ++sequence <= last_sequence) end = keys_of(sequence);
-  }
-};
-
-// Splits of the tiles of a block's rows; their number depends on the device's sequence lengths.
-struct LatentSplits {
-  int total, length, count;
-
-  __device__ __forceinline__ LatentSplits(int total, int num_splits)
-      : total(total),
-        length(num_splits == 1 ? total : max(kMinLatentSplitTiles, (total + num_splits - 1) / num_splits)),
-        count(total == 0 ? 0 : (total + length - 1) / length) {}
-};
+constexpr int kLatentKeys = 32;  // of a tile
+constexpr int kLatentWarps = kLatentThreads / kWarpSize;
 
 template <class T, int kRows>
 struct LatentShared {
@@ -102,24 +37,20 @@ struct LatentSoftmax {
   using Shared = LatentShared<T, kRows>;
 
   int row, lane;
-  int sequence = -1, position = 0;  // of the row's token; -1 for rows of padding
-  float base = kMinusInfinity;      // the score that weights are relative to, as in SoftmaxRows
-  float sum = 0.0f;                 // of this lane's keys only, until `finish`
+  LatentRow place;
+  float base = kMinusInfinity;  // the score that weights are relative to, as in SoftmaxRows
+  float sum = 0.0f;             // of this lane's keys only, until `finish`
 
   __device__ __forceinline__ LatentSoftmax(const AttentionCall& call, int first_row)
-      : row(static_cast<int>(threadIdx.x) / kRowThreads), lane(static_cast<int>(threadIdx.x) % kRowThreads) {
-    const int token = (first_row + row) / call.num_heads;
-    if (token >= call.num_tokens) return;
-    const int found = sequence_of_token(call, token), end = call.cu_seqlens_q[found + 1];
-    if (token < call.cu_seqlens_q[found] || token >= end) return;
-    sequence = found;
-    position = call.seqlens_k[found] - (end - token);
-  }
+      : row(static_cast<int>(threadIdx.x) / kRowThreads),
+        lane(static_cast<int>(threadIdx.x) % kRowThreads),
+        place(call, first_row + row) {}
 
   // Reads the scores of a tile and writes their weights 2^(scale (score - base)), rounded to T.
-  __device__ __forceinline__ void update(Shared& shared, const LatentKeyTiles& tile, float scale, float sign) {
+  __device__ __forceinline__ void update(Shared& shared, const LatentKeyTiles<kLatentKeys>& tile, float scale,
+                                         float sign) {
     constexpr float kRescaleThreshold = 8.0f;
-    const int num_visible = sequence == tile.sequence ? position + 1 - tile.first : 0;
+    const int num_visible = tile.visible_to(place);
     float scores[kPairs][2], largest = base;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
@@ -291,10 +222,10 @@ __device__ __forceinline__ void attend_latent(const AttentionCall& call, int num
   // Later tokens of a prompt have more keys: their blocks begin first.
   const int tile_of_rows = static_cast<int>(gridDim.x - 1 - blockIdx.x), split = static_cast<int>(blockIdx.y);
   const int first_row = tile_of_rows * kRows, total_rows = call.num_tokens * call.num_heads;
-  LatentKeyTiles tile(call, first_row, kRows);
-  const LatentSplits splits(tile.count(), call.max_decode_splits);
+  LatentKeyTiles<kLatentKeys> tile(call, first_row, kRows);
+  const LatentSplits<kRows, kLatentKeys> splits(tile);
   if (split >= splits.count) return;
-  const int num_tiles = min(splits.length, splits.total - split * splits.length);
+  const int num_tiles = splits.num_tiles(split);
   tile.seek(split * splits.length);
 
   const int thread = static_cast<int>(threadIdx.x);
@@ -308,7 +239,7 @@ __device__ __forceinline__ void attend_latent(const AttentionCall& call, int num
   }
   // Eight threads copy a key. Its place is looked up a tile ahead; keys beyond the last are zeros.
   constexpr int kKeyThreads = kLatentThreads / kLatentKeys;
-  LatentKeyTiles ahead = tile;
+  LatentKeyTiles<kLatentKeys> ahead = tile;
   int num_ahead = 0;
   const auto place_of_key = [&]() -> int64_t {
     const int key = ahead.first + thread / kKeyThreads;
@@ -369,18 +300,6 @@ __device__ __forceinline__ void attend_latent(const AttentionCall& call, int num
     T* const out = static_cast<T*>(call.out) + static_cast<int64_t>(first_row + row) * kLatentRank;
     *reinterpret_cast<uint32_t*>(out + column) = packed<T>(pair.x, pair.y);
   });
-}
-
-// Merges the partials of row blockIdx.x, 128 columns from blockIdx.y · 128 on.
-template <class T, int kRows>
-__device__ __forceinline__ void combine_latent(const AttentionCall& call) {
-  const int row = static_cast<int>(blockIdx.x), tile = row / kRows;
-  const LatentSplits splits(LatentKeyTiles(call, tile * kRows, kRows).count(), call.max_decode_splits);
-  if (splits.count <= 1) return;
-  combine_row<T, kRows, kLatentRank, 4>(static_cast<T*>(call.out) + static_cast<int64_t>(row) * kLatentRank,
-                                        kLatentRank, call.decode_partials,
-                                        static_cast<int64_t>(tile) * call.max_decode_splits, splits.count, row % kRows,
-                                        kMinusInfinity, static_cast<int>(blockIdx.y) * 4 * kWarpSize);
 }
 
 }  // namespace aether

@@ -35,6 +35,7 @@ _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8
 _DESC_SCALES, _DESC_SCALE_MODES = (17, 18), (31, 32)
 """Of A and B, which are the weight and x."""
 _TRANSPOSED, _EPILOGUE_BIAS, _SCALE_OUTER_VECTOR = 1, 4, 3
+_LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_OFFSET = 5, 6
 _PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
 _REDUCE_IN_COMPUTE_TYPE = 2
 """Mask of split-K reduction schemes that accumulate in the compute type, not in the output's."""
@@ -95,6 +96,9 @@ class DenseProduct(NamedTuple):
 
     x and weight may be float8_e4m3fn, K a multiple of 16. `scales` are then float32 [N] and [T], which multiply the
     weight's rows and those of x, on compute capability 9.0; None for none.
+
+    With `num_heads` H > 1, these are products of heads: x is [T, H · K], out [T, H · N] and weight [H · N, K], of which
+    each head has its own columns or rows.
     """
 
     out: DeviceArray
@@ -105,6 +109,7 @@ class DenseProduct(NamedTuple):
     fallback: Callable[[DeviceArray, DeviceArray, DeviceArray, DeviceArray | None], Launch] | None = None
     out_stride: int | None = None
     scales: tuple[DeviceArray, DeviceArray] | None = None
+    num_heads: int = 1
 
     def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `launch.Work`."""
@@ -245,7 +250,7 @@ class CublasLt:
         """Reuse the algorithm of another number of tokens with this product's layouts; None if the library rejects
         it.
         """
-        x, out = self._layout(product.x), self._layout(product.out, product.out_stride)
+        _, x, out = self._layouts(product)
         requirements = _Heuristic()
         status = self._library.cublasLtMatmulAlgoCheck(
             *(self._handle, self._operation_of(product), bucket_algorithm.weight, x, out, out),
@@ -256,8 +261,7 @@ class CublasLt:
 
     def _query_heuristics(self, product: DenseProduct) -> _Algorithm | None:
         """Query the library's heuristics, which takes about a millisecond."""
-        weight, x = self._layout(product.weight), self._layout(product.x)
-        out = self._layout(product.out, product.out_stride)
+        weight, x, out = self._layouts(product)
         preference, found, count = self._preference(product), _Heuristic(), ctypes.c_int()
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             *(self._handle, self._operation_of(product), weight, x, out, out, preference),
@@ -265,11 +269,23 @@ class CublasLt:
         )
         return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
 
-    def _layout(self, array: DeviceArray, stride: int | None = None) -> _Handle:
-        """Describe a row-major matrix as the transpose that the column-major library sees."""
-        columns, rows = array.shape
-        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
-        return self._create("MatrixLayout", _DATA_TYPES[array.dtype], *sizes)
+    def _layouts(self, product: DenseProduct) -> tuple[_Handle, _Handle, _Handle]:
+        """Describe row-major weight, x and out as the transposes that the column-major library sees."""
+        heads, (num_outputs, num_inputs) = product.num_heads, product.weight.shape
+        weight = self._layout(product.weight.dtype, (num_outputs // heads, num_inputs), num_inputs)
+        x = self._layout(product.x.dtype, (product.x.shape[0], num_inputs), heads * num_inputs)
+        columns = product.out.shape[1] // heads
+        out = self._layout(product.out.dtype, (product.out.shape[0], columns), product.out_stride or heads * columns)
+        if heads > 1:
+            for layout, offset in ((weight, num_outputs // heads * num_inputs), (x, num_inputs), (out, columns)):
+                self._set("MatrixLayout", layout, _LAYOUT_BATCH_COUNT, ctypes.c_int32(heads))
+                self._set("MatrixLayout", layout, _LAYOUT_BATCH_OFFSET, ctypes.c_int64(offset))
+        return weight, x, out
+
+    def _layout(self, dtype: DType, shape: tuple[int, int], stride: int) -> _Handle:
+        columns, rows = shape
+        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride)
+        return self._create("MatrixLayout", _DATA_TYPES[dtype], *sizes)
 
     def _operation(self, dtype: DType, bias: int, *scales: int) -> _Handle:
         """A matmul descriptor. It contains the addresses of a bias, 0 for none, and of the scales of weight and x."""
@@ -300,7 +316,7 @@ class CublasLt:
         )
         arrays = product.weight, product.x, product.out, product.out
         for attribute, array in zip(_PREFERENCE_ALIGNMENTS, arrays, strict=True):
-            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(_alignment(array.address)))
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(_alignment_of(array, product)))
         return preference
 
     def _create(self, kind: str, *arguments: Any) -> _Handle:
@@ -340,12 +356,12 @@ class _Algorithm(NamedTuple):
 
 def _kind(product: DenseProduct) -> tuple[int, ...]:
     """The cache key of an algorithm; -1 and 0 for a missing bias."""
-    out, x, weight, bias, *_, scales = product
+    out, x, weight, bias, *_, scales, heads = product
     stride = product.out_stride or out.shape[1]
     bias_key = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
     dtypes = out.dtype.code, x.dtype.code, weight.dtype.code
-    alignments = _alignment(out.address), _alignment(x.address), _alignment(weight.address)
-    return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *bias_key, scales is not None)
+    alignments = (_alignment_of(array, product) for array in (out, x, weight))
+    return (*x.shape, weight.shape[0], stride, heads, *dtypes, *alignments, *bias_key, scales is not None)
 
 
 def bucket_of(num_tokens: int) -> int:
@@ -384,6 +400,14 @@ def _with_tokens(product: DenseProduct, num_tokens: int) -> DenseProduct:
     """The same product for another number of tokens."""
     out, x = (array._replace(shape=(num_tokens, array.shape[1])) for array in (product.out, product.x))
     return product._replace(out=out, x=x)
+
+
+def _alignment_of(array: DeviceArray, product: DenseProduct) -> int:
+    """The alignment of an operand, of every head's where there are several."""
+    if product.num_heads == 1:
+        return _alignment(array.address)
+    width = array.shape[1] // (1 if array is product.weight else product.num_heads)
+    return _alignment(array.address | width * array.dtype.itemsize)
 
 
 def _alignment(address: int) -> int:

@@ -10,6 +10,7 @@ __all__ = ["PACKAGES", "python_path"]
 PACKAGES = (
     "aethermind-core",
     "aethermind-cuda",
+    "aethermind-deepseek",
     "aethermind-gemma",
     "aethermind-glm",
     "aethermind-gpt-oss",

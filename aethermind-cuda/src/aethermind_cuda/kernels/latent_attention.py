@@ -2,8 +2,9 @@
 
 Attention on tensor cores (`csrc/common/latent_attention.cuh`) is for latent vectors of 512 elements and rotated keys of
 64, those of DeepSeek, in 16 bits. Its blocks take rows of q [T * H, 576]: 64 where a token has as many heads or where
-tokens are many, else 16. Where rows make too few blocks to occupy the GPU, their keys are split, and the combine kernel
-merges the partial results. `mla_attention_rows` is for all other sizes and for float32.
+tokens are many, else 16. On compute capability 9.0, blocks of 64 rows use wgmma (`latent_attention_wgmma.cuh`). Where
+rows make too few blocks to occupy the GPU, their keys are split, and the combine kernel merges the partial results.
+`mla_attention_rows` is for all other sizes and for float32.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.float8_weights import weight_pack
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._expert_products import ExpertProduct, codes_of, head_product
 from aethermind_cuda.kernels._heads import THREADS, all_present, last_dim
 from aethermind_cuda.kernels._paged_attention import RESERVED_SHARED_BYTES, AttentionCall
 from aethermind_cuda.kernels.mixture import EXPERT_FORMATS
-from aethermind_cuda.launch import Call, DeviceFacts, Launch
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch, Work
 
 __all__ = ["KERNELS"]
 
@@ -34,8 +37,15 @@ _FEW_ROWS, _MANY_ROWS = 16, 64
 """Rows of a block."""
 _MAX_BLOCKS = {_FEW_ROWS: 2, _MANY_ROWS: 1}
 """Resident blocks per multiprocessor, limited by registers."""
+_UNEVEN_BLOCKS = 4
+"""Where blocks have different numbers of keys, long ones may have so many times their share of the splits."""
 _MAX_STAGES = 4
+_WGMMA_CAPABILITY = 9, 0
+_WGMMA_SHARED_BYTES = 3 * 64 * 2 * _KEY_DIM
+"""64 queries, and two tiles of 64 keys."""
 _COMBINED_COLUMNS = 128
+_MIN_CUBLASLT_HEADS = 64
+"""From so many heads on, cuBLASLt multiplies any number of tokens."""
 _PADDING = 8
 _ROW_WARPS = 4
 
@@ -73,15 +83,22 @@ def _tensor_cores(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         rows = _rows_of_block(arguments, call.device, is_invariant)
         num_blocks, max_keys = div_up(num_rows, rows), arguments.blocks_per_sequence * arguments.block_size
         if not is_invariant:
-            wanted = _resident_blocks(rows, call.device) // num_blocks
-            arguments.max_decode_splits = max(1, min(wanted, div_up(max_keys, _MIN_SPLIT_KEYS)))
-        dtype, splits, stages = call.outputs[0].dtype, arguments.max_decode_splits, _num_stages(rows, call.device)
-        shared_bytes = _shared_bytes(rows, stages)
-        grid, name = (num_blocks, splits, 1), f"mla_attention_{dtype}_{rows}"
-        yield Launch("mla_attention", name, grid, (_THREADS, 1, 1), (arguments, stages), shared_bytes)
+            most = resident = _resident_blocks(rows, call.device)
+            if arguments.num_tokens > arguments.num_sequences:
+                arguments.max_prefill_splits, most = resident, _UNEVEN_BLOCKS * resident
+            arguments.max_decode_splits = max(1, min(most // num_blocks, div_up(max_keys, _MIN_SPLIT_KEYS)))
+        source, suffix, splits = "mla_attention", f"{call.outputs[0].dtype}_{rows}", arguments.max_decode_splits
+        grid, block = (num_blocks, splits, 1), (_THREADS, 1, 1)
+        if rows == _MANY_ROWS and call.device.compute_capability == _WGMMA_CAPABILITY:
+            source, suffix = "mla_attention_wgmma", f"{call.outputs[0].dtype}"
+            yield Launch(source, f"{source}_{suffix}", grid, block, (arguments,), _WGMMA_SHARED_BYTES)
+        else:
+            stages = _num_stages(rows, num_blocks * splits, call.device)
+            shared_bytes = _shared_bytes(rows, stages)
+            yield Launch(source, f"{source}_{suffix}", grid, block, (arguments, stages), shared_bytes)
         if splits > 1:
-            grid, name = (num_rows, _RANK // _COMBINED_COLUMNS, 1), f"mla_attention_combine_{dtype}_{rows}"
-            yield Launch("mla_attention", name, grid, (THREADS, 1, 1), (arguments,))
+            grid, block = (num_rows, _RANK // _COMBINED_COLUMNS, 1), (THREADS, 1, 1)
+            yield Launch(source, f"{source}_combine_{suffix}", grid, block, (arguments,))
 
     return launches
 
@@ -101,9 +118,9 @@ def _shared_bytes(rows: int, num_stages: int) -> int:
     return rows * row_bytes + num_stages * _TILE_KEYS * key_bytes
 
 
-def _num_stages(rows: int, device: DeviceFacts) -> int:
-    """Two stages where two blocks are resident with them, else as many as fit."""
-    if _blocks_per_multiprocessor(rows, 2, device) > 1:
+def _num_stages(rows: int, num_blocks: int, device: DeviceFacts) -> int:
+    """Two stages where two blocks of a multiprocessor are resident with them, else as many as fit."""
+    if num_blocks > device.num_multiprocessors and _blocks_per_multiprocessor(rows, 2, device) > 1:
         return 2
     return max(stages for stages in range(2, _MAX_STAGES + 1) if _shared_bytes(rows, stages) <= device.shared_bytes)
 
@@ -114,13 +131,13 @@ def _blocks_per_multiprocessor(rows: int, num_stages: int, device: DeviceFacts) 
 
 
 def _resident_blocks(rows: int, device: DeviceFacts) -> int:
-    """Blocks that run at the same time: the most parts that keys are split into, all rows together."""
+    """Blocks that run at the same time: the parts that keys are split into, all rows together."""
     return _blocks_per_multiprocessor(rows, 2, device) * device.num_multiprocessors
 
 
 def _partials_bytes(call: Call) -> int:
-    """Workspace for any number of splits: at most all resident blocks write partial results."""
-    rows = max(rows * _resident_blocks(rows, call.device) for rows in _MAX_BLOCKS)
+    """Workspace for any number of splits."""
+    rows = max(rows * _UNEVEN_BLOCKS * _resident_blocks(rows, call.device) for rows in _MAX_BLOCKS)
     return rows * (_RANK + 2) * DType.FLOAT32.itemsize
 
 
@@ -156,6 +173,21 @@ def _linear_per_head(format: WeightFormat | None, is_invariant: bool) -> Callabl
     return launches
 
 
+def _product_of_heads(call: Call) -> Iterator[Work]:
+    """By cuBLASLt; heads are columns of its matrices."""
+    x, weight = all_present(call.inputs)
+    (out,), (num_tokens, num_heads, _) = call.outputs, x.shape
+    if num_tokens < MIN_CUBLASLT_TOKENS and num_heads < _MIN_CUBLASLT_HEADS:
+        yield from _linear_per_head(None, False)(call)
+        return
+    columns = [array._replace(shape=(num_tokens, num_heads * array.shape[2])) for array in (out, x)]
+
+    def fallback(*_: DeviceArray | None) -> Launch:
+        return next(head_product(ExpertProduct(out, weight, None), x, None, is_invariant=False))
+
+    yield DenseProduct(columns[0], columns[1], weight, None, call.workspace, fallback, num_heads=num_heads)
+
+
 def _linear_kernels(format: WeightFormat | None) -> Iterator[Kernel]:
     shared: dict[str, Any] = {}
     if format is not None:
@@ -173,6 +205,16 @@ _ON_TENSOR_CORES: dict[str, Any] = {
 }
 
 KERNELS = (
+    cuda_kernel(
+        "linear_per_head",
+        _product_of_heads,
+        name=CUBLASLT,
+        priority=1,
+        supports=has_cublaslt,
+        has_heuristics=True,
+        workspace_bytes=lambda _: WORKSPACE_BYTES,
+        is_batch_invariant=False,
+    ),
     cuda_kernel(
         "mla_attention",
         _tensor_cores(False),
