@@ -21,11 +21,24 @@ struct LatentShared {
   static constexpr int kScoreStride = kLatentKeys + 8;
   static constexpr int kWeightStride = kRowStride<kLatentKeys>;
   static constexpr int kStageElements = kLatentKeys * kKeyStride;
+  static constexpr bool kAreQueriesInRegisters = kRows == 16;
+  static constexpr int kParts = kAreQueriesInRegisters ? 4 : 2;  // of dot products
+  using Scores = float[kParts][kRows][kScoreStride];
 
   T queries[kRows][kKeyStride];
-  float scores[2][kRows][kScoreStride];  // of the halves of the dot products
+  unsigned char memory_of_scores[kAreQueriesInRegisters ? 16 : sizeof(Scores)];
   T weights[kRows][kWeightStride];
   float factors[kRows];  // of the accumulators of a row, before this tile's weights are added; finally, 1 / sum
+
+  // The scores of a tile, as parts to be added. They take the place of queries that are in registers.
+  __device__ __forceinline__ Scores& scores() {
+    if constexpr (kAreQueriesInRegisters) {
+      static_assert(sizeof(Scores) <= sizeof(queries));
+      return reinterpret_cast<Scores&>(queries);
+    } else {
+      return reinterpret_cast<Scores&>(memory_of_scores);
+    }
+  }
 };
 
 // The online softmax of one row in kRowThreads adjacent lanes. A lane has the keys 2 i and 2 i + 1 of every
@@ -55,10 +68,15 @@ struct LatentSoftmax {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int key = 2 * (lane + i * kRowThreads);
-      const float2 first = *reinterpret_cast<const float2*>(&shared.scores[0][row][key]);
-      const float2 second = *reinterpret_cast<const float2*>(&shared.scores[1][row][key]);
-      scores[i][0] = key < num_visible ? sign * (first.x + second.x) : kMinusInfinity;
-      scores[i][1] = key + 1 < num_visible ? sign * (first.y + second.y) : kMinusInfinity;
+      float2 score{0.0f, 0.0f};
+#pragma unroll
+      for (int part = 0; part < Shared::kParts; ++part) {
+        const float2 addend = *reinterpret_cast<const float2*>(&shared.scores()[part][row][key]);
+        score.x += addend.x;
+        score.y += addend.y;
+      }
+      scores[i][0] = key < num_visible ? sign * score.x : kMinusInfinity;
+      scores[i][1] = key + 1 < num_visible ? sign * score.y : kMinusInfinity;
       largest = fmaxf(largest, fmaxf(scores[i][0], scores[i][1]));
     }
 #pragma unroll
@@ -90,45 +108,51 @@ struct LatentSoftmax {
   }
 };
 
-// Writes the scores of a tile. Warp w computes half w / 4 of the dot products: of 16 rows with all keys where the block
-// has 64 rows, of all rows with eight keys where it has 16.
+// Computes the scores of tiles. Where a block has 64 rows, warp w computes half w / 4 of the dot products of 16 rows
+// with all keys. Where it has 16, it computes quarter w / 2 of those with 16 keys, and keeps its part of the queries.
 template <class T, int kRows>
-__device__ __forceinline__ void latent_scores(LatentShared<T, kRows>& shared, const T* keys) {
-  constexpr int kStride = kRowStride<kLatentKeyDim>, kHalf = kLatentKeyDim / 2;
-  const int lane = lane_index(), part = warp_index() % 4, half = warp_index() / 4;
-  const auto store = [&](int row, int key, const float (&scores)[4]) {
-    float* const to = &shared.scores[half][row + lane / 4][key + lane % 4 * 2];
-    *reinterpret_cast<float2*>(to) = {scores[0], scores[1]};
-    *reinterpret_cast<float2*>(to + 8 * LatentShared<T, kRows>::kScoreStride) = {scores[2], scores[3]};
-  };
-  if constexpr (kRows == 64) {
-    float scores[1][kLatentKeys / 8][4] = {};
-#pragma unroll 3
-    for (int dim = half * kHalf; dim < (half + 1) * kHalf; dim += 16) {
-      uint32_t q[1][4];
-      load_queries<T, kLatentKeyDim>(q[0], shared.queries[part * 16], dim);
-      add_scores<T, kLatentKeyDim>(scores, q, keys, dim);
-    }
-#pragma unroll
-    for (int n = 0; n < kLatentKeys / 8; ++n) store(part * 16, n * 8, scores[0][n]);
-  } else {
-    // Two sums, since each product waits for the one before it.
-    float scores[2][4] = {};
-    const T* const lane_source = keys + (part * 8 + lane % 8) * kStride + lane / 8 * 8;
-#pragma unroll 3
-    for (int dim = half * kHalf; dim < (half + 1) * kHalf; dim += 32) {
-      uint32_t q[2][4], b[4];
-      load_matrices(b, lane_source + dim);
-      load_queries<T, kLatentKeyDim>(q[0], shared.queries[0], dim);
-      load_queries<T, kLatentKeyDim>(q[1], shared.queries[0], dim + 16);
-      multiply_add<T>(scores[0], q[0], b[0], b[1]);
-      multiply_add<T>(scores[1], q[1], b[2], b[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scores[0][i] += scores[1][i];
-    store(0, part * 8, scores[0]);
+struct LatentScores {
+  using Shared = LatentShared<T, kRows>;
+  static constexpr int kPartDims = kLatentKeyDim / Shared::kParts;
+  static constexpr int kSteps = kPartDims / 16;
+  static constexpr int kWarpsOfPart = kLatentWarps / Shared::kParts;
+  static constexpr int kKeyTiles = kRows == 64 ? kLatentKeys / 8 : kLatentKeys / 8 / kWarpsOfPart;
+
+  uint32_t queries[Shared::kAreQueriesInRegisters ? kSteps : 1][1][4];
+  int part = warp_index() / kWarpsOfPart;
+  int first_row = kRows == 64 ? warp_index() % kWarpsOfPart * 16 : 0;
+  int first_key = kRows == 64 ? 0 : warp_index() % kWarpsOfPart * kKeyTiles * 8;
+
+  __device__ __forceinline__ void load(const Shared& shared, int step) {
+    constexpr bool kIsKept = Shared::kAreQueriesInRegisters;
+    load_queries<T, kLatentKeyDim>(queries[kIsKept ? step : 0][0], shared.queries[first_row],
+                                   part * kPartDims + step * 16);
   }
-}
+
+  // Loads the queries that are kept in registers.
+  __device__ __forceinline__ void load_all(const Shared& shared) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) load(shared, step);
+  }
+
+  __device__ __forceinline__ void write(Shared& shared, const T* keys) {
+    constexpr int kUnroll = Shared::kAreQueriesInRegisters ? kSteps : 3;
+    float scores[1][kKeyTiles][4] = {};
+#pragma unroll kUnroll
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (!Shared::kAreQueriesInRegisters) load(shared, step);
+      add_scores<T, kLatentKeyDim>(scores, queries[Shared::kAreQueriesInRegisters ? step : 0],
+                                   keys + first_key * Shared::kKeyStride, part * kPartDims + step * 16);
+    }
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      const int key = first_key + 8 * n + lane_index() % 4 * 2;
+      float* const to = &shared.scores()[part][first_row + lane_index() / 4][key];
+      *reinterpret_cast<float2*>(to) = {scores[0][n][0], scores[0][n][1]};
+      *reinterpret_cast<float2*>(to + 8 * Shared::kScoreStride) = {scores[0][n][2], scores[0][n][3]};
+    }
+  }
+};
 
 // The output's accumulators: a warp has 64 columns of 16 rows, or 128 columns of 32 of 64 rows.
 template <class T, int kRows>
@@ -265,13 +289,19 @@ __device__ __forceinline__ void attend_latent(const AttentionCall& call, int num
 
   LatentSoftmax<T, kRows> softmax(call, first_row);
   LatentOutput<T, kRows> output;
+  LatentScores<T, kRows> scores;
+  if constexpr (Shared::kAreQueriesInRegisters) {
+    wait_for_stage(num_stages);
+    __syncthreads();
+    scores.load_all(shared);
+  }
   const float scale = positive_scale(call.scale), sign = call.scale < 0.0f ? -1.0f : 1.0f;
   for (int i = 0, stage = 0; i < num_tiles; ++i, tile.next()) {
     wait_for_stage(num_stages);
     __syncthreads();  // this tile has arrived, and the one before it is no longer read
     fetch(stage == 0 ? num_stages - 1 : stage - 1);
     const T* const keys = stages + stage * Shared::kStageElements;
-    latent_scores<T, kRows>(shared, keys);
+    scores.write(shared, keys);
     __syncthreads();
     softmax.update(shared, tile, scale, sign);
     __syncthreads();

@@ -114,8 +114,9 @@ def _rows_of_block(arguments: AttentionCall, device: DeviceFacts, is_invariant: 
 def _shared_bytes(rows: int, num_stages: int) -> int:
     """Dynamic shared memory: `LatentShared` of csrc/common/latent_attention.cuh, and tiles of keys."""
     key_bytes = 2 * (_KEY_DIM + _PADDING)
-    row_bytes = key_bytes + 2 * 4 * (_TILE_KEYS + _PADDING) + 2 * (_TILE_KEYS + _PADDING) + 4
-    return rows * row_bytes + num_stages * _TILE_KEYS * key_bytes
+    scores = 16 if rows == _FEW_ROWS else 2 * rows * 4 * (_TILE_KEYS + _PADDING)
+    row_bytes = key_bytes + 2 * (_TILE_KEYS + _PADDING) + 4
+    return rows * row_bytes + scores + num_stages * _TILE_KEYS * key_bytes
 
 
 def _num_stages(rows: int, num_blocks: int, device: DeviceFacts) -> int:
