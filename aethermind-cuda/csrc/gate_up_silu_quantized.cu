@@ -25,18 +25,19 @@
         partials);                                                                                                    \
   }
 // For inputs whose rows are multiples of 16 bytes.
-#define AETHER_GATE_UP_GEMV(format, bits, term, dtype, min_blocks)                                                    \
-  extern "C" __global__ void __launch_bounds__(256, min_blocks) gate_up_silu_quantized_gemv_##format##_##dtype(       \
-      void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens, int num_outputs, \
-      int num_inputs, int num_blocks, int log2_chunks, int runtime_term, float*) {                                    \
-    aether::quantized_gemv<aether::dtype, bits, aether::AffineTerm::term, 2>(                                         \
-        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                                  \
-        {{w_gate, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(runtime_term)},   \
-         {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(runtime_term)}});   \
+#define AETHER_GATE_UP_GEMV(format, bits, term, dtype, threads)                                                     \
+  extern "C" __global__ void __launch_bounds__(threads, aether::kQuantizedBlocks)                                   \
+      gate_up_silu_quantized_gemv_##format##_##dtype(                                                               \
+          void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens,            \
+          int num_outputs, int num_inputs, int num_blocks, int log2_chunks, int runtime_term, float*) {             \
+    aether::quantized_gemv<aether::dtype, bits, aether::AffineTerm::term, 2>(                                       \
+        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                                \
+        {{w_gate, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(runtime_term)}, \
+         {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(runtime_term)}}); \
   }
-#define AETHER_GATE_UP_GEMV_HALF(format, bits, term, min_blocks) \
-  AETHER_GATE_UP_GEMV(format, bits, term, float16, min_blocks)   \
-  AETHER_GATE_UP_GEMV(format, bits, term, bfloat16, min_blocks)
+#define AETHER_GATE_UP_GEMV_HALF(format, bits, term, threads) \
+  AETHER_GATE_UP_GEMV(format, bits, term, float16, threads)   \
+  AETHER_GATE_UP_GEMV(format, bits, term, bfloat16, threads)
 #define AETHER_GATE_UP_SKINNY(bits)                                                                               \
   AETHER_GATE_UP(gate_up_silu_quantized_skinny8_int##bits, 256, 1, project_skinny, bits, kRuntime, float32, 1, 2) \
   AETHER_GATE_UP(gate_up_silu_quantized_skinny8_int##bits, 256, 1, project_skinny, bits, kRuntime, float16, 1, 2) \
@@ -62,11 +63,11 @@ AETHER_GATE_UP_SKINNY(8)
 AETHER_GATE_UP_SKINNY(4)
 AETHER_GATE_UP_SKINNY(2)
 AETHER_GATE_UP_SKINNY(1)
-AETHER_GATE_UP_GEMV_HALF(int8, 8, kNone, 2)
-AETHER_GATE_UP_GEMV_HALF(int8_zp, 8, kZeroPoints, 1)
-AETHER_GATE_UP_GEMV_HALF(int8_offset, 8, kOffsets, 1)
-AETHER_GATE_UP_GEMV_HALF(int4, 4, kNone, 2)
-AETHER_GATE_UP_GEMV_HALF(int4_zp, 4, kZeroPoints, 1)
-AETHER_GATE_UP_GEMV_HALF(int4_offset, 4, kOffsets, 1)
-AETHER_GATE_UP_GEMV_HALF(int2, 2, kZeroPoints, 2)
-AETHER_GATE_UP_GEMV_HALF(int1, 1, kNone, 2)
+AETHER_GATE_UP_GEMV_HALF(int8, 8, kNone, 256)
+AETHER_GATE_UP_GEMV_HALF(int8_zp, 8, kZeroPoints, 160)
+AETHER_GATE_UP_GEMV_HALF(int8_offset, 8, kOffsets, 160)
+AETHER_GATE_UP_GEMV_HALF(int4, 4, kNone, 256)
+AETHER_GATE_UP_GEMV_HALF(int4_zp, 4, kZeroPoints, 160)
+AETHER_GATE_UP_GEMV_HALF(int4_offset, 4, kOffsets, 160)
+AETHER_GATE_UP_GEMV_HALF(int2, 2, kZeroPoints, 160)
+AETHER_GATE_UP_GEMV_HALF(int1, 1, kNone, 256)

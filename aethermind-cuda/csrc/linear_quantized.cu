@@ -29,9 +29,11 @@
   }
 // For inputs whose rows are multiples of 16 bytes.
 #define AETHER_LINEAR_GEMV(format, bits, term, dtype, threads)                                                        \
-  extern "C" __global__ void __launch_bounds__(threads, 2) linear_quantized_gemv_##format##_##dtype(                  \
-      void* out, const aether::dtype* x, const uint8_t* weight, const aether::dtype* bias, int num_tokens,            \
-      int num_outputs, int num_inputs, int is_float32, int num_blocks, int log2_chunks, int runtime_term, float*) {   \
+  extern "C" __global__ void __launch_bounds__(threads, aether::kQuantizedBlocks)                                     \
+      linear_quantized_gemv_##format##_##dtype(void* out, const aether::dtype* x, const uint8_t* weight,              \
+                                               const aether::dtype* bias, int num_tokens, int num_outputs,            \
+                                               int num_inputs, int is_float32, int num_blocks, int log2_chunks,       \
+                                               int runtime_term, float*) {                                            \
     aether::quantized_gemv<aether::dtype, bits, aether::AffineTerm::term, 1>(                                         \
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                           \
         {{weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(runtime_term)}}); \

@@ -35,8 +35,9 @@ __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& 
   }
 // For inputs whose rows are multiples of 16 bytes.
 #define AETHER_QKV_GEMV(format, bits, term, dtype, threads)                                                          \
-  extern "C" __global__ void __launch_bounds__(threads, 2) qkv_projection_quantized_gemv_##format##_##dtype(         \
-      aether::QkvProjection call, int num_blocks, int log2_chunks, int runtime_term) {                               \
+  extern "C" __global__ void __launch_bounds__(threads, aether::kQuantizedBlocks)                                    \
+      qkv_projection_quantized_gemv_##format##_##dtype(aether::QkvProjection call, int num_blocks, int log2_chunks,  \
+                                                       int runtime_term) {                                           \
     aether::project_qkv_quantized_gemv<aether::dtype, bits, aether::AffineTerm::term>(call, num_blocks, log2_chunks, \
                                                                                       runtime_term);                 \
   }

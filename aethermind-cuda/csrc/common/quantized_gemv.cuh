@@ -16,9 +16,15 @@
 
 namespace aether {
 
-// Groups in a warp's ring: eight warps of two rings and their sums fit into 99 KiB.
+// Blocks per multiprocessor that registers are allocated for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kQuantizedBlocks = 1;
+#else
+constexpr int kQuantizedBlocks = 2;
+#endif
+// Groups in a warp's ring. Longer rings take the L1 cache from the inputs.
 template <int kBits, int kWeights>
-constexpr int kQuantizedStages = kBits * kWeights > 8 ? 2 : 4;
+constexpr int kQuantizedStages = kBits * kWeights > 8 ? 2 : 3;
 constexpr int kGroupChunks = 4, kGroupInputs = kGroupChunks * kChunk;
 
 // A group of 16 outputs in shared memory.
@@ -290,12 +296,15 @@ __device__ __forceinline__ void quantized_gemv(
   const AlignedInputs<T> rows(x, token + lane_index() / 4);
   const bool is_chunk_block = params[0].log2_chunks == 0;
   Products products({x.size, x.num_tokens, results.num_outputs, params[0].num_blocks});
-  Frag8<T> inputs[kGroupChunks];
-  rows.load_rest(inputs, group * kGroupInputs);
-  for (int offset = 0; group < num_groups; offset = offset + kStageBytes < kRingBytes ? offset + kStageBytes : 0) {
+  // Inputs are loaded two groups ahead, too.
+  Frag8<T> inputs[2][kGroupChunks];
+  rows.load_rest(inputs[0], group * kGroupInputs);
+  rows.load_rest(inputs[1], (group + num_warps) * kGroupInputs);
+  int offset = 0;
+  const auto add_group = [&](Frag8<T>(&inputs)[kGroupChunks]) {
     wait_for_copies<kStages - 1>();
     __syncwarp();  // the copies of other lanes have arrived, too
-    const int next = group + num_warps, next_k = next * kGroupInputs;
+    const int next_k = (group + 2 * num_warps) * kGroupInputs;
     const bool has_next = rows.has_group(next_k);
     typename Products::Bases bases = {};
     products.begin(bases, inputs);
@@ -316,7 +325,14 @@ __device__ __forceinline__ void quantized_gemv(
     if (!has_next) {
       rows.load_rest(inputs, next_k);
     }
-    group = next;
+    group += num_warps;
+    offset = offset + kStageBytes < kRingBytes ? offset + kStageBytes : 0;
+  };
+  while (group < num_groups) {
+    add_group(inputs[0]);
+    if (group < num_groups) {
+      add_group(inputs[1]);
+    }
   }
   using Sums = float[kWeights][kTileTokens * kSumsStride];
   store_sums(results, products.sums, reinterpret_cast<Sums*>(memory + num_warps * kRingBytes), token, tile);

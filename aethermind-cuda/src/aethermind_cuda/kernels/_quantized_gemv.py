@@ -20,12 +20,11 @@ _TOKENS = 8
 _GROUP_INPUTS = GROUP_CHUNKS * 32
 _MAX_WARPS = 8
 _MAX_LIGHT_WARPS = 10
-"""Warps of kernels with fewer registers: one weight, codes of up to four bits without zero points or offsets, and of
-two."""
-_MAX_WARPS_OF_MANY_TILES = 7
-"""Warps per block where blocks are many: small blocks start and finish independently."""
-_MANY_TILES = 512
-_STAGES = 4
+"""Warps of kernels with fewer registers: codes of up to four bits without zero points or offsets, and of two."""
+_MAX_WARPS_OF_TWO_WEIGHTS = 5
+_MAX_WARPS_BY_TILES = ((512, 4), (264, 5))
+"""Warps per block from so many blocks on: all are resident, or small ones start and finish independently."""
+_STAGES = 3
 _STAGES_OF_LONG_GROUPS = 2
 _MAX_GROUP_BITS = 8
 """Groups in a warp's ring: `kQuantizedStages` of csrc/common/quantized_gemv.cuh."""
@@ -52,10 +51,10 @@ def quantized_gemv(
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)
     family = format_family(format)
-    is_light = num_weights == 1 and family in ("int4", "int2", "int1")
-    max_warps = _MAX_LIGHT_WARPS if is_light else _MAX_WARPS
-    if tiles >= _MANY_TILES:
-        max_warps = _MAX_WARPS_OF_MANY_TILES
+    max_warps = _MAX_LIGHT_WARPS if family in ("int4", "int2", "int1") else _MAX_WARPS
+    if num_weights > 1:
+        max_warps = _MAX_WARPS_OF_TWO_WEIGHTS
+    max_warps = next((warps for least, warps in _MAX_WARPS_BY_TILES if tiles >= least), max_warps)
     warps = div_up(num_groups, div_up(num_groups, max_warps))
     entry = f"{source}_gemv_{family}_{x.dtype}"
     stages = _STAGES if format.bits * num_weights <= _MAX_GROUP_BITS else _STAGES_OF_LONG_GROUPS
