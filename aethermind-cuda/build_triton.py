@@ -1,7 +1,7 @@
 """Compiles csrc/triton/*.py to PTX, from which `build_kernels` makes cubins. Triton is a build-time compiler: it is not
 imported at run time, and no GPU is needed.
 
-    python build_triton.py paged_attention_prefill_triton_bfloat16_128 90a > kernel.json
+    python build_triton.py paged_attention_prefill_triton_bfloat16_128 100f > kernel.json
 
 prints a `Compiled` as JSON. Each kernel is compiled in its own process with a temporary cache.
 """
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 __all__ = ["KERNELS", "TARGETS", "Compiled", "TritonError", "TritonKernel", "compile_kernel", "digest", "find_triton"]
 
 SOURCES = Path(__file__).resolve().parent / "csrc" / "triton"
-TARGETS = {"90a": 90, "100f": 100}
-"""Triton's names of the targets with wgmma or tcgen05; other targets use the CUDA C++ kernels."""
+TARGETS = {"100f": 100}
+"""Triton's names of the targets with tcgen05; other targets use the CUDA C++ kernels."""
 
 _PARAMETER = re.compile(r"\.param \.(\w+)")
 _MATRIX_INSTRUCTION = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")

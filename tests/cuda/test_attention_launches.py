@@ -13,7 +13,7 @@ from aethermind_cuda.kernels import load_kernels
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch
 
 NUM_MULTIPROCESSORS = 132
-FACTS = DeviceFacts((9, 0), NUM_MULTIPROCESSORS, 227 << 10)
+FACTS = DeviceFacts((10, 0), NUM_MULTIPROCESSORS, 227 << 10)
 BLOCK_SIZE = 16
 KERNEL: Any = next(
     kernel.function

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="Triton is built with on Linux for x86-64 alone"
 )
 
-H100, B200, A100 = (9, 0), (10, 0), (8, 0)
+B200, H100, A100 = (10, 0), (9, 0), (8, 0)
 ALL = load_builder().build_triton.KERNELS
 TRITON, TENSOR_CORES = KERNELS[0], KERNELS[1]
 SLACK = {DType.FLOAT16: 1, DType.BFLOAT16: 2}
@@ -56,10 +56,10 @@ BATCHES = {
 
 
 @pytest.fixture(autouse=True)
-def on_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_b200(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Triton compiled is in the manifest that `make cuda-kernels` wrote; small batches take it, too."""
-    monkeypatch.setattr(_triton_attention, "first_capability", lambda: H100)
-    monkeypatch.setattr(_triton_attention, "_fills_device", lambda _: True)
+    monkeypatch.setattr(_triton_attention, "first_capability", lambda: B200)
+    monkeypatch.setattr(_triton_attention, "fills_device", lambda _: True)
 
 
 def call_of(arrays: Sequence[Any], out: Any, dtype: DType, sample: Sample, capability: tuple[int, int]) -> Call:
@@ -83,7 +83,7 @@ def prefill_launch(call: Call) -> Launch:
     return launch
 
 
-def small_call(dtype: DType, head_dim: int, capability: tuple[int, int] = H100) -> Call:
+def small_call(dtype: DType, head_dim: int, capability: tuple[int, int] = B200) -> Call:
     sample = paged_attention_sample(np.random.default_rng(5), "small", [(45, 45), (1, 9)], 7, 1, head_dim, 16, 0)
     return call_of(sample.inputs[:6], sample.inputs[0], dtype, sample, capability)
 
@@ -99,7 +99,7 @@ def check(triton: Interpreter, sample: Sample, dtype: DType) -> None:
     floats = [array.astype(dtype.numpy) for array in sample.inputs[:3]]
     out = np.full_like(floats[0], math.nan)
     memory = [*floats, *sample.inputs[3:6], out]
-    launch = prefill_launch(call_of(memory[:-1], out, dtype, sample, H100))
+    launch = prefill_launch(call_of(memory[:-1], out, dtype, sample, B200))
     *arguments, global_scratch, profile_scratch = (
         bits_of(memory[argument.address]) if isinstance(argument, DeviceArray) else argument
         for argument in launch.arguments
@@ -169,42 +169,40 @@ def test_any_batch(
     check(triton, sample, DType.FLOAT16)
 
 
-@pytest.fixture(params=[(name, target) for name in ALL for target in ("90a", "100f")], ids="-".join)
-def compiled(request: pytest.FixtureRequest) -> tuple[str, str, dict[str, Any]]:
-    """A kernel, a target, and what the manifest says of them."""
-    name, target = request.param
-    return name, target, Cubins().operators[name]["targets"][target]["kernels"][name]
+@pytest.fixture(params=ALL)
+def compiled(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """A kernel, and what the manifest says of it."""
+    name: str = request.param
+    return name, Cubins().operators[name]["targets"]["100f"]["kernels"][name]
 
 
-def test_arguments_are_the_parameters_of_the_compiled_kernel(compiled: tuple[str, str, dict[str, Any]]) -> None:
-    name, target, facts = compiled
-    capability = {"90a": H100, "100f": B200}[target]
-    launch = prefill_launch(small_call(DTYPES[ALL[name].dtype], ALL[name].head_dim, capability))
+def test_arguments_are_the_parameters_of_the_compiled_kernel(compiled: tuple[str, dict[str, Any]]) -> None:
+    name, facts = compiled
+    launch = prefill_launch(small_call(DTYPES[ALL[name].dtype], ALL[name].head_dim))
     assert launch.kernel == name
     kinds = {ctypes.c_void_p: "u64", ctypes.c_int32: "u32", ctypes.c_float: "f32"}
     assert [kinds[type(value)] for value in Parameters(launch.arguments).values] == facts["parameters"]
 
 
-def test_launches_match_what_their_kernel_was_compiled_for(compiled: tuple[str, str, dict[str, Any]]) -> None:
-    name, target, facts = compiled
-    capability = {"90a": H100, "100f": B200}[target]
-    launch = prefill_launch(small_call(DTYPES[ALL[name].dtype], ALL[name].head_dim, capability))
+def test_launches_match_what_their_kernel_was_compiled_for(compiled: tuple[str, dict[str, Any]]) -> None:
+    name, facts = compiled
+    launch = prefill_launch(small_call(DTYPES[ALL[name].dtype], ALL[name].head_dim))
     assert launch.block == (facts["threads"], 1, 1)
     assert launch.shared_bytes == facts["dynamic_shared_bytes"]
     assert facts["shared_bytes"] + launch.shared_bytes <= 227 << 10
     assert facts["threads"] * -(-facts["registers"] // 8) * 8 <= 65536
 
 
-def test_products_are_those_of_the_newest_tensor_cores(compiled: tuple[str, str, dict[str, Any]]) -> None:
-    _, target, facts = compiled
-    assert facts["products"] == {"90a": ["wgmma.mma_async"], "100f": ["tcgen05.mma"]}[target]
+def test_products_are_those_of_the_newest_tensor_cores(compiled: tuple[str, dict[str, Any]]) -> None:
+    _, facts = compiled
+    assert facts["products"] == ["tcgen05.mma"]
 
 
 def kernels_of(kernel: Kernel, call: Call) -> list[str]:
     return [launch.kernel for launch in launches_of(kernel, call)]
 
 
-def qwen2_7b_call(num_tokens: int, num_sequences: int, capability: tuple[int, int] = H100) -> Call:
+def qwen2_7b_call(num_tokens: int, num_sequences: int, capability: tuple[int, int] = B200) -> Call:
     shapes = [(num_tokens, 28, 128), *[(9000, 4, 16, 128)] * 2]
     floats = [DeviceArray(i, DType.BFLOAT16, shape) for i, shape in enumerate(shapes)]
     tables = [(num_sequences + 1,), (num_sequences,), (num_sequences, 1024)]
@@ -236,8 +234,9 @@ def test_keys_of_few_rows_are_split_by_the_cuda_kernel(
     assert kernels_of(TRITON, call) == kernels_of(TENSOR_CORES, call)
 
 
-def test_a_gpu_without_triton_kernels_uses_the_cuda_kernel() -> None:
-    call = qwen2_7b_call(2048, 1, A100)
+@pytest.mark.parametrize("capability", [A100, H100])
+def test_a_gpu_without_triton_kernels_uses_the_cuda_kernel(capability: tuple[int, int]) -> None:
+    call = qwen2_7b_call(2048, 1, capability)
     assert kernels_of(TRITON, call) == kernels_of(TENSOR_CORES, call)
 
 

@@ -53,7 +53,8 @@ __device__ __forceinline__ void wait_for_products() {
 #endif
 }
 
-// Behind the barrier after which ordinary stores and cp.async to shared memory are visible: makes them so to products.
+// Makes what was copied or stored to shared memory visible to products: before the barrier in threads that wrote, or
+// after it in those that multiply.
 __device__ __forceinline__ void publish_operands() {
 #ifndef AETHER_EMULATED
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -69,69 +70,88 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* tile, int chu
          uint64_t{1} << 62;
 }
 
-// clang-format off
-#define AETHER_WGMMA_64(type)                                                                                          \
-  asm volatile(                                                                                                        \
-      "{.reg .pred p; setp.ne.b32 p, %34, 0; "                                                                         \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {"                                                 \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                          \
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                                             \
-      "%32, %33, p, 1, 1, 0, 0;}"                                                                                      \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),                \
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),          \
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),        \
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])         \
-      : "l"(a), "l"(b), "r"(is_sum))
+#define AETHER_PLACES_32                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define AETHER_PLACES_64                                                               \
+  AETHER_PLACES_32                                                                     \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define AETHER_SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define AETHER_SUMS_16(i) AETHER_SUMS_4(i), AETHER_SUMS_4(i + 4), AETHER_SUMS_4(i + 8), AETHER_SUMS_4(i + 12)
+#define AETHER_SUMS_32 AETHER_SUMS_16(0), AETHER_SUMS_16(16)
+#define AETHER_SUMS_64 AETHER_SUMS_32, AETHER_SUMS_16(32), AETHER_SUMS_16(48)
+#define AETHER_WGMMA(columns, type, is_sum_place, places, operands)                                              \
+  "{.reg .pred p; setp.ne.b32 p, " is_sum_place ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
+  "." type " {" places "}, " operands ";}"
 
-#define AETHER_WGMMA_128(type)                                                                                         \
-  asm volatile(                                                                                                        \
-      "{.reg .pred p; setp.ne.b32 p, %69, 0; "                                                                         \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {"                                                \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                          \
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                          \
-      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                          \
-      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                                                       \
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;}"                                                                        \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),                \
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),          \
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),        \
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),        \
-        "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),        \
-        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),        \
-        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),        \
-        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])         \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum))
-// clang-format on
-
-// c = (is_sum ? c : 0) + A Bᵀ for 64 rows of 16 values of A and B.
+// c = (is_sum ? c : 0) + A Bᵀ for rows of 16 values, 64 of A and 64 or 128 of B.
 template <class T>
 __device__ __forceinline__ void wgmma(float (&c)[32], uint64_t a, uint64_t b, int is_sum) {
   if constexpr (std::is_same_v<T, float16>) {
-    AETHER_WGMMA_64("f16");
+    asm volatile(AETHER_WGMMA("64", "f16", "%34", AETHER_PLACES_32, "%32, %33, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_32
+                 : "l"(a), "l"(b), "r"(is_sum));
   } else {
-    AETHER_WGMMA_64("bf16");
+    asm volatile(AETHER_WGMMA("64", "bf16", "%34", AETHER_PLACES_32, "%32, %33, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_32
+                 : "l"(a), "l"(b), "r"(is_sum));
+  }
+}
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[64], uint64_t a, uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("128", "f16", "%66", AETHER_PLACES_64, "%64, %65, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_64
+                 : "l"(a), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("128", "bf16", "%66", AETHER_PLACES_64, "%64, %65, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_64
+                 : "l"(a), "l"(b), "r"(is_sum));
   }
 }
 
-// c = (is_sum ? c : 0) + A B for A [64, 16] in registers and 16 rows of 128 values of B.
+// c += A B for A [64, 16] in registers and 16 rows of 64 or 128 values of B.
 template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int is_sum) {
+__device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (std::is_same_v<T, float16>) {
-    AETHER_WGMMA_128("f16");
+    asm volatile(AETHER_WGMMA("64", "f16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1")
+                 : AETHER_SUMS_32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
   } else {
-    AETHER_WGMMA_128("bf16");
+    asm volatile(AETHER_WGMMA("64", "bf16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1")
+                 : AETHER_SUMS_32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
   }
 }
-#undef AETHER_WGMMA_64
-#undef AETHER_WGMMA_128
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("128", "f16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1")
+                 : AETHER_SUMS_64
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+  } else {
+    asm volatile(AETHER_WGMMA("128", "bf16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1")
+                 : AETHER_SUMS_64
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+  }
+}
+#undef AETHER_PLACES_32
+#undef AETHER_PLACES_64
+#undef AETHER_SUMS_4
+#undef AETHER_SUMS_16
+#undef AETHER_SUMS_32
+#undef AETHER_SUMS_64
+#undef AETHER_WGMMA
 #endif
 
-// Issues c = (is_sum ? c : 0) + A Bᵀ for tiles A and B of 64 rows.
-template <class T>
-__device__ __forceinline__ void multiply_tiles(float (&c)[32], const Vector<T>* a, const Vector<T>* b, bool is_sum) {
+// Issues c = (is_sum ? c : 0) + A Bᵀ for tiles A of 64 rows and B of 2 kRegisters rows.
+template <class T, int kRegisters>
+__device__ __forceinline__ void multiply_tiles(float (&c)[kRegisters], const Vector<T>* a, const Vector<T>* b,
+                                               bool is_sum) {
 #ifdef AETHER_EMULATED
   const int lane = lane_index(), first_row = warp_index() % 4 * 16 + lane / 4;
-  for (int r = 0; r < 32; ++r) {
+  for (int r = 0; r < kRegisters; ++r) {
     const int row = first_row + r / 2 % 2 * 8, column = r / 4 * 8 + lane % 4 * 2 + r % 2;
     float sum = is_sum ? c[r] : 0.0f;
     for (int piece = 0; piece < kPiecesOfRow; ++piece) {
@@ -149,10 +169,11 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[32], const Vector<T>* 
 #endif
 }
 
-// Issues c += A B for A [64, 16] in registers (the layout of mma.m16n8k16 in each warp) and 16 rows B of 128 columns.
-// Columns 64 c … 64 c + 63 are a tile of `kTileRows` rows.
-template <class T, int kTileRows>
-__device__ __forceinline__ void add_product(float (&c)[64], const uint32_t (&a)[4], const Vector<T>* b, int first_row) {
+// Issues c += A B for A [64, 16] in registers (the layout of mma.m16n8k16 in each warp) and 16 rows B of
+// 2 kRegisters columns. Columns 64 c … 64 c + 63 are a tile of `kTileRows` rows.
+template <class T, int kTileRows, int kRegisters>
+__device__ __forceinline__ void add_product(float (&c)[kRegisters], const uint32_t (&a)[4], const Vector<T>* b,
+                                            int first_row) {
 #ifdef AETHER_EMULATED
   const int lane = lane_index();
   T left[2][16];
@@ -162,7 +183,7 @@ __device__ __forceinline__ void add_product(float (&c)[64], const uint32_t (&a)[
       memcpy(&left[i % 2][2 * member + 8 * (i / 2)], &pair, sizeof pair);
     }
   }
-  for (int r = 0; r < 64; ++r) {
+  for (int r = 0; r < kRegisters; ++r) {
     const int column = r / 4 * 8 + lane % 4 * 2 + r % 2;
     for (int k = 0; k < 16; ++k) {
       const Vector<T> right =
@@ -172,7 +193,7 @@ __device__ __forceinline__ void add_product(float (&c)[64], const uint32_t (&a)[
   }
 #else
   constexpr int kChunkBytes = kTileRows * kPiecesOfRow * kVectorBytes;
-  wgmma<T>(c, a, operand_descriptor(b + first_row * kPiecesOfRow, kChunkBytes), 1);
+  wgmma<T>(c, a, operand_descriptor(b + first_row * kPiecesOfRow, kChunkBytes));
 #endif
 }
 

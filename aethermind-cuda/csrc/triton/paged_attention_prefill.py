@@ -1,6 +1,6 @@
 """Paged attention of sequences with many queries: FlashAttention-2 (Dao 2023) in Triton, compiled ahead of time.
 
-Computes the same part of the operator as common/paged_attention_prefill.cuh, by wgmma or tcgen05, which mma.sync does
+Computes the same part of the operator as common/paged_attention_prefill.cuh, by tcgen05, which mma.sync does
 not use. A program computes ROWS rows of one kv head, where row r is head r % group of query r / group, so that
 each key is read once for all heads that share it.
 """

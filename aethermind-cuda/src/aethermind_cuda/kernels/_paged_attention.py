@@ -26,7 +26,7 @@ from aethermind_cuda.launch import Call, DeviceArray, Launch
 __all__ = [
     "AttentionCall",
     "RESERVED_SHARED_BYTES",
-    "estimate_prefill_tiles",
+    "fills_device",
     "paged_attention_kernels",
     "tensor_core_launches",
 ]
@@ -37,6 +37,14 @@ _SMALL_DECODE_ROWS = 8
 _DECODE_WARPS = 8
 _PREFILL_ROWS = 128
 """Tile rows of the prefill kernel."""
+_WGMMA_CAPABILITY = 9, 0
+_WGMMA_HEAD_DIMS = 64, 128
+_WGMMA_KEYS = 128
+"""Keys per step of the wgmma prefill kernel."""
+_WGMMA_THREADS = 256
+_WGMMA_STAGES = 3
+_WGMMA_STATE_BYTES = 2112
+"""`Shared` of csrc/common/paged_attention_wgmma.cuh."""
 _MIN_PREFILL_SPLIT_KEYS = 256
 _MIN_DECODE_SPLIT_KEYS = 128
 _MAX_UNSPLIT_KEYS = 256
@@ -119,10 +127,13 @@ class _Tiles(NamedTuple):
     prefill: int
 
 
-def estimate_prefill_tiles(call: Call) -> int:
-    """Estimate the prefill tiles of one kv head, assuming that decode computes one token of each sequence."""
+def fills_device(call: Call) -> bool:
+    """Whether prefill has tiles for half of the multiprocessors, if decode computes one token of each sequence. With
+    fewer, splitting keys is faster.
+    """
     num_tokens, num_sequences = _num_tokens_and_sequences(call)
-    return max(0, num_tokens - num_sequences) * _group_size(call) // _PREFILL_ROWS
+    tiles = max(0, num_tokens - num_sequences) * _group_size(call) // _PREFILL_ROWS
+    return 2 * tiles * _num_kv_heads(call) >= call.device.num_multiprocessors
 
 
 def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | None = None) -> Iterator[Launch]:
@@ -144,11 +155,12 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     suffix = f"{call.outputs[0].dtype}_{width}"
     variant = "_quantized" if is_quantized else ""
     tiles = _tiles(call)
+    by_wgmma = not prefill and _takes_wgmma(call)
     arguments.items_are_tokens = arguments.num_tokens <= num_sequences
     arguments.decode_tile_rows = _decode_tile_rows(call)
     arguments.decode_rows = _decode_rows(call) if tiles.decode else 0
     arguments.max_decode_splits = _decode_splits(call, tiles.decode * num_kv_heads)
-    arguments.max_prefill_splits = 0 if prefill else _prefill_splits(call, tiles.prefill)
+    arguments.max_prefill_splits = 0 if prefill or by_wgmma else _prefill_splits(call, tiles.prefill)
     if arguments.max_decode_splits > 1:
         arguments.combine_decode_blocks = tiles.decode * arguments.decode_tile_rows
     combine_blocks = arguments.combine_decode_blocks
@@ -161,6 +173,10 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
         yield Launch(source, f"{source}_{suffix}_{rows}", grid, block, (arguments,), shared)
     if tiles.prefill and prefill:
         yield prefill(call, arguments.decode_rows)
+    elif tiles.prefill and by_wgmma:
+        source, grid = "paged_attention_prefill_wgmma", (tiles.prefill, num_kv_heads, 1)
+        block, shared = (_WGMMA_THREADS, 1, 1), _wgmma_shared(width)
+        yield Launch(source, f"{source}_{suffix}", grid, block, (arguments,), shared)
     elif tiles.prefill:
         source = f"paged_attention_prefill{variant}"
         grid = (tiles.prefill + arguments.max_prefill_splits, num_kv_heads, 1)
@@ -170,6 +186,21 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     if combine_blocks:
         name, grid = f"paged_attention_combine_{suffix}", (combine_blocks, num_kv_heads, 1)
         yield Launch("paged_attention_combine", name, grid, (THREADS, 1, 1), (arguments,))
+
+
+def _takes_wgmma(call: Call) -> bool:
+    """Whether the wgmma kernel computes prefill. It splits no keys, and computes no additions."""
+    head_dim, device, attributes = call.outputs[0].shape[-1], call.device, call.attributes
+    return (
+        device.compute_capability == _WGMMA_CAPABILITY
+        and not _is_quantized(call)
+        and head_dim in _WGMMA_HEAD_DIMS
+        and _wgmma_shared(head_dim) <= device.shared_bytes
+        and attributes["scale"] > 0
+        and not attributes.get("softcap")
+        and not any(call.inputs[6:])
+        and fills_device(call)
+    )
 
 
 def _row_launches(call: Call) -> Iterator[Launch]:
@@ -230,6 +261,12 @@ def _group_size(call: Call) -> int:
     assert q is not None
     assert k_cache is not None
     return q.shape[1] // k_cache.shape[1]
+
+
+def _num_kv_heads(call: Call) -> int:
+    k_cache = call.inputs[1]
+    assert k_cache is not None
+    return k_cache.shape[1]
 
 
 def _decode_rows(call: Call) -> int:
@@ -336,6 +373,11 @@ def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
     row = 2 * (width + _PADDING)
     warp_bytes = 2 * 2 * 16 * (width + 16) if is_quantized else 2 * 16 * row
     return rows * row + _DECODE_WARPS * warp_bytes
+
+
+def _wgmma_shared(width: int) -> int:
+    """Dynamic shared memory: queries, stages of keys and of values, and what the block finds out about its tile."""
+    return 2 * width * (_PREFILL_ROWS + 2 * _WGMMA_STAGES * _WGMMA_KEYS) + _WGMMA_STATE_BYTES
 
 
 def _prefill_shared(width: int, is_quantized: bool) -> int:

@@ -1,7 +1,7 @@
 """Prefill attention by kernels that Triton compiled ahead of time (csrc/triton).
 
-They use wgmma and tcgen05, which the CUDA C++ prefill kernel does not, and replace its launch for the same sequences
-and operands, without partials. Other launches are unchanged, and so is prefill with few tiles.
+They use tcgen05, which the CUDA C++ prefill kernel does not, and replace its launch for the same sequences and
+operands, without partials. Other launches are unchanged, and so is prefill with few tiles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind_cuda.kernels._heads import all_present, last_dim
-from aethermind_cuda.kernels._paged_attention import estimate_prefill_tiles, tensor_core_launches
+from aethermind_cuda.kernels._paged_attention import fills_device, tensor_core_launches
 from aethermind_cuda.launch import Call, KernelFunction, Launch
 from aethermind_cuda.library import Cubins
 from aethermind_cuda.probe import capability_of_first, probe_driver
@@ -93,16 +93,10 @@ def _is_power_of_two(number: int) -> bool:
 def _launches(call: Call) -> Iterator[Launch]:
     # Another GPU of this machine may have another capability than the first.
     compiled = _find(str(call.outputs[0].dtype), call.outputs[0].shape[-1], call.device.compute_capability)
-    if compiled is None or not _fills_device(call):
+    if compiled is None or not fills_device(call):
         yield from tensor_core_launches(call)
     else:
         yield from tensor_core_launches(call, partial(_launch, compiled))
-
-
-def _fills_device(call: Call) -> bool:
-    """With fewer tiles the CUDA C++ kernel, which splits keys, is faster."""
-    _, k_cache, *_ = all_present(call.inputs)
-    return 2 * estimate_prefill_tiles(call) * k_cache.shape[1] >= call.device.num_multiprocessors
 
 
 def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
