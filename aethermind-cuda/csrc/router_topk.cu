@@ -52,13 +52,13 @@ __device__ __forceinline__ Candidate next_candidate(const float* scores, int beg
   return best;
 }
 
-__device__ __forceinline__ Candidate first_of_lanes(Candidate best) {
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    const Candidate other{__shfl_xor_sync(kFullWarp, best.score, distance),
-                          __shfl_xor_sync(kFullWarp, best.index, distance)};
-    best = other.is_before(best) ? other : best;
-  }
-  return best;
+// The first of the candidates of a warp's lanes.
+__device__ __forceinline__ Candidate first_of_lanes(const Candidate& mine) {
+  const int bits = __float_as_int(mine.score);
+  const int order = bits >= 0 ? bits : bits ^ 0x7fffffff;  // as the scores
+  const int largest = __reduce_max_sync(kFullWarp, order);
+  const int index = __reduce_min_sync(kFullWarp, order == largest ? mine.index : 0x7fffffff);
+  return {__int_as_float(largest >= 0 ? largest : largest ^ 0x7fffffff), index};
 }
 
 // The first of candidates [0, end) behind `previous`, found by a warp.
@@ -69,13 +69,16 @@ __device__ __forceinline__ Candidate next_of_warp(const float* scores, int end, 
 // Writes the softmax or sigmoid of a token's logits to scores[E]; NaN becomes the least of all, so that ids are valid.
 __device__ __forceinline__ void write_scores(float* scores, const float* logits, const RouterTopK& call) {
   float largest = -kLargest, sum = 0.0f;
+#pragma unroll 4
   for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
-    largest = fmaxf(largest, logits[i]);
+    scores[i] = logits[i];
+    largest = fmaxf(largest, scores[i]);
   }
   largest = warp_reduce<Max>(largest);
   for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
-    const float power = call.is_sigmoid != 0 ? expf(-fabsf(logits[i])) : expf(logits[i] - largest);
-    scores[i] = call.is_sigmoid != 0 ? (logits[i] >= 0.0f ? 1.0f : power) / (1.0f + power) : power;
+    const float logit = scores[i];
+    const float power = call.is_sigmoid != 0 ? expf(-fabsf(logit)) : expf(logit - largest);
+    scores[i] = call.is_sigmoid != 0 ? (logit >= 0.0f ? 1.0f : power) / (1.0f + power) : power;
     sum += power;
   }
   const float inverse = call.is_sigmoid != 0 ? 1.0f : 1.0f / warp_reduce<Sum>(sum);
@@ -111,10 +114,12 @@ __device__ __forceinline__ void mask_groups(float* choices, float* group_scores,
   __syncwarp();
 }
 
-// Dynamic shared memory: float[2 · num_experts + num_groups].
+// Dynamic shared memory: float[2 · num_experts + num_groups], int[k].
 __device__ __forceinline__ void router_topk(const RouterTopK& call) {
   AETHER_DYNAMIC_SHARED(float, scores);
   float* const choices = scores + call.num_experts;
+  float* const group_scores = choices + call.num_experts;
+  int* const chosen = reinterpret_cast<int*>(group_scores + call.num_groups);
   const int64_t token = blockIdx.x;
   write_scores(scores, call.logits + token * call.num_experts, call);
   for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
@@ -123,24 +128,27 @@ __device__ __forceinline__ void router_topk(const RouterTopK& call) {
   }
   __syncwarp();
   if (call.top_groups < call.num_groups) {
-    mask_groups(choices, choices + call.num_experts, call);
+    mask_groups(choices, group_scores, call);
   }
-  int* const ids = call.ids + token * call.k;
-  float* const weights = call.weights + token * call.k;
+  // A lane keeps the first of its candidates that is not chosen yet.
+  const auto next_of_lane = [&](const Candidate& previous) {
+    return next_candidate(choices, lane_index(), call.num_experts, kWarpSize, previous);
+  };
+  Candidate mine = next_of_lane(before_all());
   float sum = 0.0f;
-  Candidate candidate = before_all();
   for (int i = 0; i < call.k; ++i) {
-    candidate = next_of_warp(choices, call.num_experts, candidate);
-    sum += scores[candidate.index];
-    if (lane_index() == 0) {
-      ids[i] = candidate.index;
-      weights[i] = scores[candidate.index];
+    const int id = first_of_lanes(mine).index;
+    sum += scores[id];
+    if (mine.index == id) {
+      chosen[i] = id;
+      mine = next_of_lane(mine);
     }
   }
   __syncwarp();
   const float factor = call.renormalizes != 0 ? call.scale / (sum + 1e-20f) : call.scale;
   for (int i = lane_index(); i < call.k; i += kWarpSize) {
-    weights[i] *= factor;
+    call.ids[token * call.k + i] = chosen[i];
+    call.weights[token * call.k + i] = scores[chosen[i]] * factor;
   }
 }
 

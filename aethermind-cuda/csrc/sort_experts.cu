@@ -14,6 +14,28 @@ __device__ __forceinline__ int prefix_sum(int value) {
   return value;
 }
 
+// Calls body(choice, its expert) for this thread's choices. Several ids are loaded at a time to hide latency.
+template <class Body>
+__device__ __forceinline__ void for_each_choice(const int* ids, int num_choices, int num_experts, const Body& body) {
+  constexpr int kBatch = 8;
+  const int num_threads = static_cast<int>(blockDim.x);
+  for (int first = static_cast<int>(threadIdx.x); first < num_choices; first += kBatch * num_threads) {
+    int experts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int choice = first + i * num_threads;
+      experts[i] = choice < num_choices ? ids[choice] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int choice = first + i * num_threads;
+      if (choice < num_choices) {
+        body(choice, checked_index(experts[i], num_experts));
+      }
+    }
+  }
+}
+
 // Writes the num_choices choices by expert to `order`, and tiles of at most tile_rows of them to `tiles`, the rest of
 // its max_tiles empty. The order within an expert is arbitrary; no result depends on it. Dynamic shared memory:
 // int[num_experts], counts and then the next position of each expert.
@@ -26,9 +48,7 @@ __device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, cons
     positions[expert] = 0;
   }
   __syncthreads();
-  for (int choice = thread; choice < num_choices; choice += num_threads) {
-    atomicAdd(&positions[checked_index(ids[choice], num_experts)], 1);
-  }
+  for_each_choice(ids, num_choices, num_experts, [&](int, int expert) { atomicAdd(&positions[expert], 1); });
   __syncthreads();
   if (warp_index() == 0) {
     int choices_before = 0, tiles_before = 0;
@@ -56,9 +76,8 @@ __device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, cons
   for (int tile = num_tiles + thread; tile < max_tiles; tile += num_threads) {
     tiles[tile] = {0, 0, 0};
   }
-  for (int choice = thread; choice < num_choices; choice += num_threads) {
-    order[atomicAdd(&positions[ids[choice]], 1)] = choice;
-  }
+  for_each_choice(ids, num_choices, num_experts,
+                  [&](int choice, int expert) { order[atomicAdd(&positions[expert], 1)] = choice; });
 }
 
 }  // namespace aether

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cuda.emulator import compile_kernels
+from tests.cuda.emulator.driver import EmulatedDriver
 from tests.cuda.emulator.opening import emulated_cuda
 
 from aethermind.dispatch import Kernel
@@ -16,7 +17,9 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.catalog.mixture import MOE_GATE_UP_SILU, MOE_LINEAR
 from aethermind.ops.operator import Sample
 from aethermind.runtime import OpenDevice, Runtime
-from aethermind.testing.operator_calls import KernelCase, run_kernel
+from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
+from aethermind_cuda.backend import CudaBackend
+from aethermind_cuda.kernels import _expert_wgmma
 from aethermind_cuda.kernels.mixture import KERNELS
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
@@ -83,7 +86,39 @@ def test_weights_of_other_experts_are_not_read(opened: OpenDevice, num_tokens: i
         assert np.isfinite(out.astype(np.float32)).all()
 
 
-def launches_of(kernel: Kernel, num_tokens: int) -> tuple[list[Any], int]:
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("num_tokens", [40, 170])
+def test_many_choices_by_wgmma(
+    opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, num_tokens: int, dtype: DType
+) -> None:
+    """Tiles of up to 64 choices and of more; 90 outputs are part of a tile, or one and a part."""
+    monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
+    num_experts, num_chosen, hidden_size, width = 4, 2, 128, 90
+    rng = np.random.default_rng(num_tokens)
+    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :num_chosen].astype(np.int32)
+    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) / 8 for _ in range(2))
+    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
+    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
+    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
+    for operator, inputs, activation in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
+        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
+    ):
+        sample = Sample("wgmma", inputs, {"num_experts": num_experts, **activation})
+        case = KernelCase(operator, kernel_of(operator.name), dtype, sample, None)
+        check_kernel(case, RUNTIME.operators, opened)
+    assert launched(opened, f"moe_gate_up_silu_wgmma_{dtype}", f"moe_linear_wgmma_{dtype}")
+
+
+def launched(opened: OpenDevice, *kernels: str) -> bool:
+    backend = opened.backend
+    assert isinstance(backend, CudaBackend)
+    assert isinstance(backend._driver, EmulatedDriver)
+    return all(backend._driver.launched[kernel] for kernel in kernels)
+
+
+def launches_of(kernel: Kernel, num_tokens: int, capability: tuple[int, int] = (9, 0)) -> tuple[list[Any], int]:
     """The launches and the workspace, for the shapes of Qwen3-30B-A3B: 128 experts, of which a token uses 8."""
 
     def array(*shape: int, dtype: DType = DType.BFLOAT16) -> DeviceArray:
@@ -92,7 +127,7 @@ def launches_of(kernel: Kernel, num_tokens: int) -> tuple[list[Any], int]:
     ids = array(num_tokens, 8, dtype=DType.INT32)
     inputs = (array(num_tokens, 8, 768), ids, array(128 * 2048, 768), None)
     attributes = {"num_experts": 128}
-    call = Call(inputs, (array(num_tokens, 8, 2048),), attributes, DeviceFacts((9, 0), 132, 227 << 10), 1 << 30)
+    call = Call(inputs, (array(num_tokens, 8, 2048),), attributes, DeviceFacts(capability, 132, 227 << 10), 1 << 30)
     function: Any = kernel.function
     assert isinstance(function, KernelFunction)
     return list(function(call)), function.workspace_bytes(call)
@@ -101,13 +136,15 @@ def launches_of(kernel: Kernel, num_tokens: int) -> tuple[list[Any], int]:
 def test_launches_depend_on_the_number_of_tokens_alone() -> None:
     """The grid has the most tiles that any choice of experts makes, so that a graph can replay the launches."""
     kernel = kernel_of("moe_linear")
-    (decode,), _ = launches_of(kernel, 2)
-    assert (decode.kernel, decode.grid) == ("moe_linear_gemv_bfloat16", (16, 128, 1))
-    (sort, skinny), _ = launches_of(kernel, 64)
+    (decode,), _ = launches_of(kernel, 4)
+    assert (decode.kernel, decode.grid) == ("moe_linear_gemv_bfloat16", (32, 128, 1))
+    (sort, skinny), _ = launches_of(kernel, 32)
     assert isinstance(sort, Launch)
     assert (sort.kernel, sort.grid) == ("sort_experts", (1, 1, 1))
-    assert (skinny.kernel, skinny.grid) == ("moe_linear_gemv_bfloat16", (512 // 8 + 128, 128, 1))
+    assert (skinny.kernel, skinny.grid) == ("moe_linear_gemv_bfloat16", (256 // 8 + 128, 128, 1))
     (_, tiled), _ = launches_of(kernel, 1024)
+    assert (tiled.kernel, tiled.grid) == ("moe_linear_wgmma_bfloat16", (2048 // 128, 8192 // 128 + 128, 1))
+    (_, tiled), _ = launches_of(kernel, 1024, (8, 0))
     assert (tiled.kernel, tiled.grid) == ("moe_linear_tiled_bfloat16", (8192 // 64 + 128, 16, 1))
     (_, invariant), _ = launches_of(kernel_of("moe_linear", "cuda/batch_invariant"), 1024)
     assert invariant.kernel == "moe_linear_gemv_bfloat16"

@@ -42,8 +42,7 @@ struct ExpertProducts {
   int log2_chunks;
   int term;
 
-  __device__ __forceinline__ ExpertTile tile() const {
-    const int index = static_cast<int>(blockIdx.x);
+  __device__ __forceinline__ ExpertTile tile(int index = static_cast<int>(blockIdx.x)) const {
     if (ids == nullptr) {
       const int num_tokens = num_choices / num_experts;
       const int tiles_of_head = (num_tokens + tile_choices - 1) / tile_choices;

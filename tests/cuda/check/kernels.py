@@ -27,6 +27,8 @@ def reason_to_compile(target: str) -> str | None:
     """What is missing or older than its source, or None. The compiler's release is that of the manifest."""
     builder, cubins = load_builder(), Cubins()
     for source in sorted(builder.SOURCES.glob("*.cu")):
+        if target in builder.TARGETS and target not in builder.targets_of(source):
+            continue
         known = cubins.operators.get(source.stem, {})
         if target not in known.get("targets", {}):
             return f"{source.stem} was not compiled for sm_{target}"

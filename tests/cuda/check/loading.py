@@ -12,6 +12,7 @@ from aethermind.hal import DeviceId, DType, Tensor
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.launch import Call, DeviceArray
 from aethermind_cuda.library import Cubins
+from aethermind_cuda.targets import best_target
 
 __all__: list[str] = []
 
@@ -22,6 +23,8 @@ def load_cubins(backend: CudaBackend) -> int:
     driver, capability = backend._driver, backend.devices.facts(0).compute_capability
     cubins, count = Cubins(), 0
     for source, operator in cubins.operators.items():
+        if best_target(operator["targets"], capability) is None:
+            continue
         module = driver.module_load(cubins.image(source, capability))
         for name in sorted({name for built in operator["targets"].values() for name in built["kernels"]}):
             driver.get_function(module, name)

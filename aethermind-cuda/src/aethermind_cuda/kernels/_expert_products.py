@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
@@ -24,16 +24,28 @@ from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
-__all__ = ["ExpertProduct", "MAX_EXPERTS", "codes_of", "expert_products", "head_product", "sorting_bytes"]
+__all__ = [
+    "Choices",
+    "ExpertProduct",
+    "MAX_EXPERTS",
+    "codes_of",
+    "expert_call",
+    "expert_products",
+    "head_product",
+    "sorted_choices",
+    "sorting_bytes",
+]
 
 MAX_EXPERTS = 4096
 """Limit of experts: the sort has a counter for each in shared memory."""
 
-_MAX_UNSORTED_CHOICES = 16
+_EXPERTS_PER_UNSORTED_CHOICE = 4
+"""Up to a choice for four experts, few tokens share one, and reading weights twice takes less time than sorting."""
 _SKINNY_CHOICES = 8
 _TILED_CHOICES = 64
-_MIN_TILED_CHOICES_PER_EXPERT = 8
-"""From this many choices for each expert on, tiles of 64 read weights less often than tiles of 8."""
+_MIN_TILED_CHOICES_PER_EXPERT = 4
+_MIN_TILED_CHOICES_PER_QUANTIZED_EXPERT = 16
+"""Beyond so many choices for each expert, tiles of 64 are faster than tiles of 8 (measured on an H200)."""
 _TILE_OUTPUTS = 16
 _MAX_SKINNY_TOKENS_OF_HEADS = 32
 """Up to this many tokens, heads are multiplied in tiles of 8: their weights are read by few blocks."""
@@ -42,9 +54,12 @@ _TILE_BYTES = 12
 """Bytes of an `ExpertTile`."""
 _ALIGNMENT = 256
 
-_DENSE = Projection("moe_linear", num_weights=1, group_chunks=2)
-_QUANTIZED = Projection("moe_linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
-_FLOAT8 = Projection("moe_linear_float8", num_weights=1, group_chunks=GROUP_CHUNKS)
+_MIN_STEPS_PER_WARP = 3
+"""Experts may have few inputs: of blocks with fewer warps, each with some steps, more run and read at a time."""
+
+_DENSE = Projection("moe_linear", num_weights=1, group_chunks=2, min_steps=_MIN_STEPS_PER_WARP)
+_QUANTIZED = Projection("moe_linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS, min_steps=_MIN_STEPS_PER_WARP)
+_FLOAT8 = Projection("moe_linear_float8", num_weights=1, group_chunks=GROUP_CHUNKS, min_steps=_MIN_STEPS_PER_WARP)
 
 
 class _ExpertProducts(ctypes.Structure):
@@ -90,22 +105,13 @@ def expert_products(
     num_choices = ids.size
     if not num_choices:
         return
-    is_tiled = (
-        not is_invariant
-        and x.dtype is not DType.FLOAT32
-        and num_choices > max(_MAX_UNSORTED_CHOICES, num_experts * _MIN_TILED_CHOICES_PER_EXPERT)
-    )
-    tile_choices = _TILED_CHOICES if is_tiled else _SKINNY_CHOICES
-    order, tiles, num_tiles = None, None, num_choices
-    if num_choices > _MAX_UNSORTED_CHOICES:
-        num_tiles = _max_tiles(num_choices, num_experts, tile_choices)
-        order = DeviceArray(workspace, DType.INT32, (num_choices,))
-        tiles = DeviceArray(workspace + _order_bytes(num_choices), DType.INT32, (num_tiles, 3))
-        arguments = (order, tiles, ids, num_choices, num_experts, tile_choices, num_tiles)
-        shared_bytes = num_experts * DType.INT32.itemsize
-        yield Launch("sort_experts", "sort_experts", (1, 1, 1), (_SORT_THREADS, 1, 1), arguments, shared_bytes)
-    choices = _Choices(num_choices, num_experts, num_tiles, is_tiled, ids, order, tiles)
-    yield _launch(products, x, format, choices, choices_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
+    per_expert = _MIN_TILED_CHOICES_PER_QUANTIZED_EXPERT if format else _MIN_TILED_CHOICES_PER_EXPERT
+    is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_choices > num_experts * per_expert
+    choices = Choices(num_choices, num_experts, num_choices, ids)
+    if num_choices > max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_CHOICE):
+        choices, sort = sorted_choices(ids, num_experts, _TILED_CHOICES if is_tiled else _SKINNY_CHOICES, workspace)
+        yield sort
+    yield _launch(products, x, format, choices, is_tiled, choices_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
 
 
 def head_product(
@@ -117,47 +123,74 @@ def head_product(
         return
     is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_tokens > _MAX_SKINNY_TOKENS_OF_HEADS
     num_tiles = num_heads * div_up(num_tokens, _TILED_CHOICES if is_tiled else _SKINNY_CHOICES)
-    yield _launch([product], x, format, _Choices(num_tokens * num_heads, num_heads, num_tiles, is_tiled))
+    yield _launch([product], x, format, Choices(num_tokens * num_heads, num_heads, num_tiles), is_tiled)
 
 
-class _Choices(NamedTuple):
+class Choices(NamedTuple):
     """Choices and their tiles: sorted ones have an order, those of heads have no ids."""
 
     num_choices: int
     num_experts: int
     num_tiles: int
-    is_tiled: bool
     ids: DeviceArray | None = None
     order: DeviceArray | None = None
     tiles: DeviceArray | None = None
+
+
+def sorted_choices(ids: DeviceArray, num_experts: int, tile_choices: int, workspace: int) -> tuple[Choices, Launch]:
+    """Choices by expert in tiles of up to `tile_choices`, and the launch that sorts them so.
+
+    `workspace` has the `sorting_bytes` of them.
+    """
+    num_tiles = _max_tiles(ids.size, num_experts, tile_choices)
+    order = DeviceArray(workspace, DType.INT32, (ids.size,))
+    tiles = DeviceArray(workspace + _order_bytes(ids.size), DType.INT32, (num_tiles, 3))
+    arguments = (order, tiles, ids, ids.size, num_experts, tile_choices, num_tiles)
+    shared_bytes = num_experts * DType.INT32.itemsize
+    sort = Launch("sort_experts", "sort_experts", (1, 1, 1), (_SORT_THREADS, 1, 1), arguments, shared_bytes)
+    return Choices(ids.size, num_experts, num_tiles, ids, order, tiles), sort
+
+
+def expert_call(
+    products: Sequence[ExpertProduct],
+    x: DeviceArray,
+    choices: Choices,
+    tile_choices: int,
+    choices_per_row: int,
+    layout: QuantizedLayout | None = None,
+) -> Any:
+    """The argument of kernels; `layout` is that of quantised weights."""
+    return _ExpertProducts(
+        *(_addresses([product[i] for product in products]) for i in range(3)),
+        *(None if array is None else array.address for array in (x, choices.ids, choices.order, choices.tiles)),
+        *(choices.num_choices, tile_choices, choices_per_row, choices.num_experts),
+        *(products[0].out.shape[-1], x.shape[-1]),
+        *((layout.num_blocks, layout.log2_chunks, layout.affine_term) if layout else (0, 0, 0)),
+    )
 
 
 def _launch(
     products: Sequence[ExpertProduct],
     x: DeviceArray,
     format: WeightFormat | None,
-    choices: _Choices,
+    choices: Choices,
+    is_tiled: bool,
     choices_per_row: int = 1,
 ) -> Launch:
-    num_inputs, num_outputs, num_experts = x.shape[-1], products[0].out.shape[-1], choices.num_experts
-    tile_choices = _TILED_CHOICES if choices.is_tiled else _SKINNY_CHOICES
+    num_inputs, num_outputs = x.shape[-1], products[0].out.shape[-1]
+    tile_choices = _TILED_CHOICES if is_tiled else _SKINNY_CHOICES
     layout = None if format is None or format == FP8 else QuantizedLayout(format, (num_outputs, num_inputs))
-    call = _ExpertProducts(
-        *(_addresses([product[i] for product in products]) for i in range(3)),
-        *(None if array is None else array.address for array in (x, choices.ids, choices.order, choices.tiles)),
-        *(choices.num_choices, tile_choices, choices_per_row, num_experts, num_outputs, num_inputs),
-        *((layout.num_blocks, layout.log2_chunks, layout.affine_term) if layout else (0, 0, 0)),
-    )
+    call = expert_call(products, x, choices, tile_choices, choices_per_row, layout)
     # Rows of an expert may begin within a tile of 16 outputs of the stack.
     num_output_tiles = div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
-    sizes = _TILED_CHOICES if choices.is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
+    sizes = _TILED_CHOICES if is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
     projection, suffix, dense = _DENSE, str(x.dtype), [product.weight for product in products]
     if format == FP8:
-        projection, stack = _FLOAT8, Float8Layout((num_experts * num_outputs, num_inputs))
+        projection, stack = _FLOAT8, Float8Layout((choices.num_experts * num_outputs, num_inputs))
         dense = [stack.codes(weight.address) for weight in dense]
     elif format is not None:
         projection, suffix, dense = _QUANTIZED, f"{codes_of(format)}_{x.dtype}", []
-    launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not choices.is_tiled, dense=dense)
+    launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not is_tiled, dense=dense)
     return replace(launch, grid=(choices.num_tiles, launch.grid[1], len(products)))
 
 

@@ -43,13 +43,15 @@ class Projection:
     """The kernels of `csrc/<source>.cu`: x · weightᵀ of one weight, or of both of a SwiGLU.
 
     A warp processes `group_chunks` times 32 inputs per step. `max_skinny_tokens` is the limit of the widest skinny
-    kernel, which reads a weight once; float32 has only the kernel for eight tokens.
+    kernel, which reads a weight once; float32 has only the kernel for eight tokens. Skinny blocks have as many warps,
+    up to 8, as have `min_steps` steps each.
     """
 
     source: str
     num_weights: int
     group_chunks: int
     max_skinny_tokens: int = _SKINNY_TOKENS
+    min_steps: int = 1
 
     def launch(
         self,
@@ -76,7 +78,8 @@ class Projection:
             tokens = self.max_skinny_tokens if is_half and num_tokens > _SKINNY_TOKENS else _SKINNY_TOKENS
             is_gemv = is_half and tokens == _SKINNY_TOKENS and bool(dense) and all(map(has_whole_vectors, dense))
             kind = "gemv" if is_gemv else f"skinny{tokens}"
-            warps = max(1, min(_MAX_SKINNY_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
+            num_steps = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
+            warps = max(1, min(_MAX_SKINNY_WARPS, num_steps // self.min_steps))
             shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
             shared_bytes += warps * _RING_BYTES * is_gemv
         grid = div_up(num_tokens, tokens), tiles, 1

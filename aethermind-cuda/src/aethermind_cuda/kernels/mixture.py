@@ -20,6 +20,7 @@ from aethermind_cuda.kernels._expert_products import (
     expert_products,
     sorting_bytes,
 )
+from aethermind_cuda.kernels._expert_wgmma import takes_wgmma, wgmma_expert_products
 from aethermind_cuda.kernels._heads import last_dim
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
 from aethermind_cuda.kernels.quantized import FORMATS
@@ -56,7 +57,7 @@ def _router_topk(call: Call) -> Iterator[Launch]:
     pointers = [None if array is None else array.address for array in (*call.outputs, logits, correction)]
     scale = float(call.attributes["scale"])
     parameters = _RouterTopK(*pointers, scale, num_experts=num_experts, **counts, **groups)
-    shared_bytes = (2 * num_experts + groups["num_groups"]) * DType.FLOAT32.itemsize
+    shared_bytes = (2 * num_experts + groups["num_groups"] + counts["k"]) * DType.FLOAT32.itemsize
     yield Launch("router_topk", "router_topk", (num_tokens, 1, 1), (32, 1, 1), (parameters,), shared_bytes)
 
 
@@ -91,6 +92,9 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         assert weight is not None
         product = ExpertProduct(call.outputs[0], weight, bias)
         num_experts = int(call.attributes["num_experts"])
+        if format is None and not is_invariant and takes_wgmma([product], x, ids, num_experts, call.device):
+            yield from wgmma_expert_products([product], x, ids, num_experts, call.workspace)
+            return
         yield from expert_products([product], x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
 
     return launches
@@ -101,7 +105,7 @@ def _moe_linear_bytes(call: Call) -> int:
 
 
 def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
-    """Both products in one launch, that of gate to the output, and their gating."""
+    """Both products in one launch, that of gate to the output, and their gating; or everything in one launch."""
 
     def launches(call: Call) -> Iterator[Launch]:
         x, ids, w_gate, w_up, b_gate, b_up = call.inputs
@@ -114,6 +118,9 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
         products = [ExpertProduct(out, w_gate, b_gate), ExpertProduct(up, w_up, b_up)]
         num_experts = int(call.attributes["num_experts"])
         workspace = call.workspace + align_up(up.nbytes, _ALIGNMENT)
+        if format is None and not is_invariant and takes_wgmma(products, x, ids, num_experts, call.device):
+            yield from wgmma_expert_products(products, x, ids, num_experts, workspace, call.attributes)
+            return
         yield from expert_products(products, x, ids, num_experts, format, workspace, is_invariant=is_invariant)
         yield clamped_silu_mul(out, out, up, call.attributes)
 

@@ -59,7 +59,9 @@ def pretrained(
     KV cache.
     """
     torch.set_num_threads(1)
-    model = getattr(transformers, architecture).from_pretrained(directory, dtype=rounded_to).to(dtype).eval()
+    # Not all releases compute soft caps and sinks in their other kernels of attention.
+    options = {"dtype": rounded_to, "attn_implementation": "eager"}
+    model = getattr(transformers, architecture).from_pretrained(directory, **options).to(dtype).eval()
     if hasattr(model, "set_experts_implementation"):  # grouped products of experts do not compute float64
         model.set_experts_implementation("eager")
     if context is not None:
