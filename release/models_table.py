@@ -71,7 +71,9 @@ _PUBLISHED: Mapping[str, str] = {
 _GGUF_AS = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
+    "Olmo3ForCausalLM": "olmo2",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "Qwen3_5ForConditionalGeneration": "qwen35",
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }

@@ -29,6 +29,9 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "FalconH1ForCausalLM": "falcon-h1",
     "Mamba2ForCausalLM": "mamba2",
+    "Olmo3ForCausalLM": "olmo2",
+    "Cohere2ForCausalLM": "cohere2",
+    "GPT2LMHeadModel": "gpt2",
     "PhiForCausalLM": "phi2",
     "GPTNeoXForCausalLM": "gptneox",
     "BloomForCausalLM": "bloom",
@@ -40,6 +43,9 @@ _PRE = {
     "qwen3next": "qwen2",
     "qwen35moe": "qwen35",
     "mamba2": "olmo",
+    "olmo2": "dbrx",
+    "cohere2": "command-r",
+    "gpt2": "gpt-2",
     "phi2": "phi-2",
     "gptneox": "olmo",
 }
@@ -85,11 +91,14 @@ def write_converted(directory: Path, path: Path, *, is_old: bool = False, quanti
 def _metadata(arch: str, config: Config) -> dict[str, Any]:
     """The keys under the architecture that the converter writes and that matter."""
     rope = config.get("rope_parameters") or {}
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention", rope)
+    width = _first(config, "hidden_size", "d_model", "n_embd")
     found: dict[str, Any] = {
         "block_count": _first(config, "num_hidden_layers", "n_layer", "n_layers"),
-        "context_length": _first(config, "max_position_embeddings", "seq_length", "max_seq_len", default=2**20),
-        "embedding_length": _first(config, "hidden_size", "d_model"),
-        "feed_forward_length": config.get("intermediate_size") or 4 * _first(config, "hidden_size", "d_model"),
+        "context_length": _first(config, "max_position_embeddings", "seq_length", "max_seq_len", "n_positions"),
+        "embedding_length": width,
+        "feed_forward_length": config.get("intermediate_size") or 4 * width,
         "attention.head_count": _first(config, "num_attention_heads", "n_head", "n_heads"),
     }
     if config.get("num_key_value_heads"):
@@ -114,10 +123,13 @@ def _metadata(arch: str, config: Config) -> dict[str, Any]:
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": rope["factor"],
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": float(rope["beta_fast"]),
-            "rope.scaling.yarn_beta_slow": float(rope["beta_slow"]),
-            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
         }
+        numbers = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
+        found |= {f"rope.scaling.{key}": float(rope[name]) for key, name in numbers.items() if rope.get(name)}
+        if "mscale_all_dim" in rope:
+            found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if local:
+        found["rope.freq_base_swa"] = float(local["rope_theta"])
     for field, key in _EXPERTS.items():
         if config.get(field) is not None:
             found[key] = config[field]
@@ -140,8 +152,8 @@ _EXPERTS = {
 }
 
 
-def _first(config: Config, *names: str, default: Any = None) -> Any:
-    return next((config[name] for name in names if config.get(name) is not None), default)
+def _first(config: Config, *names: str) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
 
 
 def _deepseek(config: Config) -> dict[str, Any]:
@@ -212,6 +224,14 @@ _OWN: dict[str, Callable[[Config], dict[str, Any]]] = {
     "qwen35moe": _delta_net,
     "falcon-h1": _falcon_h1,
     "mamba2": _mamba2,
+    "olmo2": lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+    },
+    "cohere2": lambda config: {
+        "logit_scale": config["logit_scale"],
+        "attention.sliding_window": config["sliding_window"],
+    },
     "gptneox": lambda config: {"use_parallel_residual": config["use_parallel_residual"]},
     "mpt": lambda config: {"attention.max_alibi_bias": float(config["attn_config"]["alibi_bias_max"])},
 }
@@ -333,6 +353,10 @@ def _by_part(config: Config, name: str, values: Array) -> Named:
     yield name.removeprefix("transformer."), values
 
 
+def _transposed(_: Config, name: str, values: Array) -> Named:
+    yield name, values.T if re.search(r"c_(attn|proj|fc)\.weight", name) else values
+
+
 _TENSORS: dict[str, Callable[[Config, str, Array], Named]] = {
     "deepseek2": _latent,
     "lfm2": _convolution,
@@ -343,4 +367,5 @@ _TENSORS: dict[str, Callable[[Config, str, Array], Named]] = {
     "mamba2": _mamba_tensor,
     "gptneox": _by_part,
     "bloom": _by_part,
+    "gpt2": _transposed,
 }

@@ -85,7 +85,7 @@ def test_the_tokenizer_of_another_directory(open_demo: Callable[..., LLM], runti
         (
             {"arch": "xverse"},
             ConfigError,
-            "GGUF architecture 'xverse'. Installed: deepseek2, ernie4_5, gemma2, gemma3, gptneox, granite, olmoe, ",
+            "GGUF architecture 'xverse'. Installed: ",
         ),
         ({"without": ("general.architecture",)}, ConfigError, "no general.architecture"),
         ({"without": ("qwen2.block_count",)}, ConfigError, "no qwen2.block_count"),

@@ -19,7 +19,7 @@ from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import TransformersReference
 
-PACKAGES = ("deepseek", "glm", "mamba", "qwen2", "phi", "gpt2")
+PACKAGES = ("deepseek", "glm", "mamba", "qwen2", "llama", "phi", "gpt2")
 CHANGES = {
     "deepseek_v2_groups": {},
     "deepseek_v2_yarn": {},
@@ -32,6 +32,10 @@ CHANGES = {
     "qwen3_5_moe": {},
     "falcon_h1": {"head_dim": 8},
     "mamba2": {},
+    "olmo3": {},
+    "olmo3_yarn": {},
+    "cohere2": {},
+    "gelu_new": {},
     "phi2": {"intermediate_size": 256},
     "gpt_neox": {},
     "bloom": {},

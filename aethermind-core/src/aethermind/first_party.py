@@ -91,7 +91,7 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "gpt_neox",
             "mpt",
         ),
-        "gguf": ("bloom", "gptneox", "mpt"),
+        "gguf": ("bloom", "gpt2", "gptneox", "mpt"),
     },
     "aethermind-llama": {
         "architecture": (
@@ -135,7 +135,18 @@ FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
             "stablelm",
             "starcoder2",
         ),
-        "gguf": ("command-r", "ernie4_5", "granite", "llama", "olmo2", "olmoe", "smollm3", "stablelm", "starcoder2"),
+        "gguf": (
+            "cohere2",
+            "command-r",
+            "ernie4_5",
+            "granite",
+            "llama",
+            "olmo2",
+            "olmoe",
+            "smollm3",
+            "stablelm",
+            "starcoder2",
+        ),
     },
     "aethermind-mamba": {
         "architecture": (

@@ -67,6 +67,8 @@ class Gpt2:
     is_gelu_approximate: bool
     scale: float
     """The scale of attention scores."""
+    has_transposed_matrices: bool = True
+    """Whether matrices are stored [in, out], as in all checkpoints but GGUF files."""
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
@@ -83,8 +85,7 @@ class Gpt2:
         return lm_head(builder, self._norm(builder, x_RD, "ln_f"), config, head)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Map checkpoint tensors: matrices are stored [in, out], with q, k and v in one; the model's name prefix is
-        optional.
+        """Map checkpoint tensors: q, k and v are stored in one matrix; the model's name prefix is optional.
 
         OpenAI's own checkpoints have no prefix. A tied embedding may be stored as the output only.
         """
@@ -94,7 +95,7 @@ class Gpt2:
         if self.config.tie_word_embeddings and prefix + "wte.weight" not in stored.names:
             parts["wte.weight"] = TensorSlice("lm_head.weight")
         for base in (f"h.{layer}." for layer in range(self.config.num_hidden_layers)):
-            for kind, is_transposed in (("weight", True), ("bias", False)):
+            for kind, is_transposed in (("weight", self.has_transposed_matrices), ("bias", False)):
                 for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
                     parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}", is_transposed)
                 qkv = f"{prefix}{base}attn.c_attn.{kind}"
@@ -142,7 +143,7 @@ class Gpt2Architecture:
         renamed |= {"intermediate_size": inner, "tie_word_embeddings": fields.get("tie_word_embeddings", True)}
         config = read_decoder_config({**renamed, **unchanged}, defaults={}, has_rotary=False)
         scale = config.head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
-        return Gpt2(config, is_approximate, scale)
+        return Gpt2(config, is_approximate, scale, bool(fields.get("has_transposed_matrices", True)))
 
 
 GPT2 = Gpt2Architecture()

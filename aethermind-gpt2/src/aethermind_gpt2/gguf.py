@@ -1,4 +1,4 @@
-"""GPT-NeoX, BLOOM and MPT in GGUF files."""
+"""GPT-2, GPT-NeoX, BLOOM and MPT in GGUF files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,42 @@ from aethermind.checkpoint import rows_by_head
 from aethermind.model.gguf_family import GgufFamily, GgufTransform, SplitRule, inverse_order
 from aethermind.text.split_patterns import GPT_2
 
-__all__ = ["BLOOM", "GPT_NEOX", "MPT"]
+__all__ = ["BLOOM", "GPT2", "GPT_NEOX", "MPT"]
 
 Fields = Mapping[str, Any]
 
 _EPSILON = "attention.layer_norm_epsilon"
 _NEOX = SplitRule(GPT_2, is_nfc=True)
+
+
+GPT2 = GgufFamily(
+    "GPT2LMHeadModel",
+    {"gpt-2": SplitRule(GPT_2)},
+    modules={
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+    outside={
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+    },
+    layers="transformer.h",
+    metadata={
+        "rms_norm_eps": _EPSILON,
+        "layer_norm_epsilon": _EPSILON,
+        "n_embd": "embedding_length",
+        "n_layer": "block_count",
+        "n_head": "attention.head_count",
+        "n_positions": "context_length",
+        "n_inner": "feed_forward_length",
+    },
+    fields={"has_transposed_matrices": False},
+)
 
 
 def _by_head(fields: Fields) -> dict[str, GgufTransform]:

@@ -1,4 +1,4 @@
-"""What this package registers: architectures, and the GGUF files of three."""
+"""What this package registers: architectures and their GGUF files."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def register_architectures(registry: Any) -> None:
 
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
-    for name, family in (("bloom", "BLOOM"), ("gptneox", "GPT_NEOX"), ("mpt", "MPT")):
+    for name, family in (("bloom", "BLOOM"), ("gpt2", "GPT2"), ("gptneox", "GPT_NEOX"), ("mpt", "MPT")):
         registry.register(name, f"aethermind_gpt2.gguf:{family}", provider=_PROVIDER)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from aethermind.model.gguf_family import GgufFamily, SplitRule
 from aethermind.text.split_patterns import DIGITS_THEN_GPT_2, GPT_2, GPT_4, GPT_4_SINGLE_DIGITS, LOWER, UPPER
 
 __all__ = [
     "COHERE",
+    "COHERE2",
     "ERNIE4_5",
     "GRANITE",
     "LLAMA",
@@ -16,6 +20,8 @@ __all__ = [
     "STABLELM",
     "STARCODER2",
 ]
+
+Fields = Mapping[str, Any]
 
 _LLAMA_3 = SplitRule(GPT_4, ignore_merges=True, adds_bos=True)
 # Mistral's Tekken: words are split between lower and upper case, and every digit is a piece.
@@ -39,6 +45,7 @@ LLAMA = GgufFamily(
     mixture="MixtralForCausalLM",
 )
 OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": SplitRule(GPT_2, is_nfc=True)})
+_WINDOWS = {"sliding_window": "attention.sliding_window", "layer_types": "attention.sliding_window_pattern"}
 _LAYER_NORM = {"rms_norm_eps": "attention.layer_norm_epsilon"}
 
 SMOLLM3 = GgufFamily(
@@ -55,11 +62,35 @@ GRANITE = GgufFamily(
         "logits_scaling": "logit_scale",
     },
 )
+
+
+def _windows(fields: Fields) -> list[str] | None:
+    """The kinds of layers, where the file lists those with a window."""
+    kinds = fields.get("layer_types")
+    return (
+        None if kinds is None else ["sliding_attention" if is_windowed else "full_attention" for is_windowed in kinds]
+    )
+
+
+def _derive_olmo(fields: Fields) -> dict[str, Any]:
+    """OLMo 3 is OLMo 2 with windows; layers with one have a rotary embedding of their own, which is not scaled."""
+    unused = {"rope_theta_local": None, "layer_types": None}
+    if fields.get("sliding_window") is None:
+        return unused
+    ropes = {}
+    if fields.get("rope_theta_local") is not None:
+        full = {"rope_theta": fields["rope_theta"], "rope_type": "default", **fields.get("rope_scaling", {})}
+        windowed = {"rope_theta": fields["rope_theta_local"], "rope_type": "default"}
+        ropes = {"rope_parameters": {"full_attention": full, "sliding_attention": windowed}, "rope_scaling": None}
+    return {**unused, **ropes, "architectures": ["Olmo3ForCausalLM"], "layer_types": _windows(fields)}
+
+
 OLMO2 = GgufFamily(
     "Olmo2ForCausalLM",
     {"dbrx": _LLAMA_3},
     modules={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
-    metadata={"sliding_window": "attention.sliding_window"},
+    metadata={**_WINDOWS, "rope_theta_local": "rope.freq_base_swa"},
+    derive=_derive_olmo,
 )
 ERNIE4_5 = GgufFamily("Ernie4_5ForCausalLM", {})
 STABLELM = GgufFamily(
@@ -68,6 +99,12 @@ STABLELM = GgufFamily(
     metadata={**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
 )
 COHERE = GgufFamily("CohereForCausalLM", {"command-r": _SMOLLM}, metadata={**_LAYER_NORM, "logit_scale": "logit_scale"})
+COHERE2 = GgufFamily(
+    "Cohere2ForCausalLM",
+    {"command-r": _SMOLLM},
+    metadata={**_LAYER_NORM, **_WINDOWS, "logit_scale": "logit_scale"},
+    derive=lambda fields: {"layer_types": _windows(fields)},
+)
 STARCODER2 = GgufFamily(
     "Starcoder2ForCausalLM",
     {"starcoder": _SMOLLM},

@@ -46,8 +46,8 @@ class Olmo2Architecture:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         if raw.get("sliding_window") is not None:
             raise ConfigError(
-                f"sliding_window is {raw['sliding_window']!r} in config.json (attention.sliding_window of a .gguf file)"
-                "; OLMo 2 has no windows. Take OLMo 3 in Hugging Face's layout, as Olmo3ForCausalLM."
+                f"sliding_window is {raw['sliding_window']!r} in config.json; OLMo 2 has no windows. Take OLMo 3, as "
+                "Olmo3ForCausalLM."
             )
         return _model(raw, read_decoder_config(raw, defaults=_DEFAULTS))
 

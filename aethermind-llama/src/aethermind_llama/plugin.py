@@ -47,8 +47,16 @@ def register_answer_formats(registry: Any) -> None:
 
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
-    registry.register("llama", "aethermind_llama.gguf:LLAMA", provider=_PROVIDER)
-    registry.register("olmoe", "aethermind_llama.gguf:OLMOE", provider=_PROVIDER)
     registry.register("command-r", "aethermind_llama.gguf:COHERE", provider=_PROVIDER)
-    for name in ("ernie4_5", "granite", "olmo2", "smollm3", "stablelm", "starcoder2"):
+    for name in (
+        "cohere2",
+        "ernie4_5",
+        "granite",
+        "llama",
+        "olmo2",
+        "olmoe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ):
         registry.register(name, f"aethermind_llama.gguf:{name.upper()}", provider=_PROVIDER)

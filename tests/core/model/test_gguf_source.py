@@ -114,8 +114,8 @@ def test_factors_of_one_change_no_scaling(source: Callable[..., GgufSource]) -> 
     scaling = {"toy.rope.scaling.type": "yarn", "toy.rope.scaling.factor": 4.0}
     ones = {f"toy.rope.scaling.{key}": 1.0 for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")}
     assert source({**scaling, **ones}).config() == source(scaling).config()
-    with pytest.raises(ConfigError, match="yarn_attn_factor in its metadata"):
-        source({**scaling, "toy.rope.scaling.yarn_attn_factor": 0.5}).config()
+    found = source({**scaling, "toy.rope.scaling.yarn_attn_factor": 0.5}).config()["rope_scaling"]
+    assert found == {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5}
 
 
 def test_rope_scaling_of_no_kind_is_none(source: Callable[..., GgufSource]) -> None:

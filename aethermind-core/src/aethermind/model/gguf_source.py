@@ -53,6 +53,7 @@ _ROPE_SCALING = {
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
 }
 _EXPERTS = {
     "num_experts_per_tok": "expert_used_count",
