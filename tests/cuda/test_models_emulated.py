@@ -138,8 +138,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 LAUNCHED = {
     "mixture": "router_topk",
     "gemma2": "elementwise_softcap_float32",
-    "qwen3_next": "gated_delta_rule_64_float32",
-    "falcon_h1": "ssd_scan_64_float32",
+    "qwen3_next": "gated_delta_rule_128_float32",
+    "falcon_h1": "ssd_scan_128_float32",
     "lfm2": "causal_conv1d_float32",
     "deepseek": "mla_attention_rows_float32",
 }

@@ -384,6 +384,5 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
     aether::recurrent_scan<aether::dtype, is_delta, depth>(call);                                                  \
   }
 #define AETHER_RECURRENT_SCAN(name, is_delta, dtype)      \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 64, 6, dtype)  \
   AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, 4, dtype) \
   AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, 2, dtype)

@@ -26,7 +26,7 @@ _BLOCK_COLUMNS = 32
 """Columns of a state that a block of csrc/common/recurrent_scan.cuh computes."""
 _STAGED_TOKENS = 16
 """Tokens in its shared memory: query and key, a block's values, and scalars."""
-_DEPTHS = (64, 128, 256)
+_DEPTHS = (128, 256)
 """Rows of states that it is compiled for."""
 
 
