@@ -67,8 +67,9 @@ __device__ __forceinline__ void quantize_row(uint8_t* codes, float* scales, cons
     uint32_t words[4] = {};
     if (scale.inverse != 0.0f) {  // rows that are not finite are zeros
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        words[i / 4] |= float8_code(values[i] * scale.inverse) << (8 * (i % 4));
+      for (int i = 0; i < 16; i += 2) {
+        const uint32_t codes = float8_codes(values[i] * scale.inverse, values[i + 1] * scale.inverse);
+        words[i / 4] |= codes << (8 * (i % 4));
       }
     }
     *reinterpret_cast<uint4*>(target + k) = uint4{words[0], words[1], words[2], words[3]};

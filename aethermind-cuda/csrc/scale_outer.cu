@@ -1,37 +1,104 @@
-// out[T, N] = row_scales[T] · column_scales[N] · sums[T, N] + bias[N]: the scales of a product of fp8 codes, for GPUs on
-// which cuBLASLt does not apply them. Grid x: columns, y: rows.
+// The scales of products of fp8 codes, for which cuBLASLt returns float32 sums: row_scales[T] · column_scales[N] ·
+// sums[T, N] + bias[N], for up to three products whose sums are columns of one matrix, and SwiGLU of two.
+// Grid x: columns, y: rows. Numbers of columns are multiples of 16.
 
+#include "common/activations.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/types.cuh"
 
 namespace aether {
 
-constexpr int kColumns = 4;  // of a thread
+// Columns of a thread.
+constexpr int kScaledColumns = 4;
+
+// The columns of one product, [T, width].
+template <class T>
+struct ScaledPart {
+  T* out;
+  const float* scales;
+  const T* bias;  // may be null
+  int width;
+};
 
 template <class T>
-__device__ __forceinline__ void scale_outer(T* out, const float* sums, const float* row_scales,
-                                            const float* column_scales, const T* bias, int num_columns) {
-  const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kColumns;
-  const int64_t row = static_cast<int64_t>(blockIdx.y) * num_columns;
-  const float row_scale = row_scales[blockIdx.y];
+__device__ __forceinline__ void store_4(T* target, const float (&values)[kScaledColumns]) {
+  Vector<T, kScaledColumns> rounded;
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int column = first + i;
-    if (column < num_columns) {
-      const float scaled = row_scale * column_scales[column] * sums[row + column];
-      out[row + column] = from_float<T>(bias == nullptr ? scaled : scaled + to_float(bias[column]));
-    }
+  for (int i = 0; i < kScaledColumns; ++i) {
+    rounded.values[i] = from_float<T>(values[i]);
   }
+  if (reinterpret_cast<uintptr_t>(target) % sizeof(rounded) == 0) {
+    rounded.store(target);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kScaledColumns; ++i) {
+    target[i] = rounded.values[i];
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], const float* sums, const float* row_scales,
+                                            int num_columns) {
+  using Four = Vector<float, kScaledColumns>;
+  const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kScaledColumns;
+  if (column >= num_columns) {
+    return;
+  }
+  const int64_t row = blockIdx.y;
+  const int second = parts[0].width, third = second + parts[1].width;
+  // Copied, not referred to: arguments that are indexed at run time are in local memory.
+  const ScaledPart<T> part = column < second ? parts[0] : column < third ? parts[1] : parts[2];
+  const int first = column - (column < second ? 0 : column < third ? second : third);
+  const Four sum = Four::load(sums + row * num_columns + column), scale = Four::load(part.scales + first);
+  float values[kScaledColumns];
+#pragma unroll
+  for (int i = 0; i < kScaledColumns; ++i) {
+    const float bias = part.bias == nullptr ? 0.0f : to_float(part.bias[first + i]);
+    values[i] = row_scales[row] * scale.values[i] * sum.values[i] + bias;
+  }
+  store_4(part.out + row * part.width + first, values);
+}
+
+// out[T, N] = silu(gate) · up for sums[T, 2N] of gate and up.
+template <class T>
+__device__ __forceinline__ void scale_outer_silu_mul(T* out, const float* sums, const float* row_scales,
+                                                     const float* gate_scales, const float* up_scales, int width) {
+  using Four = Vector<float, kScaledColumns>;
+  const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kScaledColumns;
+  if (column >= width) {
+    return;
+  }
+  const int64_t row = blockIdx.y;
+  const Four gate = Four::load(sums + row * 2 * width + column), gate_scale = Four::load(gate_scales + column);
+  const Four up = Four::load(sums + (row * 2 + 1) * width + column), up_scale = Four::load(up_scales + column);
+  const float row_scale = row_scales[row];
+  float values[kScaledColumns];
+#pragma unroll
+  for (int i = 0; i < kScaledColumns; ++i) {
+    const float scaled = row_scale * up_scale.values[i] * up.values[i];
+    values[i] = silu_for<T>(row_scale * gate_scale.values[i] * gate.values[i]) * scaled;
+  }
+  store_4(out + row * width + column, values);
 }
 
 }  // namespace aether
 
-#define AETHER_SCALE_OUTER(dtype)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(256)                                                                  \
-      scale_outer_##dtype(aether::dtype* out, const float* sums, const float* row_scales,                            \
-                          const float* column_scales, const aether::dtype* bias, int num_columns) {                  \
-    aether::begin_kernel();                                                                                          \
-    aether::scale_outer(out, sums, row_scales, column_scales, bias, num_columns);                                    \
+#define AETHER_SCALE_OUTER(dtype)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256) scale_outer_##dtype(                                            \
+      aether::dtype* out0, const float* scales0, const aether::dtype* bias0, int width0, aether::dtype* out1,       \
+      const float* scales1, const aether::dtype* bias1, int width1, aether::dtype* out2, const float* scales2,      \
+      const aether::dtype* bias2, int width2, const float* sums, const float* row_scales, int num_columns) {        \
+    aether::begin_kernel();                                                                                         \
+    const aether::ScaledPart<aether::dtype> parts[3] = {                                                            \
+        {out0, scales0, bias0, width0}, {out1, scales1, bias1, width1}, {out2, scales2, bias2, width2}};            \
+    aether::scale_outer(parts, sums, row_scales, num_columns);                                                      \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256)                                                                 \
+      scale_outer_silu_mul_##dtype(aether::dtype* out, const float* sums, const float* row_scales,                  \
+                                   const float* gate_scales, const float* up_scales, int width) {                   \
+    aether::begin_kernel();                                                                                         \
+    aether::scale_outer_silu_mul(out, sums, row_scales, gate_scales, up_scales, width);                             \
   }
 AETHER_SCALE_OUTER(float16)
 AETHER_SCALE_OUTER(bfloat16)

@@ -70,7 +70,7 @@ class FakeCublasLt:
         return self._new(desc, {})
 
     def cublasLtMatmulDescSetAttribute(self, desc: Any, attribute: int, value: Any, size: Any) -> int:  # noqa: N802
-        kind = {4: ctypes.c_uint32, 8: ctypes.c_uint64}[size.value]
+        kind = {1: ctypes.c_uint8, 4: ctypes.c_uint32, 8: ctypes.c_uint64}[size.value]
         self.things[desc.value][attribute] = contents(value, kind)
         return 0
 
@@ -120,7 +120,7 @@ class FakeCublasLt:
         result = (left.T if attributes[3] == 1 else left).astype(np.float32) @ right.astype(np.float32)
         for address, mode, axis in ((17, 31, 1), (18, 32, 0)):
             if address in attributes:
-                assert attributes[mode] == 3
+                assert (attributes[mode], attributes[25]) == (3, 1)
                 scales = (ctypes.c_float * result.shape[1 - axis]).from_address(attributes[address])
                 result *= np.expand_dims(np.ctypeslib.as_array(scales), axis)
         if attributes.get(7) == 4:

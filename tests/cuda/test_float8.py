@@ -106,12 +106,14 @@ def test_products_without_rounded_inputs(name: str, dtype: Any) -> None:
         assert error_of(out, gate / (1 + np.exp(-gate)) * up) < rounding
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("num_tokens_of_sums", [0, 256])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float16, BF16], ids=str)
 def test_products_by_cublaslt_round_inputs_once_for_each_token(
-    capability: tuple[int, int], dtype: Any, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], dtype: Any, num_tokens_of_sums: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aethermind_cuda.kernels._float8._MAX_SUMS_BYTES", 4 * 48 * 16)  # 16 rows of sums at a time
+    monkeypatch.setattr("aethermind_cuda.kernels._float8._MAX_TOKENS_OF_SUMS", num_tokens_of_sums)
     rounding = {np.float16: 6e-4, BF16: 5e-3}[dtype]
     kernels = {kernel.operator: kernel for kernel in float8.KERNELS if kernel.name == float8.CUBLASLT_FLOAT8}
     x, bias = values((37, 200), dtype), RNG.standard_normal(48).astype(dtype)

@@ -42,7 +42,7 @@ def quantized_model(model: Any, name: str, head: str) -> Any:
     is_tied = embedding.weight is model.lm_head.weight
     head_weight = dequantized(head, model.lm_head.weight).to(model.lm_head.weight.dtype)
     model.lm_head.weight = torch.nn.Parameter(head_weight)
-    if is_tied and head.startswith(("int8", "fp8")):
+    if is_tied and head.startswith("int8"):
         embedding.weight = model.lm_head.weight
     for layer in model.model.layers:
         for module in layer.modules():

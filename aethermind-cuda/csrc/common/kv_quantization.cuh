@@ -39,6 +39,17 @@ __device__ __forceinline__ uint32_t float8_code(float x) {
   return sign | ((bits >> 20) - (120u << 3));
 }
 
+// The codes of two numbers, the first in the low byte.
+__device__ __forceinline__ uint32_t float8_codes(float first, float second) {
+#if !defined(AETHER_EMULATED) && __CUDA_ARCH__ >= 890
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
+#else
+  return float8_code(first) | float8_code(second) << 8;
+#endif
+}
+
 __device__ __forceinline__ uint8_t nearest_code(float x, CodeType type) {
   return type == CodeType::kInt8 ? static_cast<uint8_t>(static_cast<int8_t>(rintf(x)))
                                  : static_cast<uint8_t>(float8_code(x));

@@ -32,8 +32,8 @@ WORKSPACE_BYTES = 32 << 20
 _DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14, DType.FLOAT8_E4M3FN: 28}
 _COMPUTE_32F, _REAL_32F = 68, 0
 _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8, 26
-_DESC_SCALES, _DESC_SCALE_MODES = (17, 18), (31, 32)
-"""Of A and B, which are the weight and x."""
+_DESC_SCALES, _DESC_SCALE_MODES, _DESC_FAST_ACCUMULATION = (17, 18), (31, 32), 25
+"""Scales are those of A and B, which are the weight and x."""
 _TRANSPOSED, _EPILOGUE_BIAS, _SCALE_OUTER_VECTOR = 1, 4, 3
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_OFFSET = 5, 6
 _PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
@@ -95,7 +95,8 @@ class DenseProduct(NamedTuple):
     `out_stride` is the row stride of `out` in elements, None for N: `out` may be columns of a wider matrix.
 
     x and weight may be float8_e4m3fn, K a multiple of 16. `scales` are then float32 [N] and [T], which multiply the
-    weight's rows and those of x, on compute capability 9.0; None for none.
+    weight's rows and those of x, on compute capability 9.0; None for none. With scales, sums have fewer bits than
+    float32 ("fast accumulation"): the error of 4e-3 that they have is a tenth of that of fp8 inputs.
 
     With `num_heads` H > 1, these are products of heads: x is [T, H · K], out [T, H · N] and weight [H · N, K], of which
     each head has its own columns or rows.
@@ -301,6 +302,8 @@ class CublasLt:
             for address, pointer, mode in zip(scales, _DESC_SCALES, _DESC_SCALE_MODES, strict=False):
                 self._set("MatmulDesc", operation, pointer, ctypes.c_void_p(address))
                 self._set("MatmulDesc", operation, mode, ctypes.c_int32(_SCALE_OUTER_VECTOR))
+            if scales:
+                self._set("MatmulDesc", operation, _DESC_FAST_ACCUMULATION, ctypes.c_int8(1))
         return operation
 
     def _operation_of(self, product: DenseProduct) -> _Handle:

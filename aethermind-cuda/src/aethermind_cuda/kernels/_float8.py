@@ -1,13 +1,13 @@
 """Products of many tokens with weights in fp8, by cuBLASLt: inputs are quantised with a scale per token (W8A8).
 
-Compute capability 9.0: cuBLASLt applies the scales (outer vectors). Others with fp8 arithmetic, 8.9 and from 10.0 on:
-it multiplies codes to float32 sums, which a kernel scales. Older GPUs dequantise the weight to the inputs' dtype.
+From compute capability 8.9 on, cuBLASLt multiplies codes to float32 sums, and one kernel scales the sums of all
+products of the same inputs. On 9.0 it applies the scales itself (outer vectors) for more than 256 tokens: it does so by
+kernels for large tiles only. Older GPUs have no fp8 arithmetic and dequantise the weight to the inputs' dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from aethermind.hal.dtype import DType
@@ -20,18 +20,24 @@ from aethermind_cuda.kernels._dequantize import (
     dequantized_product_bytes,
     product_of_dequantized,
 )
+from aethermind_cuda.kernels.elementwise import elementwise
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch, Work
 
-__all__ = ["Float8Product", "float8_products", "float8_products_bytes"]
+__all__ = ["Float8Product", "float8_gate_up_silu", "float8_gate_up_silu_bytes", "float8_products",
+           "float8_products_bytes"]  # fmt: skip
 
 _FIRST_WITH_FLOAT8 = (8, 9)
 _WITH_SCALES = (9, 0)
 """The compute capability on which cuBLASLt applies scales of outer vectors."""
+_MAX_TOKENS_OF_SUMS = 256
+"""Most tokens that are multiplied to sums where the alternative is to let cuBLASLt apply the scales."""
 _ALIGNMENT = 256
 _MAX_SUMS_BYTES = 128 << 20
 """Limit of float32 sums at a time."""
+_MAX_GRID_Y = 65535
 _SCALE_THREADS = 256
 _COLUMNS_PER_THREAD = 4
+_MAX_PARTS = 3
 
 
 class Float8Product(NamedTuple):
@@ -42,79 +48,163 @@ class Float8Product(NamedTuple):
     bias: DeviceArray | None
     fallback: Launch
 
+    @property
+    def width(self) -> int:
+        """N."""
+        return self.out.shape[1]
+
+    def layout(self, row_bytes: int) -> Float8Layout:
+        """The weight's layout, as one of rows without padding: codes beyond K are zeros."""
+        return Float8Layout((self.width, row_bytes))
+
+
+class _Codes(NamedTuple):
+    """Quantised inputs: codes [T, padded K] and scales [T]."""
+
+    codes: DeviceArray
+    scales: DeviceArray
+
+    @classmethod
+    def of(cls, x: DeviceArray, workspace: int) -> _Codes:
+        """Where those of x are, behind cuBLASLt's own part of the workspace."""
+        layout = Float8Layout((x.shape[0], x.shape[1]))
+        address = workspace + WORKSPACE_BYTES
+        scales = layout.scales(address)._replace(address=address + align_up(layout.code_bytes, _ALIGNMENT))
+        return cls(layout.codes(address), scales)
+
+    @property
+    def end(self) -> int:
+        """The aligned address behind them."""
+        return align_up(self.scales.address + self.scales.nbytes, _ALIGNMENT)
+
+    def rows(self, first: int, count: int) -> _Codes:
+        """Those of some tokens."""
+        return _Codes(_rows_of(self.codes, first, count), _rows_of(self.scales, first, count))
+
 
 def float8_products(
     x: DeviceArray, products: Sequence[Float8Product], device: DeviceFacts, workspace: int
 ) -> Iterator[Work]:
-    """Products of the same inputs x, which are quantised once."""
+    """Up to three products of the same inputs x, which are quantised once."""
     if device.compute_capability < _FIRST_WITH_FLOAT8:
         for product in products:
             yield from _dequantized(x, product, workspace)
         return
-    codes, scales = _quantized(x, workspace)
-    yield quantize_rows(x, codes, scales)
-    multiply = _with_scales if device.compute_capability == _WITH_SCALES else _with_sums
-    for product in products:
-        yield from multiply(codes, scales, product, workspace)
+    quantized = _Codes.of(x, workspace)
+    yield quantize_rows(x, *quantized)
+    if not _is_summed(x, device):
+        for product in products:
+            yield _with_scales(quantized, product, workspace)
+        return
+    for part, sums, first in _sums(quantized, products, workspace):
+        yield from part
+        outs = [_rows_of(product.out, first, sums.shape[0]) for product in products]
+        yield _scale(outs, products, sums, quantized.rows(first, sums.shape[0]))
+
+
+def float8_gate_up_silu(
+    x: DeviceArray, gate: Float8Product, up: Float8Product, device: DeviceFacts, workspace: int
+) -> Iterator[Work]:
+    """SwiGLU of two products without bias, to `gate.out`; `up.out` is scratch memory for many tokens."""
+    if not _is_summed(x, device):
+        yield from float8_products(x, [gate, up], device, workspace)
+        yield elementwise("silu_mul", gate.out, gate.out, up.out)
+        return
+    quantized = _Codes.of(x, workspace)
+    yield quantize_rows(x, *quantized)
+    scales = [product.layout(quantized.codes.shape[1]).scales(product.weight.address) for product in (gate, up)]
+    for part, sums, first in _sums(quantized, (gate, up), workspace):
+        yield from part
+        rows, out = sums.shape[0], _rows_of(gate.out, first, sums.shape[0])
+        arguments = (out, sums, quantized.rows(first, rows).scales, *scales, gate.width)
+        yield _launch(f"scale_outer_silu_mul_{out.dtype}", gate.width, rows, arguments)
 
 
 def float8_products_bytes(x: DeviceArray, widths: Sequence[int], device: DeviceFacts) -> int:
     """The workspace of `float8_products` for weights with so many outputs."""
-    num_tokens, num_inputs = x.shape
     if device.compute_capability < _FIRST_WITH_FLOAT8:
-        return max(dequantized_product_bytes(Float8Layout((width, num_inputs)), x.dtype) for width in widths)
-    nbytes = _quantized_bytes(x)
-    if device.compute_capability != _WITH_SCALES:
-        nbytes += max(min(num_tokens, _rows_of_sums(width)) * width for width in widths) * DType.FLOAT32.itemsize
-    return nbytes
+        return max(dequantized_product_bytes(Float8Layout((width, x.shape[1])), x.dtype) for width in widths)
+    return _Codes.of(x, 0).end + _sums_bytes(x, sum(widths), device)
 
 
-def _quantized(x: DeviceArray, workspace: int) -> tuple[DeviceArray, DeviceArray]:
-    """Where codes and scales of x are, behind cuBLASLt's own part."""
-    layout = Float8Layout((x.shape[0], x.shape[1]))
-    address = workspace + WORKSPACE_BYTES
-    scales = layout.scales(address)._replace(address=address + align_up(layout.code_bytes, _ALIGNMENT))
-    return layout.codes(address), scales
+def float8_gate_up_silu_bytes(x: DeviceArray, width: int, device: DeviceFacts) -> int:
+    """The workspace of `float8_gate_up_silu`, without `up.out`."""
+    return float8_products_bytes(x, [width, width], device)
 
 
-def _quantized_bytes(x: DeviceArray) -> int:
-    """Bytes up to the end of the scales."""
-    _, scales = _quantized(x, 0)
-    return align_up(scales.address + scales.nbytes, _ALIGNMENT)
+def _is_summed(x: DeviceArray, device: DeviceFacts) -> bool:
+    """Whether cuBLASLt returns sums that are yet to be scaled."""
+    capability = device.compute_capability
+    if capability == _WITH_SCALES:
+        return x.shape[0] <= _MAX_TOKENS_OF_SUMS
+    return capability >= _FIRST_WITH_FLOAT8
 
 
-def _with_scales(codes: DeviceArray, scales: DeviceArray, product: Float8Product, workspace: int) -> Iterator[Work]:
-    layout = _layout(product, codes.shape[1])
-    weight, out = product.weight.address, product.out
-    yield DenseProduct(
-        out,
-        codes,
-        layout.codes(weight),
-        product.bias,
-        workspace,
-        lambda *_: product.fallback,
-        scales=(layout.scales(weight), scales),
+def _sums_bytes(x: DeviceArray, width: int, device: DeviceFacts) -> int:
+    """The bytes of the sums of at most as many tokens as x has."""
+    num_tokens = x.shape[0]
+    if device.compute_capability == _WITH_SCALES:
+        num_tokens = min(num_tokens, _MAX_TOKENS_OF_SUMS)
+    return min(num_tokens, _rows_at_once(width)) * width * DType.FLOAT32.itemsize
+
+
+def _rows_at_once(width: int) -> int:
+    """Rows of float32 sums at a time."""
+    return max(1, min(_MAX_GRID_Y, _MAX_SUMS_BYTES // max(1, width * DType.FLOAT32.itemsize)))
+
+
+def _sums(
+    quantized: _Codes, products: Sequence[Float8Product], workspace: int
+) -> Iterator[tuple[Iterator[Work], DeviceArray, int]]:
+    """The sums of all products side by side, some rows at a time: what computes them, the sums, and the first row."""
+    width = sum(product.width for product in products)
+    num_tokens, rows_at_once = quantized.codes.shape[0], _rows_at_once(width)
+    for first in range(0, num_tokens, rows_at_once):
+        rows = min(rows_at_once, num_tokens - first)
+        sums = DeviceArray(quantized.end, DType.FLOAT32, (rows, width))
+        yield _products_to(sums, quantized.rows(first, rows).codes, products, workspace), sums, first
+
+
+def _products_to(
+    sums: DeviceArray, codes: DeviceArray, products: Sequence[Float8Product], workspace: int
+) -> Iterator[Work]:
+    begin = 0
+    for product in products:
+        address = sums.address + begin * DType.FLOAT32.itemsize
+        out = DeviceArray(address, DType.FLOAT32, (sums.shape[0], product.width))
+        weight = product.layout(codes.shape[1]).codes(product.weight.address)
+        yield DenseProduct(out, codes, weight, None, workspace, out_stride=sums.shape[1])
+        begin += product.width
+
+
+def _scale(
+    outs: Sequence[DeviceArray], products: Sequence[Float8Product], sums: DeviceArray, quantized: _Codes
+) -> Launch:
+    parts: list[DeviceArray | int | None] = []
+    for out, product in zip(outs, products, strict=True):
+        scales = product.layout(quantized.codes.shape[1]).scales(product.weight.address)
+        parts += [out, scales, product.bias, product.width]
+    parts += [None, None, None, 0] * (_MAX_PARTS - len(products))
+    num_tokens, width = sums.shape
+    return _launch(f"scale_outer_{outs[0].dtype}", width, num_tokens, (*parts, sums, quantized.scales, width))
+
+
+def _launch(kernel: str, width: int, num_rows: int, arguments: tuple[object, ...]) -> Launch:
+    grid = div_up(width, _SCALE_THREADS * _COLUMNS_PER_THREAD), num_rows, 1
+    return Launch("scale_outer", kernel, grid, (_SCALE_THREADS, 1, 1), arguments)
+
+
+def _with_scales(quantized: _Codes, product: Float8Product, workspace: int) -> DenseProduct:
+    layout, weight = product.layout(quantized.codes.shape[1]), product.weight.address
+    scales = layout.scales(weight), quantized.scales
+    codes = layout.codes(weight)
+    return DenseProduct(
+        product.out, quantized.codes, codes, product.bias, workspace, lambda *_: product.fallback, scales=scales
     )
 
 
-def _with_sums(codes: DeviceArray, scales: DeviceArray, product: Float8Product, workspace: int) -> Iterator[Work]:
-    layout = _layout(product, codes.shape[1])
-    num_tokens, width = product.out.shape
-    sums_at = align_up(scales.address + scales.nbytes, _ALIGNMENT)
-    rows_at_once = _rows_of_sums(width)
-    for first in range(0, num_tokens, rows_at_once):
-        rows = min(rows_at_once, num_tokens - first)
-        sums = DeviceArray(sums_at, DType.FLOAT32, (rows, width))
-        part = partial(_rows_of, first=first, rows=rows)
-        yield DenseProduct(sums, part(codes), layout.codes(product.weight.address), None, workspace)
-        out, bias = part(product.out), product.bias
-        arguments = (out, sums, part(scales), layout.scales(product.weight.address), bias, width)
-        grid = div_up(width, _SCALE_THREADS * _COLUMNS_PER_THREAD), rows, 1
-        yield Launch("scale_outer", f"scale_outer_{out.dtype}", grid, (_SCALE_THREADS, 1, 1), arguments)
-
-
 def _dequantized(x: DeviceArray, product: Float8Product, workspace: int) -> Iterator[Work]:
-    layout = Float8Layout((product.out.shape[1], x.shape[1]))
+    layout = Float8Layout((product.width, x.shape[1]))
 
     def dequantize(values: DeviceArray, first_row: int) -> Launch:
         return dequantize_weight("float8", layout.shape, values, product.weight, first_row)
@@ -122,16 +212,6 @@ def _dequantized(x: DeviceArray, product: Float8Product, workspace: int) -> Iter
     return product_of_dequantized(layout, dequantize, product.out, x, product.bias, workspace)
 
 
-def _layout(product: Float8Product, row_bytes: int) -> Float8Layout:
-    """The layout of a weight with padded rows: codes beyond K are zeros."""
-    return Float8Layout((product.out.shape[1], row_bytes))
-
-
 def _rows_of(array: DeviceArray, first: int, rows: int) -> DeviceArray:
     row_bytes = array.nbytes // max(1, array.shape[0])
     return array._replace(address=array.address + first * row_bytes, shape=(rows, *array.shape[1:]))
-
-
-def _rows_of_sums(width: int) -> int:
-    """Rows of float32 sums at a time."""
-    return max(1, min(65535, _MAX_SUMS_BYTES // max(1, width * DType.FLOAT32.itemsize)))

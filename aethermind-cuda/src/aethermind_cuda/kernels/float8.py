@@ -17,9 +17,14 @@ from aethermind.ops.weight_format import FP8
 from aethermind_cuda.float8_weights import FLOAT8_PACK, Float8Layout
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._cublaslt import MIN_CUBLASLT_TOKENS, has_cublaslt
-from aethermind_cuda.kernels._float8 import Float8Product, float8_products, float8_products_bytes
+from aethermind_cuda.kernels._float8 import (
+    Float8Product,
+    float8_gate_up_silu,
+    float8_gate_up_silu_bytes,
+    float8_products,
+    float8_products_bytes,
+)
 from aethermind_cuda.kernels._projection import Projection
-from aethermind_cuda.kernels.elementwise import elementwise
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
 __all__ = ["CUBLASLT_FLOAT8", "KERNELS", "is_multiplied", "linear_product"]
@@ -29,7 +34,7 @@ CUBLASLT_FLOAT8 = "cuda/cublaslt_fp8"
 
 _GROUP_CHUNKS = 4
 _LINEAR = Projection("linear_float8", num_weights=1, group_chunks=_GROUP_CHUNKS)
-_GATE_UP = Projection("gate_up_silu_float8", num_weights=2, group_chunks=_GROUP_CHUNKS)
+_GATE_UP = Projection("gate_up_silu_float8", num_weights=2, group_chunks=_GROUP_CHUNKS, min_steps=7)
 _OPERATORS = {
     "linear": (_LINEAR, ("weight",)),
     "lm_head": (_LINEAR, ("weight",)),
@@ -105,25 +110,27 @@ def _products(projection: Projection) -> Callable[[Call], Iterator[Work]]:
         if not is_multiplied(call):
             yield _launch(projection, out, x, weights, bias)
             return
-        up = out._replace(address=call.workspace)
-        outs = (out,) if projection is _LINEAR else (out, up)
-        products = [_product(target, x, weight, bias) for target, weight in zip(outs, weights, strict=True)]
-        yield from float8_products(x, products, call.device, call.workspace + _up_bytes(projection, out))
-        if projection is not _LINEAR:
-            yield elementwise("silu_mul", out, out, up)
+        if projection is _LINEAR:
+            yield from float8_products(x, [_product(out, x, weights[0], bias)], call.device, call.workspace)
+            return
+        outs = out, out._replace(address=call.workspace)
+        gate, up = (_product(target, x, weight, None) for target, weight in zip(outs, weights, strict=True))
+        yield from float8_gate_up_silu(x, gate, up, call.device, call.workspace + _up_bytes(out))
 
     return products
 
 
-def _up_bytes(projection: Projection, out: DeviceArray) -> int:
+def _up_bytes(out: DeviceArray) -> int:
     """Bytes of the second product of a SwiGLU, at the begin of the workspace."""
-    return 0 if projection is _LINEAR else align_up(out.nbytes, _ALIGNMENT)
+    return align_up(out.nbytes, _ALIGNMENT)
 
 
 def _products_bytes(projection: Projection) -> Callable[[Call], int]:
     def nbytes(call: Call) -> int:
         out, x, _, _ = _operands(projection, call)
-        return _up_bytes(projection, out) + float8_products_bytes(x, [out.shape[1]], call.device)
+        if projection is _LINEAR:
+            return float8_products_bytes(x, [out.shape[1]], call.device)
+        return _up_bytes(out) + float8_gate_up_silu_bytes(x, out.shape[1], call.device)
 
     return nbytes
 

@@ -18,7 +18,7 @@ from aethermind_cuda.cublas import DenseProduct
 from aethermind_cuda.kernels import float8, linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS
-from aethermind_cuda.kernels._float8 import float8_products
+from aethermind_cuda.kernels._float8 import float8_products, float8_products_bytes
 from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS, code_type, last_dim
 from aethermind_cuda.kernels._qkv_projection import max_fused_tokens, qkv_projection
 from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
@@ -118,6 +118,12 @@ def _float8_projection(calls: Sequence[Call]) -> Iterator[Work]:
     return float8_products(x, products, calls[0].device, calls[0].workspace)
 
 
+def _float8_bytes(calls: Sequence[Call]) -> int:
+    x = calls[0].inputs[0]
+    assert x is not None
+    return float8_products_bytes(x, [call.outputs[0].shape[1] for call in calls], calls[0].device)
+
+
 def _epilogue(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray | None) -> Launch:
     """The epilogue; the projections are three arrays or columns of one matrix."""
     q_norm, k_norm, table, slots, k_cache, v_cache, *scales = call.inputs[7:]
@@ -177,9 +183,11 @@ def _projections(call: Call) -> list[Call]:
 
 def _workspace_bytes(projection: Kernel, call: Call) -> int:
     function: Any = projection.function
-    separate: int = 2 * _projected_key_bytes(call) + max(
-        function.workspace_bytes(projection_call) for projection_call in _projections(call)
-    )
+    calls = _projections(call)
+    nbytes = max(function.workspace_bytes(projection_call) for projection_call in calls)
+    if projection.name == float8.CUBLASLT_FLOAT8:
+        nbytes = max(nbytes, _float8_bytes(calls))
+    separate: int = 2 * _projected_key_bytes(call) + nbytes
     if projection.name != CUBLASLT:
         return separate
     x, *weights = call.inputs[:4]

@@ -45,8 +45,8 @@ class WeightFormats:
     def choose(cls, registry: WeightFormatRegistry, quantization: str | None, lm_head: str | None) -> WeightFormats:
         """Choose formats by name. Without a name the checkpoint's own formats are kept.
 
-        The output projection defaults to the format of the others, with at least the bits of int8. InvalidArgumentError
-        for unknown names.
+        The output projection defaults to the format of the others, with at least the bits of int8; codes of fp8 have
+        four significant ones. InvalidArgumentError for unknown names.
         """
         keeps_weights = quantization is None
         weights = None if quantization is None else registry.get(quantization)
@@ -54,8 +54,8 @@ class WeightFormats:
             return cls(weights, registry.get(lm_head), keeps_weights)
         default = registry.get(_HEAD_FORMAT)
         assert default is not None, "the core registers its own formats"
-        return cls(weights, default if weights is not None and weights.bits < default.bits else weights,
-                   keeps_weights, keeps_weights)  # fmt: skip
+        is_coarse = weights is not None and (weights.bits < default.bits or weights == FP8)
+        return cls(weights, default if is_coarse else weights, keeps_weights, keeps_weights)
 
     def of_parameters(
         self, graph: Graph, operators: OperatorRegistry, stored: Mapping[str, WeightFormat] = MappingProxyType({})
