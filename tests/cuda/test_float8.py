@@ -9,15 +9,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.cuda.emulated_launches import launch_all
+from tests.cuda.emulator.cublaslt import EmulatedCublasLt
 from tests.cuda.emulator.opening import emulated_cuda
 
+from aethermind import Runtime
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal import DeviceId, DType, Tensor
 from aethermind.ops.weight_format import FP8
+from aethermind.runtime import OpenDevice
+from aethermind.testing.kernel_cases import kernel_cases
+from aethermind.testing.operator_calls import check_kernel
 from aethermind_cuda import device_packing, probe
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.float8_weights import FLOAT8_PACK
-from aethermind_cuda.kernels import float8
+from aethermind_cuda.kernels import float8, load_kernels
 
 Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -128,3 +133,37 @@ def test_products_by_cublaslt_round_inputs_once_for_each_token(
     operands = [unit, packed(weight), packed(other)]
     launch_all(kernels["gate_up_silu"], operands, [out], compute_capability=capability)
     assert error_of(out, gate / (1 + np.exp(-gate)) * up) < 2 * rounding
+
+
+@pytest.fixture(scope="module")
+def with_cublaslt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenDevice]:
+    """An emulated GPU with cuBLASLt."""
+    with emulated_cuda(tmp_path_factory.mktemp("cubins")) as driver, pytest.MonkeyPatch.context() as patch:
+        cublaslt = EmulatedCublasLt(driver)
+        for module in ("kernels._cublaslt", "library"):
+            patch.setattr(f"aethermind_cuda.{module}.find_cublaslt", lambda: cublaslt)
+        opened = Runtime.boot().open_device("cuda")
+        yield opened
+        opened.backend.close()
+
+
+@pytest.mark.parametrize(
+    ("capability", "num_tokens_of_sums"), [((8, 0), 256), ((8, 9), 256), ((9, 0), 256), ((9, 0), 0)], ids=str
+)
+def test_every_operator_with_many_tokens_conforms(
+    with_cublaslt: OpenDevice,
+    runtime: Runtime,
+    capability: tuple[int, int],
+    num_tokens_of_sums: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = with_cublaslt.backend
+    assert isinstance(backend, CudaBackend)
+    facts = backend.devices.facts(0)._replace(compute_capability=capability)
+    monkeypatch.setattr(backend.devices, "facts", lambda _index: facts)
+    monkeypatch.setattr("aethermind_cuda.kernels._float8._MAX_TOKENS_OF_SUMS", num_tokens_of_sums)
+    kernels = [kernel for kernel in load_kernels() if kernel.name == float8.CUBLASLT_FLOAT8]
+    operators = {"linear", "gate_up_silu", "qkv_rope_cache_write", "qkv_rope_cache_write_quantized"}
+    assert {kernel.operator for kernel in kernels} == operators
+    for case in kernel_cases(runtime.operators, kernels, runtime.weight_formats):
+        check_kernel(case, runtime.operators, with_cublaslt)
