@@ -271,7 +271,9 @@ __device__ __forceinline__ void paged_attention_wgmma(const AttentionCall& call)
   AETHER_OPERAND_MEMORY(T, memory);
   auto& shared = *reinterpret_cast<typename Attention::Shared*>(memory + Attention::kOperandBytes / kVectorBytes);
   if (warp_index() == 0) {
-    const PrefillWork found = PrefillWork::of(call, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
+    // Heads take turns, so that the longest tiles of all of them come first.
+    const int item = static_cast<int>(blockIdx.x);
+    const PrefillWork found = PrefillWork::of(call, item / call.num_kv_heads, item % call.num_kv_heads);
     if (lane_index() == 0) shared.work = found;
   }
   __syncthreads();

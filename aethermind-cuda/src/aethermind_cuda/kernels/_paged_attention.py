@@ -174,7 +174,7 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     if tiles.prefill and prefill:
         yield prefill(call, arguments.decode_rows)
     elif tiles.prefill and by_wgmma:
-        source, grid = "paged_attention_prefill_wgmma", (tiles.prefill, num_kv_heads, 1)
+        source, grid = "paged_attention_prefill_wgmma", (tiles.prefill * num_kv_heads, 1, 1)
         block, shared = (_WGMMA_THREADS, 1, 1), _wgmma_shared(width)
         yield Launch(source, f"{source}_{suffix}", grid, block, (arguments,), shared)
     elif tiles.prefill:
