@@ -37,7 +37,7 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "read"), [("project_gemv.cuh", "load_group("), ("quantized_gemv.cuh", "rows.load_rest(")]
+    ("header", "read"), [("project_gemv.cuh", "load_group("), ("quantized_gemv.cuh", "rows.load_group(")]
 )
 def test_projections_issue_their_first_copies_before_waiting(header: str, read: str) -> None:
     text = (CSRC / "common" / header).read_text()

@@ -142,7 +142,7 @@ struct AlignedInputs {
 
   __device__ __forceinline__ AlignedInputs(const Inputs<T>& x, int token)
       : row(x.x + static_cast<int64_t>(min(token, x.num_tokens - 1)) * x.size + lane_index() % 4 * kFrag8Values),
-        size(x.size - lane_index() % 4 * kFrag8Values) {}
+        size(x.size) {}
 
   __device__ __forceinline__ bool has_group(int k) const { return k + kGroupInputs <= size; }
 
@@ -151,15 +151,29 @@ struct AlignedInputs {
     inputs = reinterpret_cast<const Frag8<T>*>(row + k)[chunk * (kChunk / kFrag8Values)];
   }
 
-  // Loads the chunks of the last group, from k on, which lacks some; those are zeros.
+  // Loads the chunks of the last group where it is a part of one, at k; those beyond the last input are zeros.
   __device__ __forceinline__ void load_rest(Frag8<T> (&inputs)[kGroupChunks], int k) const {
+    if (has_group(k) || k >= size) {
+      return;
+    }
 #pragma unroll
     for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
       inputs[chunk] = Frag8<T>{};
-      if (k + chunk * kChunk < size) {
+      if (k + chunk * kChunk + lane_index() % 4 * kFrag8Values < size) {
         load(inputs[chunk], k, chunk);
       }
     }
+  }
+
+  // Loads the chunks of the group at k, if there is one.
+  __device__ __forceinline__ void load_group(Frag8<T> (&inputs)[kGroupChunks], int k) const {
+    if (has_group(k)) {
+#pragma unroll
+      for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
+        load(inputs[chunk], k, chunk);
+      }
+    }
+    load_rest(inputs, k);
   }
 };
 
@@ -298,8 +312,8 @@ __device__ __forceinline__ void quantized_gemv(
   Products products({x.size, x.num_tokens, results.num_outputs, params[0].num_blocks});
   // Inputs are loaded two groups ahead, too.
   Frag8<T> inputs[2][kGroupChunks];
-  rows.load_rest(inputs[0], group * kGroupInputs);
-  rows.load_rest(inputs[1], (group + num_warps) * kGroupInputs);
+  rows.load_group(inputs[0], group * kGroupInputs);
+  rows.load_group(inputs[1], (group + num_warps) * kGroupInputs);
   int offset = 0;
   const auto add_group = [&](Frag8<T>(&inputs)[kGroupChunks]) {
     wait_for_copies<kStages - 1>();
@@ -322,9 +336,7 @@ __device__ __forceinline__ void quantized_gemv(
         }
       });
     }
-    if (!has_next) {
-      rows.load_rest(inputs, next_k);
-    }
+    rows.load_rest(inputs, next_k);
     group += num_warps;
     offset = offset + kStageBytes < kRingBytes ? offset + kStageBytes : 0;
   };

@@ -20,7 +20,7 @@ _TOKENS = 8
 _GROUP_INPUTS = GROUP_CHUNKS * 32
 _MAX_WARPS = 8
 _MAX_LIGHT_WARPS = 10
-"""Warps of kernels with fewer registers: codes of up to four bits without zero points or offsets, and of two."""
+"""Warps of kernels with fewer registers: codes of one and four bits without zero points or offsets."""
 _MAX_WARPS_OF_TWO_WEIGHTS = 5
 _MAX_WARPS_BY_TILES = ((512, 4), (264, 5))
 """Warps per block from so many blocks on: all are resident, or small ones start and finish independently."""
@@ -51,7 +51,7 @@ def quantized_gemv(
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)
     family = format_family(format)
-    max_warps = _MAX_LIGHT_WARPS if family in ("int4", "int2", "int1") else _MAX_WARPS
+    max_warps = _MAX_LIGHT_WARPS if family in ("int4", "int1") else _MAX_WARPS
     if num_weights > 1:
         max_warps = _MAX_WARPS_OF_TWO_WEIGHTS
     max_warps = next((warps for least, warps in _MAX_WARPS_BY_TILES if tiles >= least), max_warps)
