@@ -32,6 +32,15 @@ def cases(*names: str) -> list[ModelCase]:
 pytestmark = pytest.mark.cuda
 
 
+class RecurrentBench(CudaBench):
+    """Delta nets may err three times as much as on a CPU: they carry the rounding of a sum on to later tokens."""
+
+    @property
+    def tolerance(self) -> float:
+        """The allowed error of logits in float32, as a fraction of a row's largest."""
+        return super().tolerance * (3 if "linear_num_value_heads" in self.case.config else 1)
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """Each case's model, written when first asked for."""
@@ -42,7 +51,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 def test_recurrent_families_pass_the_conformance_kit(
     runtime: Runtime, checkpoints: Checkpoints, case: ModelCase
 ) -> None:
-    bench = CudaBench(case, runtime, "cuda", checkpoints)
+    bench = RecurrentBench(case, runtime, "cuda", checkpoints)
     for check in checks_of(case, runtime):
         check(bench)
 

@@ -1,4 +1,4 @@
-"""Norms: a block processes a row, or a warp or a block a group of gated_rms_norm."""
+"""Norms: a block processes a row, or lanes of a warp or a block a group of gated_rms_norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["KERNELS"]
 
 _VECTOR_BYTES = 16
 _NARROW_BYTES = 2048
-"""Groups of up to this size are processed by a warp."""
+"""Groups of up to this size are processed by lanes of a warp."""
 _NARROW_THREADS = 128
 
 
@@ -22,7 +22,7 @@ class _GatedRmsNorm(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "x", "gate", "weight")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("num_rows", "num_groups", "width", "is_norm_first", "is_narrow")),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_groups", "width", "is_norm_first", "num_lanes")),
     ]
 
 
@@ -53,13 +53,21 @@ def _gated_rms_norm(call: Call) -> Iterator[Launch]:
     num_groups = int(call.attributes["num_groups"])
     num_rows, width = out.size // max(1, out.shape[-1]), out.shape[-1] // num_groups
     row_bytes = width * out.dtype.itemsize
-    is_narrow = row_bytes <= _NARROW_BYTES
-    threads = _NARROW_THREADS if is_narrow else threads_for(row_bytes // _VECTOR_BYTES)
-    blocks = div_up(num_rows * num_groups, threads // 32 if is_narrow else 1)
+    threads, num_lanes, groups = threads_for(row_bytes // _VECTOR_BYTES), 0, 1
+    if row_bytes <= _NARROW_BYTES:
+        num_vectors = max(1, div_up(row_bytes, _VECTOR_BYTES))
+        threads, num_lanes = _NARROW_THREADS, min(32, 1 << (num_vectors - 1).bit_length())
+        groups = threads // num_lanes
     pointers = [None if array is None else array.address for array in (out, *call.inputs)]
-    sizes = num_rows, num_groups, width, int(call.attributes["norm_before_gate"]), int(is_narrow)
+    sizes = num_rows, num_groups, width, int(call.attributes["norm_before_gate"]), num_lanes
     parameters = _GatedRmsNorm(*pointers, float(call.attributes["eps"]), *sizes)
-    yield Launch("gated_rms_norm", f"gated_rms_norm_{out.dtype}", (blocks, 1, 1), (threads, 1, 1), (parameters,))
+    yield Launch(
+        "gated_rms_norm",
+        f"gated_rms_norm_{out.dtype}",
+        (div_up(num_rows * num_groups, groups), 1, 1),
+        (threads, 1, 1),
+        (parameters,),
+    )
 
 
 def _eps_and_offset(call: Call) -> tuple[float, float]:
