@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,6 +10,8 @@ import torch
 from tests.cuda.check.bench import Bench, Case, Facts, representable, within
 from tests.cuda.check.gpu import error_of
 from torch.nn import functional
+
+from aethermind.ops.weight_format import DENSE
 
 __all__ = ["Projections"]
 
@@ -51,7 +53,7 @@ class Projections:
     def qkv(self) -> Iterator[Case]:
         """Three projections, rotation, and what goes to the cache."""
         for tokens in self.bench.sizes.tokens:
-            yield f"qkv {tokens}", partial(self._qkv, tokens)
+            yield f"qkv {tokens}", partial(self._qkv, DENSE, tokens)
 
     def quantized(self) -> Iterator[Case]:
         """Projections of quantised weights."""
@@ -61,6 +63,8 @@ class Projections:
                 yield f"{format} down {tokens}", partial(self._quantized, format, tokens, hidden, inner)
             for tokens in self.bench.sizes.quantized_tokens[:1]:
                 yield f"{format} q {tokens}", partial(self._quantized, format, tokens, hidden, hidden)
+                if format.startswith("int"):
+                    yield f"{format} qkv {tokens}", partial(self._qkv, format, tokens)
             for tokens in self.bench.sizes.quantized_tokens:
                 yield f"{format} gate_up {tokens}", partial(self._quantized_gate_up, format, tokens)
 
@@ -99,12 +103,20 @@ class Projections:
         self.bench.rates(facts, 4 * hidden * inner, 4 * tokens * hidden * inner)
         within(facts, 2 * _ROUNDED_TWICE)
 
-    def _qkv(self, tokens: int, facts: Facts) -> None:
+    def _qkv(self, format: str, tokens: int, facts: Facts) -> None:
         gpu, sizes = self.bench.gpu, self.bench.sizes
         hidden, width, kv = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         x = self.bench.normal(tokens, hidden)
-        sets = self.bench.sets(2 * hidden * (width + 2 * kv))
-        weights = [self.bench.adjacent(width, kv, kv, inputs=hidden) for _ in range(sets)]
+        rows = width, kv, kv
+        if format == DENSE:
+            sets = self.bench.sets(2 * hidden * sum(rows))
+            weights = [self.bench.adjacent(*rows, inputs=hidden) for _ in range(sets)]
+            exact: Sequence[torch.Tensor] = weights[0]
+        else:
+            exact, packed = zip(*(self._packed(format, one, hidden, i) for i, one in enumerate(rows)), strict=True)
+            sets = self.bench.sets(sum(one.numel() for one in packed))
+            weights = [[*packed], *([one.clone() for one in packed] for _ in range(sets - 1))]
+        nbytes = sum(one.nbytes for one in weights[0])
         biases = [*self.bench.normal(width + 2 * kv).split([width, kv, kv])]
         # A table of cosines and sines of angle 0 leaves everything as it is.
         table = torch.zeros(tokens, sizes.head_dim, device=gpu.device)
@@ -120,11 +132,12 @@ class Projections:
                 (x, *three, *biases, None, None, table, slots, *caches),
                 (out, *caches),
                 attributes,
+                format,
             )
             for three in weights
         ]
         gpu.run(calls[0])
-        q, k, v = (x.float() @ w.float().T + b.float() for w, b in zip(weights[0], biases, strict=True))
+        q, k, v = (x.float() @ w.float().T + b.float() for w, b in zip(exact, biases, strict=True))
         written = [
             cache.transpose(1, 2).reshape(-1, sizes.kv_heads, sizes.head_dim)[slots].reshape(tokens, kv)
             for cache in caches
@@ -132,9 +145,9 @@ class Projections:
         facts["error"] = max(
             error_of(a, b) for a, b in ((out.reshape(tokens, width), q), *zip(written, (k, v), strict=True))
         )
-        by_torch = [partial(functional.linear, x, torch.cat(three)) for three in weights]
+        by_torch = [partial(functional.linear, x, torch.cat(three)) for three in weights if format == DENSE]
         self.bench.time(facts, calls, by_torch)
-        self.bench.rates(facts, 2 * hidden * (width + 2 * kv), 2 * tokens * hidden * (width + 2 * kv))
+        self.bench.rates(facts, nbytes, 2 * tokens * hidden * sum(rows))
         within(facts, _ROUNDED_TWICE)
 
     def _quantized(self, format: str, tokens: int, outputs: int, inputs: int, facts: Facts) -> None:
