@@ -32,26 +32,37 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
   // A fully masked row, or one with NaN, has no distribution; it gets a deterministic token.
   if (temperature > 0.0f && isfinite(largest)) {
     aether::fill_powers(powers);
-    const aether::SoftmaxWeights softmax(powers, aether::SoftmaxScale(temperature), largest, temperature,
-                                         aether::weight_bits(size));
-    aether::Truncation truncation = aether::truncation_of(top_k[index], top_p[index], min_p[index], size);
-    const double random = uniform[index];
+    const aether::SoftmaxWeights softmax(powers, aether::SoftmaxScale(temperature), largest, aether::weight_bits(size));
+    __shared__ aether::SamplingParams params;
+    if (threadIdx.x == 0) {
+      params = aether::sampling_params_of(temperature, top_k[index], top_p[index], min_p[index], size);
+      params.random = uniform[index];
+    }
+    __syncthreads();
     // top_k of the whole vocabulary keeps everything, but samples in descending order.
-    if (top_k[index] <= 0 && !truncation.is_any()) {
-      token = aether::sample_untruncated(row, groups, softmax, random);
+    if (top_k[index] <= 0 && !params.is_any()) {
+      token = aether::sample_untruncated(row, groups, softmax, params.random);
     } else {
-      truncation.min_p_bits = truncation.has_min() ? aether::min_p_bits(softmax, truncation.min_p) : 0;
-      const uint64_t total = truncation.needs_row_total() ? aether::row_total(groups, softmax) : 0;
-      token = aether::sample_above_threshold(candidates, row, maxima, num_segments, total, softmax, truncation, random);
+      if (params.has_min()) {
+        aether::find_min_p_bits(params, softmax);
+      }
+      if (params.needs_row_total()) {
+        const uint64_t total = aether::row_total(groups, softmax);
+        if (threadIdx.x == 0) {
+          params.total = total;
+        }
+        __syncthreads();
+      }
+      token = aether::sample_above_threshold(candidates, row, maxima, segment, num_segments, softmax, params);
       if (token == aether::kNoToken) {
-        token = aether::sample_by_bins(histogram, candidates, row, softmax, truncation, random);
+        token = aether::sample_in_bands(histogram, candidates, row, maxima, num_segments, softmax, params);
       }
       if (token == aether::kNoToken) {
-        token = aether::sample_by_radix_select(histogram, row, softmax, truncation, random);
+        token = aether::sample_by_radix_select(histogram, powers, row.logits, size, largest, params);
       }
     }
   }
   if (threadIdx.x == 0) {
-    token_ids[index] = token;
+    token_ids[blockIdx.x] = token;
   }
 }

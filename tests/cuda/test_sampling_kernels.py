@@ -74,6 +74,8 @@ WIDE_ROWS = {
     "min_p": (0.7, 0, 1.0, 0.001),
     "top_k beyond the segments": (1.0, 5000, 1.0, 0.0),
     "top_p that keeps most": (4.0, 0, 0.9, 0.0),
+    "top_p of the tail": (0.9, 0, 0.99, 0.0),
+    "top_k beyond the segments and top_p": (2.0, 3000, 0.9, 0.0),
     "min_p that keeps most": (4.0, 0, 1.0, 1e-4),
     "top_k of the vocabulary": (1.0, WIDE, 1.0, 0.0),
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/coarse_histogram.cuh"
+#include "common/row_segments.cuh"
 
 namespace aether {
 
@@ -10,23 +11,52 @@ constexpr int kMaxCandidates = 2048;
 constexpr int kSortingThreads = 512;
 using Candidates = unsigned long long[kMaxCandidates];
 
-// Compacts the ranks of elements with is_chosen(value) into `candidates`; returns their number, which may exceed its
-// capacity.
-template <int kAhead = kVectorsAhead, class IsChosen>
-__device__ __forceinline__ int gather(Candidates& candidates, const Row& row, const IsChosen& is_chosen) {
+// Compacts the ranks of elements whose ordered bits are at least `threshold` into `candidates`, from the segments whose
+// maximum is; returns their number, which may exceed its capacity.
+__device__ __forceinline__ int gather_from_segments(Candidates& candidates, const Row& row, const uint32_t* maxima,
+                                                    int segment, int num_segments, uint32_t threshold) {
+  constexpr int kAhead = 4;
   __shared__ int count;
   if (threadIdx.x == 0) {
     count = 0;
   }
   __syncthreads();
-  for_each_logit<kAhead>(row.logits, row.size, [&](float value, int index) {
-    if (is_chosen(value)) {
-      const int slot = atomicAdd(&count, 1);
-      if (slot < kMaxCandidates) {
-        candidates[slot] = rank_of(value, index);
+  const bool is_aligned = is_vectorizable(row.logits, 0);
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  // Segments take turns among warps, as those with large maxima may be side by side.
+  for (int first = warp_index(); first < num_segments; first += num_warps * kWarpSize) {
+    const int own = first + lane_index() * num_warps;
+    unsigned chosen = __ballot_sync(kFullWarp, own < num_segments && maxima[own] >= threshold);
+    while (chosen != 0) {
+      int begins[kAhead];
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        begins[ahead] = chosen != 0 ? (first + (__ffs(static_cast<int>(chosen)) - 1) * num_warps) * segment : row.size;
+        chosen &= chosen - 1;
+      }
+      for (int unit = 0; unit < segment; unit += kSegmentUnit) {
+        Vector<float> loaded[kAhead];
+#pragma unroll
+        for (int ahead = 0; ahead < kAhead; ++ahead) {
+          loaded[ahead] = load_unit(row.logits, begins[ahead] + unit, row.size, is_aligned);
+        }
+#pragma unroll
+        for (int ahead = 0; ahead < kAhead; ++ahead) {
+#pragma unroll
+          for (int i = 0; i < Vector<float>::size; ++i) {
+            const float value = loaded[ahead].values[i];
+            const int index = begins[ahead] + unit + lane_index() * Vector<float>::size + i;
+            if (index < row.size && ordered_bits(value) >= threshold) {
+              const int slot = atomicAdd(&count, 1);
+              if (slot < kMaxCandidates) {
+                candidates[slot] = rank_of(value, index);
+              }
+            }
+          }
+        }
       }
     }
-  });
+  }
   __syncthreads();
   const int result = count;
   __syncthreads();  // `count` may be overwritten
@@ -78,6 +108,7 @@ struct RunningSums {
   uint64_t weights[kPerThread];
   Mass before;  // of this thread's first candidate
   uint64_t total;
+  unsigned behind_gap = 0;  // a bit for each candidate that comes after the gap
 
   // `above` is the mass of elements before all candidates.
   __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const SoftmaxWeights& softmax,
@@ -95,6 +126,34 @@ struct RunningSums {
     total = sums.total;
   }
 
+  // The mass of elements between two candidates, in shared memory; see `insert_gap`.
+  __device__ __forceinline__ static Mass& gap() {
+    __shared__ Mass mass;
+    return mass;
+  }
+
+  // Lets candidates with is_behind(value), the last ones, begin at the running mass `behind`; the first of all `count`
+  // candidates began at `above`. Returns the running mass through the last one.
+  template <class IsBehind>
+  __device__ __forceinline__ Mass insert_gap(int count, const Mass& above, const Mass& behind,
+                                             const IsBehind& is_behind) {
+    Mass last{0, 0};
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (ranks[i] != 0 && is_behind(value_of(ranks[i]))) {
+        behind_gap |= 1u << i;
+        last = last + Mass{1, weights[i]};
+      }
+    }
+    last = {block_sum(last.count), block_sum(last.weight)};
+    if (threadIdx.x == 0) {
+      gap() = {behind.count - above.count - static_cast<uint64_t>(count) + last.count,
+               behind.weight - above.weight - total + last.weight};
+    }
+    __syncthreads();
+    return behind + last;
+  }
+
   // Finds the first element at which the running mass reaches a target; every thread gets it.
   template <class Measure>
   __device__ __forceinline__ CutPoint find_cut(uint64_t target) const {
@@ -106,17 +165,20 @@ struct RunningSums {
     Mass sum = before;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const Mass through = sum + Mass{1, weights[i]};
-      if (ranks[i] != 0 && Measure::of(sum) < target && Measure::of(through) >= target) {
+      const Mass from = behind_gap >> i & 1 ? sum + gap() : sum, through = from + Mass{1, weights[i]};
+      if (ranks[i] != 0 && Measure::of(from) < target && Measure::of(through) >= target) {
         found = {ranks[i], through};
       }
-      sum = through;
+      sum = sum + Mass{1, weights[i]};
     }
     __syncthreads();
     const CutPoint result = found;
     __syncthreads();  // `found` may be overwritten
     return result;
   }
+
+  // The mass of candidates whose ordered bits are below `threshold`.
+  __device__ __forceinline__ uint64_t weight_below(uint32_t threshold) const { return total - weight_from(threshold); }
 
   // The mass of candidates whose ordered bits are at least `threshold`.
   __device__ __forceinline__ uint64_t weight_from(uint32_t threshold) const {

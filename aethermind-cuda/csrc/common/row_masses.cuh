@@ -1,5 +1,5 @@
-// The masses of a row's groups of 512 logits, computed by many blocks in the read that finds the segment maxima: they
-// give the row's mass, and the group of the token that an untruncated row samples.
+// What many blocks find out about a row in one read: the maxima of its segments, and sums over its groups of 512
+// logits. The masses of groups give the row's mass, and the group of the token that an untruncated row samples.
 #pragma once
 
 #include "common/radix_top_p.cuh"
@@ -7,7 +7,6 @@
 
 namespace aether {
 
-constexpr int kSegmentUnit = 128;  // a segment is a multiple of this
 constexpr int kUnits = 4;
 constexpr int kGroup = kUnits * kSegmentUnit;
 constexpr int kGroupBits = SoftmaxWeights::kMaxBits;
@@ -20,7 +19,7 @@ struct GroupMasses {
 
   // The weights that a group's mass is the sum of.
   __device__ __forceinline__ SoftmaxWeights weights(int group, const SoftmaxWeights& of_row) const {
-    return {of_row.powers, of_row.scale, from_ordered_bits(maxima[group]), of_row.temperature, kGroupBits};
+    return {of_row.powers, of_row.scale, from_ordered_bits(maxima[group]), kGroupBits};
   }
 };
 
@@ -42,15 +41,7 @@ struct GroupLogits {
   __device__ __forceinline__ GroupLogits(const float* row, int begin, int size, bool is_aligned) {
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int first = begin + unit * kSegmentUnit + lane_index() * Vector<float>::size;
-      if (is_aligned && begin + kGroup <= size) {
-        units[unit] = Vector<float>::load(row + first);
-      } else {
-#pragma unroll
-        for (int i = 0; i < Vector<float>::size; ++i) {
-          units[unit].values[i] = first + i < size ? row[first + i] : Max::kNeutral;
-        }
-      }
+      units[unit] = load_unit(row, begin + unit * kSegmentUnit, size, is_aligned);
     }
   }
 
@@ -74,6 +65,41 @@ struct GroupLogits {
     return warp_sum(sum);
   }
 };
+
+// Writes the maxima of the segments of a row as ordered bits, and calls body(group, logits, largest) for every group,
+// `largest` in ordered bits. A warp takes four segments at a time; the grid's second dimension divides the row.
+template <class Body>
+__device__ __forceinline__ void summarize_row(uint32_t* maxima, const float* row, int size, int segment,
+                                              int num_segments, const Body& body) {
+  const bool is_aligned = is_vectorizable(row, 0);
+  const int groups_per_warp = segment / kSegmentUnit;
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  for (int warp = static_cast<int>(blockIdx.y) * num_warps + warp_index(); warp * kUnits < num_segments;
+       warp += static_cast<int>(gridDim.y) * num_warps) {
+    uint32_t lane_maximum = 0;  // lanes 0 to 3: of a segment
+    for (int i = 0; i < groups_per_warp; ++i) {
+      const int group = warp * groups_per_warp + i;
+      if (group * kGroup >= size) {
+        break;
+      }
+      const GroupLogits logits(row, group * kGroup, size, is_aligned);
+      uint32_t largest = 0;
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+        const uint32_t of_unit = logits.largest(unit);
+        largest = max(largest, of_unit);
+        if ((i * kUnits + unit) / groups_per_warp == lane_index()) {
+          lane_maximum = max(lane_maximum, of_unit);
+        }
+      }
+      body(group, logits, largest);
+    }
+    const int number = warp * kUnits + lane_index();
+    if (lane_index() < kUnits && number < num_segments) {
+      maxima[number] = lane_maximum;
+    }
+  }
+}
 
 // A group's mass in units of the row's weights.
 __device__ __forceinline__ uint64_t row_mass(const GroupMasses& groups, int group, const SoftmaxWeights& softmax) {

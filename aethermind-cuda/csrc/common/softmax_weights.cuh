@@ -43,7 +43,6 @@ struct SoftmaxWeights {
   const unsigned long long* powers;
   SoftmaxScale scale;
   float largest;
-  float temperature;
   int bits;
   float offset;  // subtracted from every logit, exactly
   float lowest;  // after the subtraction: the weight of smaller logits is 0
@@ -51,8 +50,8 @@ struct SoftmaxWeights {
   int shift;     // of a power in the table with exponent 0
 
   __device__ __forceinline__ SoftmaxWeights(const unsigned long long* powers, const SoftmaxScale& scale, float largest,
-                                            float temperature, int bits)
-      : powers(powers), scale(scale), largest(largest), temperature(temperature), bits(bits) {
+                                            int bits)
+      : powers(powers), scale(scale), largest(largest), bits(bits) {
     constexpr float kMaxPower = 1024.0f;
     // Logits with weight are so close to a far largest one that their difference is exact.
     offset = fabsf(__fmul_rn(largest, scale.high)) < kMaxPower ? 0.0f : largest;
@@ -93,7 +92,7 @@ struct SoftmaxWeights {
   __device__ __forceinline__ uint64_t weight(float logit) const { return (doubled(logit) + 1) >> 1; }
 
   // The definition of the operator's page in float64, for the comparison with min_p; slow.
-  __device__ __forceinline__ double relative_weight(float logit) const {
+  __device__ __forceinline__ double relative_weight(float logit, float temperature) const {
     return exp((static_cast<double>(logit) - static_cast<double>(largest)) / static_cast<double>(temperature));
   }
 };

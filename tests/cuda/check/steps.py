@@ -34,7 +34,7 @@ _SHAPES = {
     "quantized": 40,
     "recurrent": 15,
     "sampling": 13,
-    "adapters": 5,
+    "adapters": 8,
 }
 """Groups of `shapes`, and the seconds that each should take at most."""
 

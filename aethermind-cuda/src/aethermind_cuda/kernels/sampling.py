@@ -23,8 +23,9 @@ _SEGMENTS_PER_BLOCK = 32
 """Segments per block: four per warp."""
 _GROUP = 512
 """Logits of a group, as in `common/row_masses.cuh`."""
+_SUMMARY_BLOCK = (256, 1, 1)
 _BLOCKS_PER_MULTIPROCESSOR = 4
-_WAVES = 6
+_WAVES = 2
 _ALIGNMENT = 256
 
 
@@ -58,49 +59,53 @@ def _segments(size: int) -> tuple[int, int]:
 def _sample_tokens(call: Call) -> Iterator[Launch]:
     (token_ids,) = call.outputs
     logits, *parameters, uniform = call.inputs
-    assert logits is not None
-    num_rows, size = logits.shape
-    segment, num_segments = _segments(size)
-    maxima, group_maxima, masses = statistics = _row_statistics(call)
-    num_groups = masses.shape[1]
-    sizes = (size, segment, num_segments, num_groups)
-    # As many blocks as fill the GPU several times: each computes a table first.
-    parts = div_up(_WAVES * _BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors, max(1, num_rows))
-    grid = (num_rows, min(parts, div_up(num_segments, _SEGMENTS_PER_BLOCK)), 1)
-    yield Launch("row_summaries", "row_summaries", grid, (256, 1, 1), (*statistics, logits, *parameters, *sizes))
-    arguments = (token_ids, logits, *parameters, uniform, maxima, group_maxima, masses, *sizes)
-    yield Launch("sample_tokens", "sample_tokens", (num_rows, 1, 1), (_SORTING_THREADS, 1, 1), arguments)
-
-
-def _row_statistics(call: Call) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """The maxima of segments, and the maxima and masses of groups, in the workspace."""
-    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
-    num_groups = div_up(size, _GROUP)
-    maxima = DeviceArray(call.workspace, DType.INT32, (num_rows, _segments(size)[1]))
-    group_maxima = DeviceArray(_end(maxima), DType.INT32, (num_rows, num_groups))
-    return maxima, group_maxima, DeviceArray(_end(group_maxima), DType.INT64, (num_rows, num_groups))
-
-
-def _end(array: DeviceArray) -> int:
-    return align_up(array.address + array.nbytes, _ALIGNMENT)
-
-
-def _sampling_bytes(call: Call) -> int:
-    return _end(_row_statistics(call._replace(workspace=0))[-1])
+    statistics, sizes, grid = _statistics(call, DType.INT64)
+    arguments = (*statistics, logits, *parameters, *sizes)
+    yield Launch("row_summaries", "row_summaries", grid, _SUMMARY_BLOCK, arguments)
+    arguments = (token_ids, logits, *parameters, uniform, *statistics, *sizes)
+    yield Launch("sample_tokens", "sample_tokens", (grid[0], 1, 1), (_SORTING_THREADS, 1, 1), arguments)
 
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:
-    logits, token_ids = call.inputs
-    assert logits is not None
-    num_rows, size = logits.shape
-    arguments = (*call.outputs, logits, token_ids, size, int(call.attributes["k"]))
-    yield Launch("token_logprobs", "token_logprobs", (num_rows, 1, 1), (_SORTING_THREADS, 1, 1), arguments)
+    statistics, sizes, grid = _statistics(call, DType.FLOAT32, DType.INT32)
+    arguments = (*statistics, *call.inputs, *sizes)
+    yield Launch("token_logprobs", "token_logprobs_summaries", grid, _SUMMARY_BLOCK, arguments)
+    arguments = (*call.outputs, *call.inputs, *statistics, *sizes, int(call.attributes["k"]))
+    yield Launch("token_logprobs", "token_logprobs", (grid[0], 1, 1), (_SORTING_THREADS, 1, 1), arguments)
+
+
+def _statistics(call: Call, *sums: DType) -> tuple[tuple[DeviceArray, ...], tuple[int, ...], tuple[int, int, int]]:
+    """The maxima of segments, those of groups, and sums over groups, in the workspace; their sizes; the grid of a read.
+
+    The grid has as many blocks as fill the GPU several times, and no more: each may compute a table first.
+    """
+    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
+    segment, num_segments = _segments(size)
+    num_groups = div_up(size, _GROUP)
+    arrays = []
+    address = call.workspace
+    for dtype, width in (
+        (DType.INT32, num_segments),
+        (DType.INT32, num_groups),
+        *((dtype, num_groups) for dtype in sums),
+    ):
+        arrays.append(DeviceArray(address, dtype, (num_rows, width)))
+        address = align_up(address + arrays[-1].nbytes, _ALIGNMENT)
+    parts = div_up(_WAVES * _BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors, max(1, num_rows))
+    grid = (num_rows, min(parts, div_up(num_segments, _SEGMENTS_PER_BLOCK)), 1)
+    return tuple(arrays), (size, segment, num_segments, num_groups), grid
+
+
+def _statistics_bytes(call: Call) -> int:
+    """Of the statistics of either operator, which have 8 bytes of sums a group."""
+    last = _statistics(call._replace(workspace=0), DType.INT64)[0][-1]
+    return align_up(last.address + last.nbytes, _ALIGNMENT) + _ALIGNMENT
 
 
 _ADJUSTMENTS = ("bias_tokens", "mask_tokens", "repetition_penalty", "suppress_tokens")
 
 KERNELS = (
     *(cuda_kernel(name, _logits_processor(name), dtypes=_FLOAT32) for name in _ADJUSTMENTS),
-    cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32, workspace_bytes=_sampling_bytes),
-    cuda_kernel("token_logprobs", _token_logprobs, dtypes=_FLOAT32),
+    cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32, workspace_bytes=_statistics_bytes),
+    cuda_kernel("token_logprobs", _token_logprobs, dtypes=_FLOAT32, workspace_bytes=_statistics_bytes),
 )
