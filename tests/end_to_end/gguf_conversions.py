@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -56,15 +57,25 @@ _MATRICES = re.compile(
 )
 
 
-def write_converted(directory: Path, path: Path, *, is_old: bool = False, quantised: str | None = None) -> Path:
+def write_converted(
+    directory: Path,
+    path: Path,
+    *,
+    is_old: bool = False,
+    quantised: str | None = None,
+    changed: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """Write a model directory as the converter does, in F32; an old one does not divide projections.
 
-    With `quantised`, matrices are Q8_0, or `"dequantised"`, F32 with the values that they have in Q8_0.
+    With `quantised`, matrices are Q8_0, or `"dequantised"`, F32 with the values that they have in Q8_0. Values of
+    keys are `changed`, or left out for None.
     """
     config = json.loads((directory / "config.json").read_text()) | {"is_old": is_old}
     arch = ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, arch)
-    for key, value in _metadata(arch, config).items():
+    for key, value in {**_metadata(arch, config), **changed}.items():
+        if value is None:
+            continue
         if isinstance(value, list):
             writer.add_array(f"{arch}.{key}", value)
         else:

@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import Split
 
 from aethermind import LLM, Runtime
 from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.errors import AetherMindError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import TransformersReference
 
@@ -91,6 +92,30 @@ def test_quantised_values_are_rearranged_as_others(runtime: Runtime, name: str, 
             logits.append(text_logits(llm.engine, TEXT))
             assert bool(llm.engine.compiled.weight_formats) == (quantised == "Q8_0")
     np.testing.assert_allclose(*logits, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("lfm2", "attention.head_count_kv", None, r"has no lfm2\.attention\.head_count_kv in its metadata"),
+        ("lfm2", "attention.head_count_kv", 2, r"metadata under lfm2 that do not describe a model"),
+        ("mamba2", "ssm.time_step_rank", 0, r"metadata under mamba2 that do not describe a model"),
+        ("qwen3_5_tied", "ssm.group_count", None, r"has no qwen35\.ssm\.group_count in its metadata"),
+        ("deepseek_v3", "expert_gating_func", 4, r"deepseek2\.expert_gating_func is 4"),
+        ("deepseek_v3", "rope.dimension_count", "x", r"a deepseek2\.rope\.dimension_count that is not one number"),
+        ("deepseek_v3", "attention.key_length_mla", "x", r"metadata under deepseek2 that do not describe a model"),
+        ("glm4_moe", "nextn_predict_layers", "x", r"glm4moe\.nextn_predict_layers 'x'; that is a number"),
+        ("bloom", "attention.head_count", 3, r"attn_qkv.* rows or columns where its metadata say"),
+    ],
+)
+def test_wrong_metadata_are_an_error_of_one_sentence(
+    runtime: Runtime, name: str, key: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    (case,) = (case for case, is_old in (param.values for param in cases()) if case.name == name and not is_old)
+    directory = write_checkpoint(case, tmp_path / "original")
+    source = runtime.open_source(write_converted(directory, tmp_path / "model.gguf", changed={key: value}))
+    with pytest.raises(AetherMindError, match=says):
+        _ = source.config(), [source.weights().array(tensor) for tensor in source.names()]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["GgufSource", "end_token_ids"]
+
+_T = TypeVar("_T")
 
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -98,6 +100,7 @@ class GgufSource:
         sizes = self._sizes()
         experts = self._experts(infos)
         if "rotary_dim" in sizes and isinstance(sizes["head_dim"], int):
+            self._check_number("rotary_dim", sizes["rotary_dim"])
             sizes["partial_rotary_factor"] = sizes.pop("rotary_dim") / max(sizes["head_dim"], 1)
         found = {
             **family.fields,
@@ -112,7 +115,7 @@ class GgufSource:
             "is_causal": file.metadata.get(f"{self._family_name}.attention.causal", True),
             **{field: _is_in_a_layer(name, infos) for field, name in {**_PRESENT, **family.present}.items()},
         }
-        found |= {} if family.derive is None else family.derive(found)
+        found |= {} if family.derive is None else self._of_family(family.derive, found)
         for name, value in sizes.items():
             if found.get(name) is value:
                 self._check_number(name, value)
@@ -154,7 +157,8 @@ class GgufSource:
     def weights(self) -> GgufTensors:
         family = self._family
         names = GgufNames(family.modules, family.outside, family.layers)
-        further = family.transforms(self.config()) if callable(family.transforms) else family.transforms
+        further = family.transforms
+        further = self._of_family(further, self.config()) if callable(further) else further
         transforms = {**self._interleaved(), **further}
         return GgufTensors(self._file, names, transforms, self._sizes()["num_hidden_layers"])
 
@@ -188,16 +192,38 @@ class GgufSource:
         found, keys = self._under(f"{self._family_name}."), self._keys
         for name in _FIELDS:
             if keys[name] not in found and name not in self._family.fields:
-                raise ConfigError(
-                    f"{self.path} has no {self._family_name}.{keys[name]} in its metadata. Convert the model to GGUF "
-                    "again."
-                )
+                raise self._lacks(keys[name])
         sizes = {name: found[key] for name, key in keys.items() if key in found}
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
             self._check_number(name, sizes[name])
         sizes.setdefault("head_dim", sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
-        predicting = found.get("nextn_predict_layers", 0)
-        return {**sizes, "num_hidden_layers": sizes["num_hidden_layers"] - predicting}
+        num_layers = sizes["num_hidden_layers"] - self._number("nextn_predict_layers")
+        return {**sizes, "num_hidden_layers": num_layers}
+
+    def _of_family(self, function: Callable[[Mapping[str, Any]], _T], fields: Mapping[str, Any]) -> _T:
+        """Call a function of the family; ConfigError if a field that it needs is missing or not what it should be."""
+        try:
+            return function(fields)
+        except KeyError as error:
+            key = self._keys.get(error.args[0], error.args[0])
+            raise self._lacks(key) from error
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"{self.path} has metadata under {self._family_name} that do not describe a model ({error}). Convert "
+                "the model to GGUF again."
+            ) from error
+
+    def _lacks(self, key: str) -> ConfigError:
+        return ConfigError(
+            f"{self.path} has no {self._family_name}.{key} in its metadata. Convert the model to GGUF again."
+        )
+
+    def _number(self, key: str) -> int:
+        """A count that most files do not have; ConfigError for what is none."""
+        value = self._file.metadata.get(f"{self._family_name}.{key}", 0)
+        if not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{self.path} has {self._family_name}.{key} {value!r:.40}; that is a number.")
+        return value
 
     def _check_number(self, field: str, value: Any) -> None:
         if not isinstance(value, int | float):
@@ -219,11 +245,7 @@ class GgufSource:
 
     def _experts(self, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
         """The fields about experts; none for a dense model. Widths are taken from tensors: not all files have them."""
-        num_experts = self._file.metadata.get(f"{self._family_name}.expert_count", 0)
-        if not isinstance(num_experts, int) or num_experts < 0:
-            raise ConfigError(
-                f"{self.path} has {self._family_name}.expert_count {num_experts!r:.40}; that is a number."
-            )
+        num_experts = self._number("expert_count")
         if not num_experts:
             return {}
         given = {name: self._file.metadata.get(f"{self._family_name}.{key}") for name, key in _EXPERTS.items()}
