@@ -19,17 +19,54 @@ __device__ __forceinline__ void adjust_listed_tokens(float* out, const float* lo
   const int end = min(begin + kLogitsPerBlock, size);
   out += static_cast<int64_t>(row) * size;
   logits += static_cast<int64_t>(row) * size;
-  if (out != logits) {
-    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
-      out[i] = logits[i];
+  if (out == logits) {
+    // Blocks divide the tokens: there is nothing to copy.
+    for (int i = cu_tokens[row] + static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x); i < cu_tokens[row + 1];
+         i += static_cast<int>(gridDim.y * blockDim.x)) {
+      const int token = tokens[i];
+      if (token >= 0 && token < size) {
+        out[token] = adjust(out[token], row, i);
+      }
     }
-    __syncthreads();
+    return;
   }
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    out[i] = logits[i];
+  }
+  __syncthreads();
   for (int i = cu_tokens[row] + static_cast<int>(threadIdx.x); i < cu_tokens[row + 1];
        i += static_cast<int>(blockDim.x)) {
     const int token = tokens[i];
     if (token >= begin && token < end) {
       out[token] = adjust(out[token], row, i);
+    }
+  }
+}
+
+// Masks four logits by the lowest bits of `allowed`; in place, it writes masked ones only.
+__device__ __forceinline__ void mask_four(float* out, const float* logits, int allowed) {
+  using Four = Vector<float>;
+  constexpr int kAll = (1 << Four::size) - 1;
+  Four four;
+  if (out != logits) {
+    four = Four::load(logits);
+#pragma unroll
+    for (int i = 0; i < Four::size; ++i) {
+      four.values[i] = allowed >> i & 1 ? four.values[i] : Max::kNeutral;  // -inf
+    }
+    four.store(out);
+  } else if ((allowed & kAll) == 0) {
+#pragma unroll
+    for (int i = 0; i < Four::size; ++i) {
+      four.values[i] = Max::kNeutral;
+    }
+    four.store(out);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Four::size; ++i) {
+      if ((allowed >> i & 1) == 0) {
+        out[i] = Max::kNeutral;
+      }
     }
   }
 }
@@ -61,11 +98,22 @@ extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float
 extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size,
                                                      int num_words) {
   aether::begin_kernel();
+  constexpr int kWide = aether::Vector<float>::size;
   const int64_t row = blockIdx.x;
   const int begin = static_cast<int>(blockIdx.y) * aether::kLogitsPerBlock;
   const int end = min(begin + aether::kLogitsPerBlock, size);
+  out += row * size;
+  logits += row * size;
+  mask += row * num_words;
+  if (aether::is_vectorizable(out, size) && aether::is_vectorizable(logits, size)) {
+#pragma unroll 4
+    for (int i = begin + static_cast<int>(threadIdx.x) * kWide; i < end; i += static_cast<int>(blockDim.x) * kWide) {
+      aether::mask_four(out + i, logits + i, mask[i / 32] >> (i % 32));
+    }
+    return;
+  }
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
-    const bool is_allowed = mask[row * num_words + i / 32] >> (i % 32) & 1;
-    out[row * size + i] = is_allowed ? logits[row * size + i] : aether::Max::kNeutral;  // -inf
+    const bool is_allowed = mask[i / 32] >> (i % 32) & 1;
+    out[i] = is_allowed ? logits[i] : aether::Max::kNeutral;  // -inf
   }
 }

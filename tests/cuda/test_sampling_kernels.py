@@ -11,7 +11,9 @@ from tests.cuda.emulator import compile_kernels
 
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
+from aethermind.ops.catalog.logits import BIAS_TOKENS, MASK_TOKENS, REPETITION_PENALTY, SUPPRESS_TOKENS
 from aethermind.ops.catalog.sampling import SAMPLE_TOKENS, TOKEN_LOGPROBS
+from aethermind.ops.operator import Operator
 from aethermind_cuda.kernels import sampling
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts
 
@@ -206,6 +208,26 @@ def test_masks_of_rows_that_several_blocks_share() -> None:
     launch_all(kernel("mask_tokens"), [logits, mask], [out])
     is_allowed = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :8200] == 1
     np.testing.assert_array_equal(out, np.where(is_allowed, logits, -np.inf))
+
+
+@pytest.mark.parametrize("size", [8200, 8201])
+def test_logits_change_where_they_are(size: int) -> None:
+    rng = np.random.default_rng(size)
+    logits = rng.standard_normal((3, size)).astype(np.float32)
+    tokens = np.concatenate([rng.permutation(size)[:count] for count in (0, 1500, 7)]).astype(np.int32)
+    listed = tokens, np.array([0, 0, 1500, 1507], np.int32)
+    mask = np.where(rng.random((3, -(-size // 32))) < 0.5, 0, rng.integers(-(2**31), 2**31, (3, -(-size // 32))))
+    inputs: dict[Operator, tuple[Any, ...]] = {
+        BIAS_TOKENS: (*listed, rng.standard_normal(1507).astype(np.float32)),
+        REPETITION_PENALTY: (*listed, np.array([1.1, 1.2, 1.3], np.float32)),
+        SUPPRESS_TOKENS: listed,
+        MASK_TOKENS: (mask.astype(np.int32),),
+    }
+    for operator, others in inputs.items():
+        out = logits.copy()
+        launch_all(kernel(operator.name), [out, *others], [out])
+        assert operator.reference is not None
+        np.testing.assert_allclose(out, operator.reference(logits, *others), rtol=1e-6)
 
 
 @pytest.mark.parametrize("operator", ["bias_tokens", "mask_tokens", "repetition_penalty", "suppress_tokens"])
