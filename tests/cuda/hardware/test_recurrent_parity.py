@@ -9,6 +9,7 @@ from aethermind import Runtime
 pytest.importorskip("torch", reason="parity is measured against transformers, which needs torch")
 pytest.importorskip("transformers", reason="parity is measured against transformers")
 
+from tests.cuda.hardware.references import comparable
 from tests.cuda.hardware.test_parity import CudaBench
 from tests.qwen2.sixteen_bits import assert_no_further_from_the_truth
 
@@ -26,7 +27,7 @@ MOST = {"falcon_h1": 1.7}
 def cases(*names: str) -> list[ModelCase]:
     """The models of these names."""
     known = {case.name: case for family in (aethermind_mamba, aethermind_qwen2) for case in family.conformance.CASES}
-    return [known[name] for name in names]
+    return comparable(known[name] for name in names)
 
 
 pytestmark = pytest.mark.cuda
