@@ -39,6 +39,7 @@ import aethermind_phi.phi2
 import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
+from aethermind.checkpoint.fp8 import is_fp8, read_block_size
 from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
@@ -447,14 +448,20 @@ QUANTIZATION: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "backend": ("llm-awq", {"bits": 4, "quant_method": "awq"}),
     "is_marlin_format": (True, {"bits": 4}),
     "dynamic": ({"+:.*": {"bits": 8}}, {"bits": 4}),
+    "weight_block_size": ([128, 128], {"quant_method": "fp8"}),
+    "config_groups": (
+        {"group_0": {"weights": {"type": "float", "num_bits": 8, "block_structure": [128, 128]}}},
+        {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Handling.USED))
 def test_used_fields_of_quantization_change_how_weights_are_read(name: str) -> None:
     value, beside = QUANTIZATION[name]
-    plain = outcome(lambda: read_packing(beside, "m"))
-    assert outcome(lambda: read_packing({**beside, name: value}, "m")) != plain
+    read = read_block_size if is_fp8(beside) else read_packing
+    plain = outcome(lambda: read(beside, "m"))
+    assert outcome(lambda: read({**beside, name: value}, "m")) != plain
 
 
 @pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Handling.IGNORED))

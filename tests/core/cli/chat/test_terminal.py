@@ -43,7 +43,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> object:
     """`show(text, width, size)` is what a terminal shows of a text that comes in parts of that size."""
 
     def show(text: str, num_columns: int, size: int) -> str:
-        monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((num_columns, 24)))
+        monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((num_columns, 24)))
         stream = io.StringIO()
         writer = WrappingWriter(stream)
         for end in range(size, len(text) + size, size):
