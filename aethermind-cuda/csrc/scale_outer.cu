@@ -18,6 +18,7 @@ struct ScaledPart {
   const float* scales;
   const T* bias;  // may be null
   int width;
+  int begin;  // its first column of the sums
 };
 
 template <class T>
@@ -39,7 +40,7 @@ __device__ __forceinline__ void store_4(T* target, const float (&values)[kScaled
 
 template <class T>
 __device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], const float* sums, const float* row_scales,
-                                            int num_columns) {
+                                            int num_columns, int stride) {
   using Four = Vector<float, kScaledColumns>;
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kScaledColumns;
   if (column >= num_columns) {
@@ -50,7 +51,7 @@ __device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], con
   // Copied, not referred to: arguments that are indexed at run time are in local memory.
   const ScaledPart<T> part = column < second ? parts[0] : column < third ? parts[1] : parts[2];
   const int first = column - (column < second ? 0 : column < third ? second : third);
-  const Four sum = Four::load(sums + row * num_columns + column), scale = Four::load(part.scales + first);
+  const Four sum = Four::load(sums + row * stride + part.begin + first), scale = Four::load(part.scales + first);
   float values[kScaledColumns];
 #pragma unroll
   for (int i = 0; i < kScaledColumns; ++i) {
@@ -60,18 +61,19 @@ __device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], con
   store_4(part.out + row * part.width + first, values);
 }
 
-// out[T, N] = silu(gate) · up for sums[T, 2N] of gate and up.
+// out[T, N] = silu(gate) · up for sums of gate in the first columns, and of up from up_begin on.
 template <class T>
 __device__ __forceinline__ void scale_outer_silu_mul(T* out, const float* sums, const float* row_scales,
-                                                     const float* gate_scales, const float* up_scales, int width) {
+                                                     const float* gate_scales, const float* up_scales, int width,
+                                                     int up_begin, int stride) {
   using Four = Vector<float, kScaledColumns>;
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kScaledColumns;
   if (column >= width) {
     return;
   }
   const int64_t row = blockIdx.y;
-  const Four gate = Four::load(sums + row * 2 * width + column), gate_scale = Four::load(gate_scales + column);
-  const Four up = Four::load(sums + (row * 2 + 1) * width + column), up_scale = Four::load(up_scales + column);
+  const Four gate = Four::load(sums + row * stride + column), gate_scale = Four::load(gate_scales + column);
+  const Four up = Four::load(sums + row * stride + up_begin + column), up_scale = Four::load(up_scales + column);
   const float row_scale = row_scales[row];
   float values[kScaledColumns];
 #pragma unroll
@@ -86,19 +88,21 @@ __device__ __forceinline__ void scale_outer_silu_mul(T* out, const float* sums, 
 
 #define AETHER_SCALE_OUTER(dtype)                                                                                   \
   extern "C" __global__ void __launch_bounds__(256) scale_outer_##dtype(                                            \
-      aether::dtype* out0, const float* scales0, const aether::dtype* bias0, int width0, aether::dtype* out1,       \
-      const float* scales1, const aether::dtype* bias1, int width1, aether::dtype* out2, const float* scales2,      \
-      const aether::dtype* bias2, int width2, const float* sums, const float* row_scales, int num_columns) {        \
+      aether::dtype* out0, const float* scales0, const aether::dtype* bias0, int width0, int begin0,                \
+      aether::dtype* out1, const float* scales1, const aether::dtype* bias1, int width1, int begin1,                \
+      aether::dtype* out2, const float* scales2, const aether::dtype* bias2, int width2, int begin2,                \
+      const float* sums, const float* row_scales, int num_columns, int stride) {                                    \
     aether::begin_kernel();                                                                                         \
-    const aether::ScaledPart<aether::dtype> parts[3] = {                                                            \
-        {out0, scales0, bias0, width0}, {out1, scales1, bias1, width1}, {out2, scales2, bias2, width2}};            \
-    aether::scale_outer(parts, sums, row_scales, num_columns);                                                      \
+    const aether::ScaledPart<aether::dtype> parts[3] = {{out0, scales0, bias0, width0, begin0},                     \
+                                                        {out1, scales1, bias1, width1, begin1},                     \
+                                                        {out2, scales2, bias2, width2, begin2}};                    \
+    aether::scale_outer(parts, sums, row_scales, num_columns, stride);                                              \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256)                                                                 \
-      scale_outer_silu_mul_##dtype(aether::dtype* out, const float* sums, const float* row_scales,                  \
-                                   const float* gate_scales, const float* up_scales, int width) {                   \
+  extern "C" __global__ void __launch_bounds__(256) scale_outer_silu_mul_##dtype(                                   \
+      aether::dtype* out, const float* sums, const float* row_scales, const float* gate_scales,                     \
+      const float* up_scales, int width, int up_begin, int stride) {                                                \
     aether::begin_kernel();                                                                                         \
-    aether::scale_outer_silu_mul(out, sums, row_scales, gate_scales, up_scales, width);                             \
+    aether::scale_outer_silu_mul(out, sums, row_scales, gate_scales, up_scales, width, up_begin, stride);           \
   }
 AETHER_SCALE_OUTER(float16)
 AETHER_SCALE_OUTER(bfloat16)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["FLOAT8_PACK", "Float8Layout", "quantize_rows", "weight_pack"]
 
 _ROW_ALIGNMENT = 16
+_ROWS_OF_SCALES = 16
+"""Scales take a multiple of this many rows: cuBLASLt multiplies whole sixteens of outputs."""
 _VALUES_PER_THREAD = 16
 _MAX_THREADS = 512
 _WARP = 32
@@ -34,7 +36,11 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Float8Layout:
-    """The layout of a weight [N, K]: row-major codes, rows padded to whole 16 bytes, then a scale for each row."""
+    """The layout of a weight [N, K]: row-major codes, rows padded to whole 16 bytes, then a scale for each row.
+
+    Scales are padded to whole 16 rows of codes, so that weights which follow each other are one matrix of codes, with
+    rows between them that mean nothing.
+    """
 
     shape: tuple[int, int]
 
@@ -49,9 +55,19 @@ class Float8Layout:
         return self.shape[0] * self.row_bytes
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales, without padding."""
+        return self.shape[0] * DType.FLOAT32.itemsize
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that codes and scales take; K is not 0."""
+        return self.shape[0] + -(-self.scale_bytes // (_ROWS_OF_SCALES * self.row_bytes)) * _ROWS_OF_SCALES
+
+    @property
     def nbytes(self) -> int:
         """Total bytes."""
-        return self.code_bytes + self.shape[0] * DType.FLOAT32.itemsize
+        return self.num_rows * self.row_bytes if self.row_bytes else self.scale_bytes
 
     def codes(self, address: int) -> DeviceArray:
         """The codes [N, padded K] of a matrix at an address."""
@@ -93,7 +109,8 @@ def _pack_on_host(source: Array | QuantizedWeight, destination: int) -> None:
     layout = Float8Layout((rows, columns))
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * layout.nbytes).from_address(destination))
     codes = memory[: layout.code_bytes].reshape(rows, layout.row_bytes)
-    scales = memory[layout.code_bytes :].view(np.float32)
+    scales = memory[layout.code_bytes :][: layout.scale_bytes].view(np.float32)
+    memory[layout.code_bytes + layout.scale_bytes :] = 0
     num_rows = max(1, _VALUES_AT_ONCE // max(1, columns))
 
     def pack_rows(begin: int) -> None:
@@ -116,7 +133,14 @@ def _nbytes(shape: tuple[int, ...], _: DType) -> int:
     return Float8Layout((rows, columns)).nbytes
 
 
-FLOAT8_PACK = Pack("rows_fp8", _nbytes, _pack_on_host, weight_format=FP8.name, pack_on_device=_quantize_on_device)
+FLOAT8_PACK = Pack(
+    "rows_fp8",
+    _nbytes,
+    _pack_on_host,
+    weight_format=FP8.name,
+    pack_on_device=_quantize_on_device,
+    is_adjacent=True,
+)
 """Packs QuantizedWeights in fp8, and quantises floating-point arrays, on the GPU where they are loaded to one."""
 
 

@@ -168,7 +168,7 @@ class Projections:
         x, out = self.bench.normal(tokens, hidden), self.bench.poisoned(tokens, inner)
         weights, packed = zip(*(self._packed(format, inner, hidden, which) for which in range(2)), strict=True)
         sets = self.bench.sets(2 * packed[0].numel())
-        pairs = [packed, *([one.clone() for one in packed] for _ in range(sets - 1))]
+        pairs = [torch.cat(packed).split(packed[0].numel()) for _ in range(sets)]  # adjacent, as a plan has them
         calls = [gpu.bind("gate_up_silu", (x, *pair), (out,), format=format) for pair in pairs]
         gpu.run(calls[0])
         gate, up = (x.float() @ weight.float().T for weight in weights)

@@ -53,6 +53,9 @@ class Pack:
     For devices with memory of their own, `pack_on_device(backend, source, destination)` may do the same on the device:
     it takes such an array, in host memory, and has written the same bytes to the tensor `destination` on return.
 
+    With `is_adjacent`, packed weights that one step reads first follow each other in memory, as row-major ones do (see
+    `graph.constants.ConstantStore`): a kernel may read them as one matrix.
+
     `build` identifies the code that packs; another build has another name. Where it is given, packed weights may be
     cached on disk and mapped by later processes (see `engine.weight_cache`): their bytes have to depend on nothing but
     the weight, the layout and this code. They are then in read-only memory.
@@ -64,6 +67,7 @@ class Pack:
     weight_format: str = DENSE
     pack_on_device: Callable[[Any, Any, Any], None] | None = None
     build: str | None = None
+    is_adjacent: bool = False
 
 
 def _supports_everything(_: Signature) -> str | None:

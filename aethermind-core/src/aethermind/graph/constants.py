@@ -96,7 +96,8 @@ class ConstantStore:
     that `cache` finds.
 
     Row-major constants that are copied and first read by one step are adjacent in memory, in the order of its inputs,
-    where their sizes are multiples of ADJACENT_ALIGNMENT: a kernel may read the weights of q, k and v as one matrix.
+    where their sizes are multiples of ADJACENT_ALIGNMENT: a kernel may read the weights of q, k and v as one matrix. So
+    are constants in a pack that asks for it (`Pack.is_adjacent`).
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class ConstantStore:
         original = self._read(constant.parameter)
         if pack is not None:
             buffer = self._preallocated.pop(key, None)
-            packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer)
+            packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer, key, group)
             _drop_pages(original)
             return packed
         array = _as_stored(original, type.dtype) if format is None else _dequantized(original, format)
@@ -232,20 +233,31 @@ class ConstantStore:
         return destination
 
     def _packed_tensor(
-        self, pack: Pack, source: Array | QuantizedWeight, type: TensorType, buffer: Buffer | None
+        self,
+        pack: Pack,
+        source: Array | QuantizedWeight,
+        type: TensorType,
+        buffer: Buffer | None,
+        key: str,
+        group: _Group | None,
     ) -> Tensor:
         """Pack a weight on the device, if it can, or on the host, in place or followed by a copy."""
         nbytes = pack.nbytes(resolve(type.shape, {}), type.dtype)
         is_in_place = self._backend.capabilities.is_host_accessible
         if pack.pack_on_device is not None and not is_in_place and not isinstance(source, QuantizedWeight):
-            destination = Tensor.of(self._backend.allocator.alloc(nbytes), DType.UINT8, (nbytes,))
+            if group is None:
+                destination = Tensor.of(self._backend.allocator.alloc(nbytes), DType.UINT8, (nbytes,))
+            else:
+                destination = group.reserve(key, DType.UINT8, (nbytes,))
             pack.pack_on_device(self._backend, source, destination)
             return destination
         if buffer is None:
             buffer = self._backend.allocator.alloc(nbytes, MemoryKind.DEVICE if is_in_place else MemoryKind.HOST)
         pack.pack(source, buffer.address)
         packed = Tensor.of(buffer, DType.UINT8, (nbytes,))
-        return packed if is_in_place else self._moved(packed)
+        if is_in_place:
+            return packed
+        return self._moved(packed) if group is None else group.place(key, packed)
 
     def _moved(self, source: Tensor) -> Tensor:
         """Return a copy in device memory."""
@@ -264,11 +276,15 @@ class _Group:
         self._backend = backend
         self._buffer: Buffer | None = None
 
-    def place(self, key: str, source: Tensor) -> Tensor:
-        """Copy a constant to its place."""
+    def reserve(self, key: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+        """Return the place of a constant."""
         if self._buffer is None:
             self._buffer = self._backend.allocator.alloc(self._nbytes)
-        destination = Tensor.of(self._buffer, source.dtype, source.shape, self._offsets[key])
+        return Tensor.of(self._buffer, dtype, shape, self._offsets[key])
+
+    def place(self, key: str, source: Tensor) -> Tensor:
+        """Copy a constant to its place."""
+        destination = self.reserve(key, source.dtype, source.shape)
         self._backend.transfer.copy(destination, source)
         return destination
 
@@ -307,6 +323,7 @@ def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[s
     """Return the bytes of missing constants that share an allocation, by key, in their order in memory."""
     groups: list[dict[str, int]] = []
     grouped: set[str] = set()
+    all_sizes, packs = _sizes(plan, types), plan.packs()
     for step in plan.steps:
         sizes: dict[str, int] = {}
         for operand in step.inputs:
@@ -314,9 +331,10 @@ def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[s
                 continue
             if operand.name not in missing or operand.name in grouped:
                 continue
-            parameter, pack, format = plan.constants[operand.name]
-            nbytes = types[parameter].nbytes({})
-            if pack is None and format is None and nbytes and nbytes % ADJACENT_ALIGNMENT == 0:
+            _, pack, format = plan.constants[operand.name]
+            nbytes = all_sizes[operand.name]
+            is_adjacent = packs[pack].is_adjacent if pack else format is None
+            if is_adjacent and nbytes and nbytes % ADJACENT_ALIGNMENT == 0:
                 sizes[operand.name] = nbytes
         if len(sizes) > 1:
             groups.append(sizes)

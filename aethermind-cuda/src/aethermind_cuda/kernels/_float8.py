@@ -8,6 +8,7 @@ kernels for large tiles only. Older GPUs have no fp8 arithmetic and dequantise t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from aethermind.hal.dtype import DType
@@ -112,11 +113,13 @@ def float8_gate_up_silu(
         return
     quantized = _Codes.of(x, workspace)
     yield quantize_rows(x, *quantized)
-    scales = [product.layout(quantized.codes.shape[1]).scales(product.weight.address) for product in (gate, up)]
+    row_bytes = quantized.codes.shape[1]
+    scales = [product.layout(row_bytes).scales(product.weight.address) for product in (gate, up)]
     for part, sums, first in _sums(quantized, (gate, up), workspace):
         yield from part
         rows, out = sums.shape[0], _rows_of(gate.out, first, sums.shape[0])
-        arguments = (out, sums, quantized.rows(first, rows).scales, *scales, gate.width)
+        columns = gate.width, gate.layout(row_bytes).num_rows, sums.shape[1]
+        arguments = (out, sums, quantized.rows(first, rows).scales, *scales, *columns)
         yield _launch(f"scale_outer_silu_mul_{out.dtype}", gate.width, rows, arguments)
 
 
@@ -124,7 +127,9 @@ def float8_products_bytes(x: DeviceArray, widths: Sequence[int], device: DeviceF
     """The workspace of `float8_products` for weights with so many outputs."""
     if device.compute_capability < _FIRST_WITH_FLOAT8:
         return max(dequantized_product_bytes(Float8Layout((width, x.shape[1])), x.dtype) for width in widths)
-    return _Codes.of(x, 0).end + _sums_bytes(x, sum(widths), device)
+    quantized = _Codes.of(x, 0)
+    rows = [Float8Layout((width, quantized.codes.shape[1])).num_rows for width in widths]
+    return quantized.end + _sums_bytes(x, sum(rows), device)
 
 
 def float8_gate_up_silu_bytes(x: DeviceArray, width: int, device: DeviceFacts) -> int:
@@ -156,8 +161,12 @@ def _rows_at_once(width: int) -> int:
 def _sums(
     quantized: _Codes, products: Sequence[Float8Product], workspace: int
 ) -> Iterator[tuple[Iterator[Work], DeviceArray, int]]:
-    """The sums of all products side by side, some rows at a time: what computes them, the sums, and the first row."""
-    width = sum(product.width for product in products)
+    """The sums of all products side by side, some rows at a time: what computes them, the sums, and the first row.
+
+    Each has columns for its weight's outputs and for the rows of its scales, which mean nothing.
+    """
+    row_bytes = quantized.codes.shape[1]
+    width = sum(product.layout(row_bytes).num_rows for product in products[:-1]) + products[-1].width
     num_tokens, rows_at_once = quantized.codes.shape[0], _rows_at_once(width)
     for first in range(0, num_tokens, rows_at_once):
         rows = min(rows_at_once, num_tokens - first)
@@ -168,25 +177,34 @@ def _sums(
 def _products_to(
     sums: DeviceArray, codes: DeviceArray, products: Sequence[Float8Product], workspace: int
 ) -> Iterator[Work]:
+    num_tokens, width = sums.shape
+    weights = [product.weight for product in products]
+    if all(weight.is_followed_by(other) for weight, other in pairwise(weights)):
+        stacked = Float8Layout((width, codes.shape[1])).codes(weights[0].address)
+        yield DenseProduct(sums, codes, stacked, None, workspace)
+        return
     begin = 0
     for product in products:
+        layout = product.layout(codes.shape[1])
         address = sums.address + begin * DType.FLOAT32.itemsize
-        out = DeviceArray(address, DType.FLOAT32, (sums.shape[0], product.width))
-        weight = product.layout(codes.shape[1]).codes(product.weight.address)
-        yield DenseProduct(out, codes, weight, None, workspace, out_stride=sums.shape[1])
-        begin += product.width
+        out = DeviceArray(address, DType.FLOAT32, (num_tokens, product.width))
+        yield DenseProduct(out, codes, layout.codes(product.weight.address), None, workspace, out_stride=width)
+        begin += layout.num_rows
 
 
 def _scale(
     outs: Sequence[DeviceArray], products: Sequence[Float8Product], sums: DeviceArray, quantized: _Codes
 ) -> Launch:
     parts: list[DeviceArray | int | None] = []
+    begin = 0
     for out, product in zip(outs, products, strict=True):
-        scales = product.layout(quantized.codes.shape[1]).scales(product.weight.address)
-        parts += [out, scales, product.bias, product.width]
-    parts += [None, None, None, 0] * (_MAX_PARTS - len(products))
-    num_tokens, width = sums.shape
-    return _launch(f"scale_outer_{outs[0].dtype}", width, num_tokens, (*parts, sums, quantized.scales, width))
+        layout = product.layout(quantized.codes.shape[1])
+        parts += [out, layout.scales(product.weight.address), product.bias, product.width, begin]
+        begin += layout.num_rows
+    parts += [None, None, None, 0, 0] * (_MAX_PARTS - len(products))
+    width = sum(product.width for product in products)
+    arguments = (*parts, sums, quantized.scales, width, sums.shape[1])
+    return _launch(f"scale_outer_{outs[0].dtype}", width, sums.shape[0], arguments)
 
 
 def _launch(kernel: str, width: int, num_rows: int, arguments: tuple[object, ...]) -> Launch:
