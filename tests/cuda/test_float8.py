@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,12 +13,13 @@ from tests.cuda.emulator.cublaslt import EmulatedCublasLt
 from tests.cuda.emulator.opening import emulated_cuda
 
 from aethermind import Runtime
+from aethermind.dispatch import Kernel
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal import DeviceId, DType, Tensor
 from aethermind.ops.weight_format import FP8
 from aethermind.runtime import OpenDevice
-from aethermind.testing.kernel_cases import kernel_cases
-from aethermind.testing.operator_calls import check_kernel
+from aethermind.testing.kernel_cases import is_supported
+from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind_cuda import device_packing, probe
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.float8_weights import FLOAT8_PACK, Float8Layout
@@ -136,35 +137,60 @@ def test_products_by_cublaslt_round_inputs_once_for_each_token(
     assert error_of(out, gate / (1 + np.exp(-gate)) * up) < 2 * rounding
 
 
+class Emulated(NamedTuple):
+    opened: OpenDevice
+    cublaslt: EmulatedCublasLt
+
+
 @pytest.fixture(scope="module")
-def with_cublaslt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenDevice]:
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
     """An emulated GPU with cuBLASLt."""
     with emulated_cuda(tmp_path_factory.mktemp("cubins")) as driver, pytest.MonkeyPatch.context() as patch:
         cublaslt = EmulatedCublasLt(driver)
         for module in ("kernels._cublaslt", "library"):
             patch.setattr(f"aethermind_cuda.{module}.find_cublaslt", lambda: cublaslt)
         opened = Runtime.boot().open_device("cuda")
-        yield opened
+        opened.backend._library(0)  # type: ignore[attr-defined]  # its kernels are those of compute capability 8.0
+        yield Emulated(opened, cublaslt)
         opened.backend.close()
+
+
+def multiplied_cases(runtime: Runtime, kernel: Kernel) -> Iterator[KernelCase]:
+    """Samples of an operator that cuBLASLt multiplies: of many tokens, and outputs that are multiples of 16."""
+    operator = runtime.operators[kernel.operator]
+    places = [index for index, spec in enumerate(operator.schema.inputs) if spec.name in operator.weight_inputs]
+    for sample in operator.samples(np.random.default_rng(11)):
+        case = KernelCase(operator, kernel, DType.BFLOAT16, sample, FP8)
+        num_outputs = [len(array) for place in places if (array := sample.inputs[place]) is not None]
+        first = sample.inputs[0]
+        assert first is not None
+        if len(first) >= 9 and not any(count % 16 for count in num_outputs) and is_supported(case):
+            yield case
 
 
 @pytest.mark.parametrize(
     ("capability", "num_tokens_of_sums"), [((8, 0), 256), ((8, 9), 256), ((9, 0), 256), ((9, 0), 0)], ids=str
 )
-def test_every_operator_with_many_tokens_conforms(
-    with_cublaslt: OpenDevice,
+def test_operators_with_many_tokens_conform(
+    emulated: Emulated,
     runtime: Runtime,
     capability: tuple[int, int],
     num_tokens_of_sums: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend = with_cublaslt.backend
-    assert isinstance(backend, CudaBackend)
-    facts = backend.devices.facts(0)._replace(compute_capability=capability)
-    monkeypatch.setattr(backend.devices, "facts", lambda _index: facts)
+    """Sums of weights that lie one behind the other are one product, with columns between them for their scales."""
+    devices = emulated.opened.backend.devices
+    facts = devices.facts(0)._replace(compute_capability=capability)  # type: ignore[attr-defined]
+    monkeypatch.setattr(devices, "facts", lambda _index: facts)
     monkeypatch.setattr("aethermind_cuda.kernels._float8._MAX_TOKENS_OF_SUMS", num_tokens_of_sums)
-    kernels = [kernel for kernel in load_kernels() if kernel.name == float8.CUBLASLT_FLOAT8]
-    operators = {"linear", "gate_up_silu", "qkv_rope_cache_write", "qkv_rope_cache_write_quantized"}
-    assert {kernel.operator for kernel in kernels} == operators
-    for case in kernel_cases(runtime.operators, kernels, runtime.weight_formats):
-        check_kernel(case, runtime.operators, with_cublaslt)
+    kernels = {kernel.operator: kernel for kernel in load_kernels() if kernel.name == float8.CUBLASLT_FLOAT8}
+    assert kernels.keys() == {"linear", "gate_up_silu", "qkv_rope_cache_write", "qkv_rope_cache_write_quantized"}
+    num_products = {}
+    for kernel in kernels.values():
+        cases = [*multiplied_cases(runtime, kernel)]
+        emulated.cublaslt.products.clear()
+        for case in cases[::3]:
+            check_kernel(case, runtime.operators, emulated.opened)
+        num_products[kernel.operator] = len(emulated.cublaslt.products) // (2 * len(cases[::3]))
+    is_stacked = capability >= (8, 9) and num_tokens_of_sums > 0
+    assert [*num_products.values()] == ([1] * 4 if is_stacked else [num_products["linear"], 2, 3, 3])

@@ -61,8 +61,8 @@ class Float8Layout:
 
     @property
     def num_rows(self) -> int:
-        """The rows that codes and scales take; K is not 0."""
-        return self.shape[0] + -(-self.scale_bytes // (_ROWS_OF_SCALES * self.row_bytes)) * _ROWS_OF_SCALES
+        """The rows that codes and scales take."""
+        return self.shape[0] + -(-self.scale_bytes // max(1, _ROWS_OF_SCALES * self.row_bytes)) * _ROWS_OF_SCALES
 
     @property
     def nbytes(self) -> int:

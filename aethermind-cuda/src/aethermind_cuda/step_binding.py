@@ -144,17 +144,18 @@ def _cannot_relocate(_: LaunchBinder) -> None:
 
 
 def _adjacent(operands: Iterable[Operand], memory: MemoryMap) -> _Adjacent:
-    """The row-major constants of a step that begin where others of its constants end."""
+    """The constants of a step that begin where others of its constants end."""
     found: list[tuple[int, int, int]] = []
     ends: dict[int, tuple[int, int]] = {}
     for position, operand in enumerate(operands):
-        if operand.place is not Place.CONSTANT or operand.packed_bytes is not None:
+        if operand.place is not Place.CONSTANT:
             continue
         begin = memory[Place.CONSTANT, operand.name] + operand.offset_bytes
         first, first_begin = ends.get(begin, (position, begin))
         if first != position:
             found.append((position, first, begin - first_begin))
-        ends.setdefault(begin + operand.nbytes({}), (first, first_begin))
+        nbytes = operand.nbytes({}) if operand.packed_bytes is None else operand.packed_bytes
+        ends.setdefault(begin + nbytes, (first, first_begin))
     return tuple(found)
 
 

@@ -8,7 +8,6 @@ kernels for large tiles only. Older GPUs have no fp8 arithmetic and dequantise t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from aethermind.hal.dtype import DType
@@ -178,14 +177,14 @@ def _products_to(
     sums: DeviceArray, codes: DeviceArray, products: Sequence[Float8Product], workspace: int
 ) -> Iterator[Work]:
     num_tokens, width = sums.shape
-    weights = [product.weight for product in products]
-    if all(weight.is_followed_by(other) for weight, other in pairwise(weights)):
-        stacked = Float8Layout((width, codes.shape[1])).codes(weights[0].address)
+    layouts = [product.layout(codes.shape[1]) for product in products]
+    ends = [product.weight.address + layout.nbytes for product, layout in zip(products, layouts, strict=True)]
+    if all(end == product.weight.address for end, product in zip(ends, products[1:], strict=False)):
+        stacked = Float8Layout((width, codes.shape[1])).codes(products[0].weight.address)
         yield DenseProduct(sums, codes, stacked, None, workspace)
         return
     begin = 0
-    for product in products:
-        layout = product.layout(codes.shape[1])
+    for product, layout in zip(products, layouts, strict=True):
         address = sums.address + begin * DType.FLOAT32.itemsize
         out = DeviceArray(address, DType.FLOAT32, (num_tokens, product.width))
         yield DenseProduct(out, codes, layout.codes(product.weight.address), None, workspace, out_stride=width)

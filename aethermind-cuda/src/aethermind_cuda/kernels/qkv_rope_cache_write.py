@@ -62,6 +62,7 @@ def _with_projection(operator: str, projection: Kernel) -> Kernel:
         packs={name: pack for pack in projection.packs.values() for name in ("w_q", "w_k", "w_v")},
         weight_formats=projection.weight_formats,
         is_batch_invariant=projection.is_batch_invariant,
+        arithmetic=projection.arithmetic,
         rounds_weights=projection.rounds_weights,
         additions=frozenset({"weight_offset"}),
     )
