@@ -23,7 +23,7 @@ constexpr int kScanWarps = 4;
 constexpr int kScanThreads = kScanWarps * kWarpSize;
 constexpr int kWarpColumns = 8;
 constexpr int kBlockColumns = kScanWarps * kWarpColumns;
-constexpr int kStagedTokens = 8;  // those of a batch
+constexpr int kStagedTokens = kScanWarps;  // those of a batch
 constexpr int kThreadColumns = 2;
 constexpr int kColumnLanes = kWarpColumns / kThreadColumns;  // lanes side by side
 constexpr int kRowGroups = kWarpSize / kColumnLanes;         // groups of lanes, each with other rows
@@ -271,7 +271,6 @@ struct StateTile {
 template <class T, bool kIsDelta, int kDepth>
 __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
   AETHER_DYNAMIC_SHARED(StagedToken<kDepth>, staged);  // [2][kStagedTokens]
-  constexpr int kWarpTokens = kStagedTokens / kScanWarps;
   const StateSequence sequence(call.sequences, static_cast<int>(blockIdx.y));
   if (sequence.begin == sequence.end) {
     return;
@@ -289,23 +288,15 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
   }
   const HeadInputs<T, kIsDelta, kDepth> inputs(call, head, first_column);
   const float skip = kIsDelta ? 0.0f : call.skip[head];
-  LoadedToken<T, kDepth> loaded[kWarpTokens];
+  LoadedToken<T, kDepth> loaded;
   const auto load = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < kWarpTokens; ++i) {
-      const int token = first + i * kScanWarps + warp_index();
-      if (token < sequence.end) {
-        loaded[i] = inputs.load(token);
-      }
+    if (first + warp_index() < sequence.end) {
+      loaded = inputs.load(first + warp_index());
     }
   };
   const auto stage = [&](int first, StagedToken<kDepth>* tokens) {
-#pragma unroll
-    for (int i = 0; i < kWarpTokens; ++i) {
-      const int index = i * kScanWarps + warp_index();
-      if (first + index < sequence.end) {
-        inputs.stage(loaded[i], tokens[index]);
-      }
+    if (first + warp_index() < sequence.end) {
+      inputs.stage(loaded, tokens[warp_index()]);
     }
   };
   load(sequence.begin);
@@ -339,10 +330,10 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
     aether::begin_kernel();                                                                                        \
     aether::recurrent_scan<aether::dtype, is_delta, depth>(call);                                                  \
   }
-#define AETHER_RECURRENT_SCAN(name, is_delta, dtype)                              \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, 4, dtype)                         \
-  AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, 2, dtype)                         \
-  extern "C" __global__ void name##_prepare_##dtype(aether::RecurrentScan call) { \
-    aether::begin_kernel();                                                       \
-    aether::prepare_scan<aether::dtype, is_delta, 256>(call);                     \
+#define AETHER_RECURRENT_SCAN(name, is_delta, dtype)                                       \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 128, sizeof(aether::dtype) == 4 ? 4 : 5, dtype) \
+  AETHER_RECURRENT_SCAN_OF(name, is_delta, 256, 3, dtype)                                  \
+  extern "C" __global__ void name##_prepare_##dtype(aether::RecurrentScan call) {          \
+    aether::begin_kernel();                                                                \
+    aether::prepare_scan<aether::dtype, is_delta, 256>(call);                              \
   }

@@ -24,7 +24,7 @@ _MAX_CONV_BLOCKS = 4096
 _SCAN_THREADS = 128
 _BLOCK_COLUMNS = 32
 """Columns of a state that a block of csrc/common/recurrent_scan.cuh computes."""
-_STAGED_TOKENS = 16
+_STAGED_TOKENS = 8
 """Tokens in its shared memory: query and key, a block's values, and scalars."""
 _GROUP_SCALARS = 16
 _HEAD_SCALARS = 8
