@@ -111,6 +111,33 @@ def test_many_choices_by_wgmma(
     assert launched(opened, f"moe_gate_up_silu_wgmma_{dtype}", f"moe_linear_wgmma_{dtype}")
 
 
+@pytest.mark.parametrize("format", ["int4", "int8_g128"])
+def test_quantised_experts_are_dequantised_some_at_a_time(
+    opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """Two of three experts at once."""
+    monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
+    monkeypatch.setattr(_expert_wgmma, "_MAX_DEQUANTIZED_BYTES", 2 * 2 * 48 * 128 * 2)
+    num_tokens, num_experts, hidden_size, width = 160, 3, 128, 48
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, num_experts, (num_tokens, 1), dtype=np.int32)
+    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) / 8 for _ in range(2))
+    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 1, hidden_size))
+    for operator, inputs in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None)),
+        (MOE_LINEAR, (chosen, ids, gate, None)),
+    ):
+        kernel = next(
+            kernel
+            for kernel in KERNELS
+            if kernel.operator == operator.name and format in (kernel.weight_formats or ()) and kernel.priority == 0
+        )
+        sample = Sample("dequantised", inputs, {"num_experts": num_experts})
+        case = KernelCase(operator, kernel, DType.BFLOAT16, sample, RUNTIME.weight_formats.get(format))
+        check_kernel(case, RUNTIME.operators, opened)
+    assert launched(opened, f"dequantize_weight_{format[:4]}_bfloat16", "moe_gate_up_silu_wgmma_bfloat16")
+
+
 def launched(opened: OpenDevice, *kernels: str) -> bool:
     backend = opened.backend
     assert isinstance(backend, CudaBackend)

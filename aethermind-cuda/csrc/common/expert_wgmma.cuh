@@ -29,6 +29,14 @@ struct GatedActivation {
   }
 };
 
+// The experts whose weights are in memory; tiles of others are left out.
+struct ExpertRange {
+  int first;
+  int count;
+
+  __device__ __forceinline__ bool has(int expert) const { return expert >= first && expert < first + count; }
+};
+
 // A block computes 128 rows of weights for one tile of choices: 128 outputs, or 64 of a SwiGLU.
 template <class T, int kChoices, bool kGated>
 struct ExpertWgmma {
@@ -53,8 +61,9 @@ struct ExpertWgmma {
   uint32_t input_at[kInputPasses];
   int first_output;
 
+  // `index` is that of the tile's expert among those in memory.
   __device__ __forceinline__ ExpertWgmma(const ExpertProducts& call, const GatedActivation& activation,
-                                         const ExpertTile& tile, Piece* memory)
+                                         const ExpertTile& tile, int index, Piece* memory)
       : call(call),
         activation(activation),
         tile(tile),
@@ -64,7 +73,7 @@ struct ExpertWgmma {
     const int row = static_cast<int>(threadIdx.x) / kPiecesOfRow, piece = static_cast<int>(threadIdx.x) % kPiecesOfRow;
     const int pieces = call.num_inputs / Piece::size;
     const void* const stack = kGated && row % 16 >= 8 ? call.weights[1] : call.weights[0];
-    weights = static_cast<const Piece*>(stack) + static_cast<int64_t>(tile.expert) * call.num_outputs * pieces;
+    weights = static_cast<const Piece*>(stack) + static_cast<int64_t>(index) * call.num_outputs * pieces;
     target = memory + swizzled_piece(row, piece);
 #pragma unroll
     for (int i = 0; i < kWeightPasses; ++i) {
@@ -163,16 +172,18 @@ struct ExpertWgmma {
 
 // Grid: tiles of outputs, tiles of choices. K is a multiple of 64, N of 2, and rows are 16-byte aligned.
 template <class T, bool kGated>
-__device__ __forceinline__ void multiply_experts_wgmma(const ExpertProducts& call, const GatedActivation& activation) {
+__device__ __forceinline__ void multiply_experts_wgmma(const ExpertProducts& call, const GatedActivation& activation,
+                                                       const ExpertRange& range) {
   AETHER_OPERAND_MEMORY(T, memory);
   const ExpertTile tile = call.tile(static_cast<int>(blockIdx.y));
-  if (tile.count == 0) {
+  if (tile.count == 0 || !range.has(tile.expert)) {
     return;
   }
+  const int index = tile.expert - range.first;
   if (tile.count <= kWgmmaChoices / 2) {
-    ExpertWgmma<T, kWgmmaChoices / 2, kGated>(call, activation, tile, memory).run(memory);
+    ExpertWgmma<T, kWgmmaChoices / 2, kGated>(call, activation, tile, index, memory).run(memory);
   } else {
-    ExpertWgmma<T, kWgmmaChoices, kGated>(call, activation, tile, memory).run(memory);
+    ExpertWgmma<T, kWgmmaChoices, kGated>(call, activation, tile, index, memory).run(memory);
   }
 }
 

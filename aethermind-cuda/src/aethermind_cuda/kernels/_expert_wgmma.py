@@ -1,4 +1,7 @@
-"""Products of many choices with unquantised weights on compute capability 9.0, by wgmma (csrc/moe_linear_wgmma.cu)."""
+"""Products of many choices on compute capability 9.0, by wgmma (csrc/moe_linear_wgmma.cu).
+
+Quantised weights of some experts at a time are dequantised to the workspace before.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aethermind.hal.dtype import DType
+from aethermind.hal.memory import align_up
+from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._dequantize import dequantize_weight
 from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, sorted_choices
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
+from aethermind_cuda.quantized_weights import QuantizedLayout
 
-__all__ = ["takes_wgmma", "wgmma_expert_products"]
+__all__ = ["dequantized_expert_bytes", "is_dequantized", "takes_wgmma", "wgmma_expert_products"]
 
 _CAPABILITY = 9, 0
 _MIN_CHOICES_PER_EXPERT = 3
 """Beyond so many choices for each expert, tiles of up to 128 choices are faster than those of 8."""
+_MIN_CHOICES_PER_QUANTIZED_EXPERT = 48
+"""Beyond so many, dequantising them first takes less time than the kernels that multiply codes."""
+_MAX_DEQUANTIZED_BYTES = 160 << 20
+_TILE_OUTPUTS = 16
+_ALIGNMENT = 256
 _TILE_CHOICES = 128
 _TILE_ROWS = 128
 _THREADS = 256
@@ -31,19 +43,44 @@ class _GatedActivation(ctypes.Structure):
     _fields_ = [(name, ctypes.c_float) for name in ("alpha", "limit", "up_offset")]
 
 
+class _ExpertRange(ctypes.Structure):
+    """`ExpertRange` of csrc/common/expert_wgmma.cuh."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("first", "count")]
+
+
+def is_dequantized(format: WeightFormat) -> bool:
+    """Whether weights in a format may be dequantised, which rounds them to the dtype of the inputs."""
+    return format not in (FP8, MXFP4)
+
+
 def takes_wgmma(
-    products: Sequence[ExpertProduct], x: DeviceArray, ids: DeviceArray, num_experts: int, device: DeviceFacts
+    x: DeviceArray,
+    ids: DeviceArray,
+    num_outputs: int,
+    num_experts: int,
+    format: WeightFormat | None,
+    weights: Sequence[DeviceArray],
+    device: DeviceFacts,
 ) -> bool:
-    """Whether `wgmma_expert_products` computes a call, and is the fastest that does."""
+    """Whether `wgmma_expert_products` computes products with [num_experts * num_outputs, K], and is the fastest."""
+    per_expert = _MIN_CHOICES_PER_EXPERT if format is None else _MIN_CHOICES_PER_QUANTIZED_EXPERT
     return (
         device.compute_capability == _CAPABILITY
+        and (format is None or is_dequantized(format))
         and x.dtype is not DType.FLOAT32
-        and ids.size > num_experts * _MIN_CHOICES_PER_EXPERT
+        and ids.size > num_experts * per_expert
         and x.shape[-1] > 0
         and not x.shape[-1] % _DEPTH
-        and not products[0].out.shape[-1] % 2
-        and not any(array.address % _VECTOR_BYTES for array in (x, *(product.weight for product in products)))
+        and not num_outputs % (2 if format is None else _TILE_OUTPUTS)
+        and not any(array.address % _VECTOR_BYTES for array in (x, *weights))
     )
+
+
+def dequantized_expert_bytes(shape: tuple[int, int], num_experts: int, num_weights: int, dtype: DType) -> int:
+    """The workspace of `wgmma_expert_products` for quantised stacks [num_experts * N, K], beside the sorted choices."""
+    experts = _experts_at_once(shape, num_experts, num_weights, dtype)
+    return num_weights * align_up(experts * _expert_bytes(shape, num_experts, dtype), _ALIGNMENT)
 
 
 def wgmma_expert_products(
@@ -51,18 +88,49 @@ def wgmma_expert_products(
     x: DeviceArray,
     ids: DeviceArray,
     num_experts: int,
+    format: WeightFormat | None,
     workspace: int,
     activation: Mapping[str, Any] | None = None,
 ) -> Iterator[Launch]:
     """The launches of a product of x[T, K] or x[T, A, K], or, with an activation, of gate and up and their gating.
 
     The activation has the attributes of `moe_gate_up_silu`; the result is the `out` of the first product.
+    `workspace` has `dequantized_expert_bytes` for quantised weights, then the `sorting_bytes`.
     """
-    choices, sort = sorted_choices(ids, num_experts, _TILE_CHOICES, workspace)
+    num_outputs, num_inputs = products[0].out.shape[-1], x.shape[-1]
+    shape, weight_bytes = (num_experts * num_outputs, num_inputs), 0
+    at_once = num_experts
+    if format is not None:
+        at_once = _experts_at_once(shape, num_experts, len(products), x.dtype)
+        weight_bytes = dequantized_expert_bytes(shape, num_experts, len(products), x.dtype) // len(products)
+    choices, sort = sorted_choices(ids, num_experts, _TILE_CHOICES, workspace + len(products) * weight_bytes)
     yield sort
-    call = expert_call(products, x, choices, _TILE_CHOICES, ids.shape[1] if len(x.shape) == 2 else 1)
     values = [float((activation or {}).get(field[0], 0.0)) for field in _GatedActivation._fields_]
     entry, tile_outputs = ("moe_gate_up_silu", _TILE_ROWS // 2) if activation else ("moe_linear", _TILE_ROWS)
-    grid = div_up(products[0].out.shape[-1], tile_outputs), choices.num_tiles, 1
-    arguments = call, _GatedActivation(*values)
-    yield Launch("moe_linear_wgmma", f"{entry}_wgmma_{x.dtype}", grid, (_THREADS, 1, 1), arguments, _SHARED_BYTES)
+    grid = div_up(num_outputs, tile_outputs), choices.num_tiles, 1
+    for first in range(0, num_experts, at_once):
+        count = min(at_once, num_experts - first)
+        if format is not None:
+            layout = QuantizedLayout(format, shape)
+            scales = layout.num_blocks, layout.log2_chunks, layout.affine_term
+            rows = count * num_outputs, num_inputs
+            floats = [DeviceArray(workspace + i * weight_bytes, x.dtype, rows) for i in range(len(products))]
+            for product, part in zip(products, floats, strict=True):
+                yield dequantize_weight(f"int{format.bits}", shape, part, product.weight, first * num_outputs, scales)
+            parts = [product._replace(weight=part) for product, part in zip(products, floats, strict=True)]
+        else:
+            parts = list(products)
+        call = expert_call(parts, x, choices, _TILE_CHOICES, ids.shape[1] if len(x.shape) == 2 else 1)
+        arguments = call, _GatedActivation(*values), _ExpertRange(first, count)
+        yield Launch("moe_linear_wgmma", f"{entry}_wgmma_{x.dtype}", grid, (_THREADS, 1, 1), arguments, _SHARED_BYTES)
+
+
+def _expert_bytes(shape: tuple[int, int], num_experts: int, dtype: DType) -> int:
+    rows, columns = shape
+    return rows // num_experts * columns * dtype.itemsize
+
+
+def _experts_at_once(shape: tuple[int, int], num_experts: int, num_weights: int, dtype: DType) -> int:
+    """Experts that are dequantised at a time: the fewest equal parts within the limit of memory."""
+    most = max(1, _MAX_DEQUANTIZED_BYTES // (num_weights * max(1, _expert_bytes(shape, num_experts, dtype))))
+    return div_up(num_experts, div_up(num_experts, most))

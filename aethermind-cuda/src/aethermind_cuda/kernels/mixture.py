@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from aethermind.dispatch import Kernel
@@ -20,7 +21,12 @@ from aethermind_cuda.kernels._expert_products import (
     expert_products,
     sorting_bytes,
 )
-from aethermind_cuda.kernels._expert_wgmma import takes_wgmma, wgmma_expert_products
+from aethermind_cuda.kernels._expert_wgmma import (
+    dequantized_expert_bytes,
+    is_dequantized,
+    takes_wgmma,
+    wgmma_expert_products,
+)
 from aethermind_cuda.kernels._heads import last_dim
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
 from aethermind_cuda.kernels.quantized import FORMATS
@@ -92,16 +98,16 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         assert weight is not None
         product = ExpertProduct(call.outputs[0], weight, bias)
         num_experts = int(call.attributes["num_experts"])
-        if format is None and not is_invariant and takes_wgmma([product], x, ids, num_experts, call.device):
-            yield from wgmma_expert_products([product], x, ids, num_experts, call.workspace)
+        if not is_invariant and takes_wgmma(x, ids, product.out.shape[-1], num_experts, format, [weight], call.device):
+            yield from wgmma_expert_products([product], x, ids, num_experts, format, call.workspace)
             return
         yield from expert_products([product], x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
 
     return launches
 
 
-def _moe_linear_bytes(call: Call) -> int:
-    return sorting_bytes(_num_choices(call), int(call.attributes["num_experts"]))
+def _moe_linear_bytes(format: WeightFormat | None, call: Call) -> int:
+    return _sorting_bytes(call) + _dequantized_bytes(format, call, 1)
 
 
 def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
@@ -117,18 +123,34 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
         up = DeviceArray(call.workspace, out.dtype, out.shape)
         products = [ExpertProduct(out, w_gate, b_gate), ExpertProduct(up, w_up, b_up)]
         num_experts = int(call.attributes["num_experts"])
-        workspace = call.workspace + align_up(up.nbytes, _ALIGNMENT)
-        if format is None and not is_invariant and takes_wgmma(products, x, ids, num_experts, call.device):
-            yield from wgmma_expert_products(products, x, ids, num_experts, workspace, call.attributes)
+        weights = [w_gate, w_up]
+        if not is_invariant and takes_wgmma(x, ids, out.shape[-1], num_experts, format, weights, call.device):
+            yield from wgmma_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
             return
+        workspace = call.workspace + align_up(up.nbytes, _ALIGNMENT)
         yield from expert_products(products, x, ids, num_experts, format, workspace, is_invariant=is_invariant)
         yield clamped_silu_mul(out, out, up, call.attributes)
 
     return launches
 
 
-def _moe_gate_up_silu_bytes(call: Call) -> int:
-    return align_up(call.outputs[0].nbytes, _ALIGNMENT) + _moe_linear_bytes(call)
+def _moe_gate_up_silu_bytes(format: WeightFormat | None, call: Call) -> int:
+    up_bytes = align_up(call.outputs[0].nbytes, _ALIGNMENT)
+    return max(up_bytes, _dequantized_bytes(format, call, 2)) + _sorting_bytes(call)
+
+
+def _sorting_bytes(call: Call) -> int:
+    return sorting_bytes(_num_choices(call), int(call.attributes["num_experts"]))
+
+
+def _dequantized_bytes(format: WeightFormat | None, call: Call, num_weights: int) -> int:
+    x, ids = call.inputs[:2]
+    assert x is not None
+    assert ids is not None
+    num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
+    if format is None or not takes_wgmma(x, ids, num_outputs, num_experts, format, [], call.device):
+        return 0
+    return dequantized_expert_bytes((num_experts * num_outputs, x.shape[-1]), num_experts, num_weights, x.dtype)
 
 
 def _num_choices(call: Call) -> int:
@@ -137,7 +159,7 @@ def _num_choices(call: Call) -> int:
     return ids.size
 
 
-_OPERATORS: dict[str, tuple[Any, Callable[[Call], int], tuple[str, ...]]] = {
+_OPERATORS: dict[str, tuple[Any, Callable[[WeightFormat | None, Call], int], tuple[str, ...]]] = {
     "moe_linear": (_moe_linear, _moe_linear_bytes, ("w",)),
     "moe_gate_up_silu": (_moe_gate_up_silu, _moe_gate_up_silu_bytes, ("w_gate", "w_up")),
 }
@@ -145,13 +167,16 @@ _OPERATORS: dict[str, tuple[Any, Callable[[Call], int], tuple[str, ...]]] = {
 
 def _kernels(operator: str, format: WeightFormat | None) -> Iterator[Kernel]:
     launches, workspace_bytes, weights = _OPERATORS[operator]
-    shared: dict[str, Any] = {"workspace_bytes": workspace_bytes, "supports": _unsupported_stack}
+    shared: dict[str, Any] = {"workspace_bytes": partial(workspace_bytes, format), "supports": _unsupported_stack}
     if format is not None:
         shared["packs"] = dict.fromkeys(weights, weight_pack(format))
         shared["weight_formats"] = frozenset({format.name})
     name = "cuda" if format is None else f"cuda/{codes_of(format)}"
     invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
-    yield cuda_kernel(operator, launches(format, False), name=name, is_batch_invariant=False, **shared)
+    rounds_weights = format is not None and is_dequantized(format)
+    yield cuda_kernel(
+        operator, launches(format, False), name=name, is_batch_invariant=False, rounds_weights=rounds_weights, **shared
+    )
     yield cuda_kernel(operator, launches(format, True), name=invariant_name, priority=-1, **shared)
 
 
