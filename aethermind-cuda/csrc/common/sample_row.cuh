@@ -11,6 +11,18 @@
 
 namespace aether {
 
+// Rows of more elements have more candidates than can be sorted where three quarters of their segments have one: 1.4 a
+// segment, if elements are independent.
+constexpr int kMaxSortedRow = kMaxCandidates / 2 * kSegmentUnit;
+
+__device__ __forceinline__ int num_segments_above(const uint32_t* maxima, int num_segments, uint32_t threshold) {
+  uint64_t count = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
+    count += maxima[i] >= threshold;
+  }
+  return static_cast<int>(block_sum(count));
+}
+
 // Samples among the elements above a threshold, if they are few enough and contain the whole cut.
 __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, const Row& row, const uint32_t* maxima,
                                                       int segment, int num_segments, const SoftmaxWeights& softmax,
@@ -23,18 +35,23 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
     if (params.top_k > max_wanted) {
       return kNoToken;
     }
+    const bool is_by_mass = params.needs_row_total() && params.has_p() && !params.has_min();
+    uint64_t mass = 0;
     for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
       candidates[i] = static_cast<unsigned long long>(maxima[i]) << 32;
+      mass += is_by_mass ? softmax.weight(from_ordered_bits(maxima[i])) : 0;
+    }
+    // Elements that are few enough to be sorted weigh about twice the maxima.
+    if (is_by_mass && 2 * block_sum(mass) < params.mass_target()) {
+      return kNoToken;
     }
     sort_descending(candidates, num_segments);
     int wanted = params.has_k() ? params.top_k : max_wanted;
-    if (params.needs_row_total() && params.has_p() && !params.has_min()) {
+    if (is_by_mass) {
       const RunningSums sums(candidates, max_wanted, softmax, Mass{0, 0});
       const CutPoint last = sums.find_cut<ByWeight>(params.mass_target());
       if (last.rank != 0) {
         wanted = static_cast<int>(last.through.count);
-      } else if (2.0 * static_cast<double>(sums.total) < static_cast<double>(params.mass_target())) {
-        return kNoToken;  // the elements above weigh about twice the maxima
       }
     }
     threshold = max(threshold, static_cast<uint32_t>(candidates[wanted - 1] >> 32));
@@ -45,6 +62,9 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
   if (params.has_min() && !(params.has_k() && params.has_p())) {
     has_all_above_min_p = params.min_p_bits >= threshold;
     threshold = max(threshold, params.min_p_bits);
+  }
+  if (row.size > kMaxSortedRow && num_segments_above(maxima, num_segments, threshold) > num_segments / 4 * 3) {
+    return kNoToken;
   }
   const int count = gather_from_segments(candidates, row, maxima, segment, num_segments, threshold);
   if (count > kMaxCandidates) {
