@@ -13,7 +13,7 @@ from typing import Any
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, Hybrid, LayerCache, Paged, StepInputs, read_decoder_config
+from aethermind.model import DecoderConfig, Hybrid, LayerCache, Paged, StepInputs, positive_int, read_decoder_config
 from aethermind.model.blocks import (
     DecoderVariant,
     Mamba2Config,
@@ -171,7 +171,8 @@ class FalconH1Architecture:
 
 def _read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Config:
     inner = fields.get("mamba_d_ssm", fields.get("mamba_expand", 2) * config.hidden_size)
-    heads, groups = fields.get("mamba_n_heads", 128), fields.get("mamba_n_groups", 1)
+    defaults = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4}
+    heads, groups, state_size, kernel = (positive_int(fields, name, default=size) for name, size in defaults.items())
     head_dim = fields.get("mamba_d_head", "auto")
     head_dim = inner // heads if head_dim == "auto" else head_dim
     if heads * head_dim != inner or heads % groups:
@@ -186,9 +187,9 @@ def _read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Confi
         config.hidden_size,
         heads,
         head_dim,
-        fields.get("mamba_d_state", 256),
+        state_size,
         groups,
-        fields.get("mamba_d_conv", 4),
+        kernel,
         config.rms_norm_eps,
         dt_min=dt_min,
         dt_max=dt_max,

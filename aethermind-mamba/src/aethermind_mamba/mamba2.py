@@ -13,7 +13,7 @@ from typing import Any
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, LayerCache, StepInputs, read_decoder_config
+from aethermind.model import DecoderConfig, LayerCache, StepInputs, positive_int, read_decoder_config
 from aethermind.model.blocks import Mamba2Config, embedding, lm_head, mamba2_mixer
 from aethermind.model.known_fields import FieldTable, ignored, used
 
@@ -108,11 +108,12 @@ class Mamba2Architecture:
     def create(self, raw: Mapping[str, Any]) -> Mamba2:
         """Create the model of a config.json; ConfigError names a bad field."""
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
-        heads, head_dim, hidden_size = fields["num_heads"], fields["head_dim"], fields["hidden_size"]
-        if fields["expand"] * hidden_size != heads * head_dim or heads % fields["n_groups"]:
+        sizes = ("num_heads", "head_dim", "hidden_size", "state_size", "n_groups", "conv_kernel")
+        heads, head_dim, hidden_size, state_size, groups, kernel = (positive_int(fields, name) for name in sizes)
+        if fields["expand"] * hidden_size != heads * head_dim or heads % groups:
             raise ConfigError(
                 f"num_heads ({heads}) times head_dim ({head_dim}) in config.json should be expand times hidden_size "
-                f"({fields['expand'] * hidden_size}), and num_heads a multiple of n_groups ({fields['n_groups']})."
+                f"({fields['expand'] * hidden_size}), and num_heads a multiple of n_groups ({groups})."
             )
         config = read_decoder_config(
             {
@@ -130,9 +131,9 @@ class Mamba2Architecture:
             hidden_size,
             heads,
             head_dim,
-            fields["state_size"],
-            fields["n_groups"],
-            fields["conv_kernel"],
+            state_size,
+            groups,
+            kernel,
             config.rms_norm_eps,
             dt_min=dt_min,
             dt_max=dt_max,

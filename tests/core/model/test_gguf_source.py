@@ -172,6 +172,7 @@ def test_a_missing_key_is_named(source: Callable[..., GgufSource], key: str) -> 
     [
         ({"toy.attention.head_count": [4, 2]}, r"toy\.attention\.head_count that is not one number"),
         ({"toy.rope.freq_base": "much"}, r"toy\.rope\.freq_base that is not one number"),
+        ({"toy.rope.scaling.type": [1, 2]}, r"toy\.rope\.scaling\.type that is not one value"),
         (
             {"toy.rope.scaling.type": "yarn", "toy.rope.scaling.attn_factor": 2.0},
             r"toy\.rope\.scaling\.attn_factor in its metadata, which is not supported",

@@ -259,6 +259,9 @@ class GgufSource:
         prefix = f"{self._family_name}.rope.scaling."
         given = self._under(prefix)
         given.pop("finetuned", None)
+        for key, value in given.items():
+            if not isinstance(value, str | int | float):
+                raise ConfigError(f"{self.path} has a {prefix}{key} that is not one value; that is not supported.")
         if set(LONGROPE_FACTORS.values()) <= set(self._file.names):
             return self._longrope(given)
         for key in _NEUTRAL_AT_ONE:
