@@ -43,32 +43,24 @@ __device__ __forceinline__ void adjust_listed_tokens(float* out, const float* lo
   }
 }
 
-// Masks four logits by the lowest bits of `allowed`; in place, it writes masked ones only.
+// Masks four logits by the lowest bits of `allowed`. It reads those of which some are masked, and in place it leaves
+// those of which none is.
 __device__ __forceinline__ void mask_four(float* out, const float* logits, int allowed) {
   using Four = Vector<float>;
   constexpr int kAll = (1 << Four::size) - 1;
-  Four four;
-  if (out != logits) {
-    four = Four::load(logits);
-#pragma unroll
-    for (int i = 0; i < Four::size; ++i) {
-      four.values[i] = allowed >> i & 1 ? four.values[i] : Max::kNeutral;  // -inf
-    }
-    four.store(out);
-  } else if ((allowed & kAll) == 0) {
-#pragma unroll
-    for (int i = 0; i < Four::size; ++i) {
-      four.values[i] = Max::kNeutral;
-    }
-    four.store(out);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Four::size; ++i) {
-      if ((allowed >> i & 1) == 0) {
-        out[i] = Max::kNeutral;
-      }
-    }
+  allowed &= kAll;
+  if (out == logits && allowed == kAll) {
+    return;
   }
+  Four four{};
+  if (allowed != 0) {
+    four = Four::load(logits);
+  }
+#pragma unroll
+  for (int i = 0; i < Four::size; ++i) {
+    four.values[i] = allowed >> i & 1 ? four.values[i] : Max::kNeutral;  // -inf
+  }
+  four.store(out);
 }
 
 }  // namespace aether
