@@ -2,7 +2,8 @@
 
     python -m tests.bench.compare_peers --peers PEERS --models q05=CHECKPOINT --rounds 5 --json samples.json
 
-CHECKPOINT is a Hugging Face directory (random weights in the true shapes will do). PEERS is a folder with what other
+CHECKPOINT is a Hugging Face directory (random weights in the true shapes will do), or a GGUF file that both AetherMind
+and llama.cpp read (`tests.bench.random_gguf` writes some). PEERS is a folder with what other
 engines need; one that is not there is named, and left out with --skip-missing. All are installed under public names:
 
     PEERS/ov          a virtual environment: pip install openvino-genai optimum-intel nncf
@@ -99,10 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _model(text: str) -> tuple[str, Path]:
-    name, _, folder = text.partition("=")
-    if not (Path(folder) / "config.json").is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} should be NAME=DIR, and DIR should hold a config.json")
-    return name, Path(folder)
+    name, _, path = text.partition("=")
+    if not (Path(path) / "config.json").is_file() and not (path.endswith(".gguf") and Path(path).is_file()):
+        raise argparse.ArgumentTypeError(f"{text!r} should be NAME=DIR with a config.json in DIR, or NAME=FILE.gguf")
+    return name, Path(path)
 
 
 def _column(text: str) -> Column:

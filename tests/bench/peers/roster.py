@@ -39,10 +39,21 @@ class Contestant:
 
 
 def roster(peers: Path, checkpoint: Path, model: str, threads: int) -> list[Contestant]:
-    """Everybody for one model. `peers` is the folder that `compare_peers.py --help` tells how to fill."""
+    """Everybody for one model. `peers` is the folder that `compare_peers.py --help` tells how to fill.
+
+    A GGUF file of 4 bits is compared with llama.cpp alone, which reads the same file.
+    """
+    if checkpoint.suffix == ".gguf":
+        return [
+            _aethermind(checkpoint, threads, "AetherMind, the file's formats", "int4", {}),
+            _llama(peers, checkpoint, threads, "llama.cpp, the same file", "int4"),
+        ]
     found = [
         *(_aethermind(checkpoint, threads, *row) for row in OURS),
-        *(_llama(peers, model, threads, *row) for row in LLAMA),
+        *(
+            _llama(peers, peers / f"models/{model}-llama-{stored}.gguf", threads, f"llama.cpp {stored}", precision)
+            for stored, precision in LLAMA
+        ),
         *(_openvino(peers, model, threads, *row) for row in OPENVINO),
         *(_onnxruntime(peers, model, threads, *row) for row in ONNXRUNTIME),
     ]
@@ -82,13 +93,12 @@ def _aethermind(checkpoint: Path, threads: int, name: str, precision: str, optio
     )
 
 
-def _llama(peers: Path, model: str, threads: int, quantization: str, precision: str) -> Contestant:
+def _llama(peers: Path, gguf: Path, threads: int, name: str, precision: str) -> Contestant:
     python, libraries = peers / "llama-py/bin/python", peers / "llama/bin"
-    gguf = peers / f"models/{model}-llama-{quantization}.gguf"
     completion = libraries / "llama-completion"
     start = [str(completion), "-m", str(gguf), "-p", PROMPT, "-n", "1", "-c", "2304", "-t", str(threads)]
     return Contestant(
-        f"llama.cpp {quantization}",
+        name,
         precision,
         _command(python, "run_llama.py", gguf, threads, {}),
         (python, libraries / "libllama.so", gguf),
