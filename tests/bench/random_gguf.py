@@ -54,6 +54,8 @@ class Model:
     vocab: int
     inner: int
     metadata: Mapping[str, Any]
+    split_rule: str | None = "qwen2"
+    """`tokenizer.ggml.pre` of byte-level BPE; None for SentencePiece."""
     is_tied: bool = False
     experts: int = 0
     expert_inner: int = 0
@@ -140,6 +142,7 @@ MODELS: Mapping[str, Model] = {
             "attention.layer_norm_rms_epsilon": 1e-6,
             "attention.sliding_window": 512,
         },
+        split_rule=None,
         is_tied=True,
         attention={
             "attn_q": (1024, 1152),
@@ -179,6 +182,7 @@ MODELS: Mapping[str, Model] = {
             "expert_weights_scale": 1.0,
             "expert_gating_func": 1,
         },
+        split_rule="deepseek-llm",
         experts=64,
         expert_inner=1408,
         shared_inner=2816,
@@ -209,6 +213,7 @@ MODELS: Mapping[str, Model] = {
             "ssm.time_step_rank": 24,
             "ssm.group_count": 1,
         },
+        split_rule="falcon-h1",
         attention={
             "attn_q": (512, 1024),
             "attn_k": (128, 1024),
@@ -220,7 +225,7 @@ MODELS: Mapping[str, Model] = {
         },
         vectors={
             "attn_norm.weight": 1024,
-            "ffn_norm.weight": 1024,
+            "ffn_norm": 1024,
             "ssm_conv1d.bias": (1792, 0.01),
             "ssm_dt.bias": (24, -3.0),
             "ssm_a": (24, -4.0),
@@ -239,7 +244,7 @@ def write(model: Model, path: Path, layers: int, seed: int = 0) -> None:
     for key, value in {**metadata, **model.metadata}.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{model.architecture}.{key}", value)
-    _add_vocabulary(writer, model.vocab)
+    _add_vocabulary(writer, model.vocab, model.split_rule)
     tensors = list(model.tensors(layers))
     for tensor in tensors:
         shape = (*tensor.shape[:-1], _row_bytes(tensor)) if tensor.stored is not Stored.F32 else tensor.shape
@@ -275,14 +280,24 @@ def _data(random: np.random.Generator, tensor: Tensor) -> npt.NDArray[Any]:
     return np.resize(drawn, (*tensor.shape[:-1], _row_bytes(tensor)))
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Bytes as single tokens, then words that no text has."""
-    alphabet = sorted(ByteLevel.alphabet())
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([*alphabet, "ab", *(f"<{index}>" for index in range(len(alphabet) + 1, size))])
-    writer.add_token_types([gguf.TokenType.NORMAL] * size)
-    writer.add_token_merges(["a b"])
+def _add_vocabulary(writer: gguf.GGUFWriter, size: int, split_rule: str | None) -> None:
+    """Single bytes, then words that no text has: for byte-level BPE, or without a rule for SentencePiece."""
+    normal, byte, control = gguf.TokenType.NORMAL, gguf.TokenType.BYTE, gguf.TokenType.CONTROL
+    if split_rule is None:
+        tokens = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+        types = [control] * 3 + [byte] * 256
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([float(-index) for index in range(size)])
+        writer.add_bos_token_id(1)
+    else:
+        tokens = [*sorted(ByteLevel.alphabet()), "ab"]
+        types = [normal] * len(tokens)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(split_rule)
+        writer.add_token_merges(["a b"])
+    rest = range(len(tokens), size)
+    writer.add_token_list([*tokens, *(f"<{index}>" for index in rest)])
+    writer.add_token_types(types + [normal] * len(rest))
     writer.add_eos_token_id(size - 1)
 
 
