@@ -182,7 +182,7 @@ def check_magnitude(largest: float, format: WeightFormat) -> None:
     """Raise InvalidArgumentError where a format cannot represent a value of this magnitude."""
     if not np.isfinite(largest):
         raise InvalidArgumentError(f"Values that are not finite cannot be stored as {format.name}.")
-    if largest > _LARGEST and format.scale_dtype == "float16":
+    if largest > _LARGEST and format.scale_dtype != "float32":
         raise InvalidArgumentError(
             f"A value of magnitude {largest:g} cannot be stored as {format.name}: its scales are float16, up to "
             f"{_LARGEST:g}."
