@@ -57,12 +57,14 @@ _WARP = 32
 _MXFP4_RING_BYTES = 4 * 1088
 """Ring of a warp: `Mxfp4Ring` of csrc/common/mxfp4_gemv.cuh."""
 
-_MIN_STEPS_PER_WARP = 3
+_STEPS_PER_WARP = 3
 """Experts may have few inputs: of blocks with fewer warps, each with some steps, more run and read at a time."""
 
-_DENSE = Projection("moe_linear", num_weights=1, group_chunks=2, min_steps=_MIN_STEPS_PER_WARP)
-_QUANTIZED = Projection("moe_linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS, min_steps=_MIN_STEPS_PER_WARP)
-_FLOAT8 = Projection("moe_linear_float8", num_weights=1, group_chunks=GROUP_CHUNKS, min_steps=_MIN_STEPS_PER_WARP)
+_DENSE = Projection("moe_linear", num_weights=1, group_chunks=2, steps_per_warp=_STEPS_PER_WARP)
+_QUANTIZED = Projection(
+    "moe_linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS, steps_per_warp=_STEPS_PER_WARP
+)
+_FLOAT8 = Projection("moe_linear_float8", num_weights=1, group_chunks=GROUP_CHUNKS, steps_per_warp=_STEPS_PER_WARP)
 
 
 class _ExpertProducts(ctypes.Structure):

@@ -43,15 +43,15 @@ class Projection:
     """The kernels of `csrc/<source>.cu`: x · weightᵀ of one weight, or of both of a SwiGLU.
 
     A warp processes `group_chunks` times 32 inputs per step. `max_skinny_tokens` is the limit of the widest skinny
-    kernel, which reads a weight once; float32 has only the kernel for eight tokens. Skinny blocks have as many warps,
-    up to 8, as have `min_steps` steps each.
+    kernel, which reads a weight once; float32 has only the kernel for eight tokens. Skinny blocks have a warp for
+    `steps_per_warp` steps, but no more than 8.
     """
 
     source: str
     num_weights: int
     group_chunks: int
     max_skinny_tokens: int = _SKINNY_TOKENS
-    min_steps: int = 1
+    steps_per_warp: int = 1
 
     def launch(
         self,
@@ -79,7 +79,7 @@ class Projection:
             is_gemv = is_half and tokens == _SKINNY_TOKENS and bool(dense) and all(map(has_whole_vectors, dense))
             kind = "gemv" if is_gemv else f"skinny{tokens}"
             num_steps = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
-            warps = max(1, min(_MAX_SKINNY_WARPS, num_steps // self.min_steps))
+            warps = max(1, min(_MAX_SKINNY_WARPS, div_up(num_steps, self.steps_per_warp)))
             shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
             shared_bytes += warps * _RING_BYTES * is_gemv
         grid = div_up(num_tokens, tokens), tiles, 1

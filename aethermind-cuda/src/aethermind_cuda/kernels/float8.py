@@ -34,7 +34,7 @@ CUBLASLT_FLOAT8 = "cuda/cublaslt_fp8"
 
 _GROUP_CHUNKS = 4
 _LINEAR = Projection("linear_float8", num_weights=1, group_chunks=_GROUP_CHUNKS)
-_GATE_UP = Projection("gate_up_silu_float8", num_weights=2, group_chunks=_GROUP_CHUNKS, min_steps=7)
+_GATE_UP = Projection("gate_up_silu_float8", num_weights=2, group_chunks=_GROUP_CHUNKS, steps_per_warp=7)
 _OPERATORS = {
     "linear": (_LINEAR, ("weight",)),
     "lm_head": (_LINEAR, ("weight",)),
