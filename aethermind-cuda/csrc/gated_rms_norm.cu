@@ -43,10 +43,7 @@ __device__ __forceinline__ void gated_rms_norm_of(const GatedRmsNorm& call, int 
   T* out = static_cast<T*>(call.out) + offset;
   const int first = thread * N, step = num_threads * N;
   const bool is_norm_first = call.is_norm_first != 0;
-  Vector<T, N> first_values{}, first_gates{}, first_weights{};  // kept in registers, or loaded before the reduction
-  if (first < width) {
-    first_weights = Vector<T, N>::load(weight + first);
-  }
+  Vector<T, N> first_values{}, first_gates{};  // kept in registers, so that they are not loaded again
   float squares = 0.0f;
   for (int i = first; i < width; i += step) {
     const auto values = Vector<T, N>::load(x + i), gates = Vector<T, N>::load(gate + i);
@@ -64,7 +61,7 @@ __device__ __forceinline__ void gated_rms_norm_of(const GatedRmsNorm& call, int 
   for (int i = first; i < width; i += step) {
     const auto values = i == first ? first_values : Vector<T, N>::load(x + i);
     const auto gates = i == first ? first_gates : Vector<T, N>::load(gate + i);
-    const auto weights = i == first ? first_weights : Vector<T, N>::load(weight + i);
+    const auto weights = Vector<T, N>::load(weight + i);
     Vector<T, N> result;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
