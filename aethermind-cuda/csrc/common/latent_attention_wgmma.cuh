@@ -157,62 +157,36 @@ struct LatentWgmma {
     }
   }
 
-  // Computes some tiles of keys from `tile` on. The warpgroups take turns, so that one multiplies while the other turns
-  // scores into weights. The phases of a tile:
-  //   first warpgroup:  queries by keys                          | softmax         | weights by values
-  //   second warpgroup: weights by values of the tile before it  | queries by keys | softmax
+  // Computes some tiles of keys from `tile` on.
   __device__ __forceinline__ void run(Tiles tile, int num_tiles, float scale) {
     const float sign = call.scale < 0.0f ? -1.0f : 1.0f;
-    const bool is_first = __shfl_sync(kFullWarp, warp_index() / 4, 0) == 0;
-    uint32_t weights[kKeys / 16][4] = {};
     // Places are looked up a tile before their keys are copied.
     Tiles ahead = tile;
     int64_t found[kPasses];
     find_keys(found, ahead, true);
     copy_queries();
-    copy_keys(0, found);
-    commit_copies();
-    ahead.next();
-    find_keys(found, ahead, num_tiles > 1);
-    const auto copy_next = [&](int i, int stage) {
+    for (int i = -1; i < num_tiles; ++i) {
+      if (i >= 0) {
+        wait_for_copies<0>();
+        __syncthreads();  // this tile has arrived, and the one before it is no longer read
+        publish_operands();
+        multiply_keys(i % 2);
+      }
       if (i + 1 < num_tiles) {
-        copy_keys(stage, found);
+        copy_keys((i + 1) % 2, found);
         ahead.next();
         find_keys(found, ahead, i + 2 < num_tiles);
       }
       commit_copies();
-    };
-    for (int i = 0;; ++i) {
-      const int stage = i % 2;
-      wait_for_copies<0>();
-      __syncthreads();  // this tile has arrived
-      publish_operands();
-      if (is_first && i < num_tiles) {
-        multiply_keys(stage);
-        wait_for_products<0>();
-      } else if (!is_first && i > 0) {
-        add_values(weights, stage ^ 1);
-        wait_for_products<0>();
-      }
-      if (i == num_tiles) break;
-      __syncthreads();  // the tile before this one is no longer read
-      if (is_first) {
-        copy_next(i, stage ^ 1);
-        weigh(weights, tile, scale, sign);
-      } else {
-        multiply_keys(stage);
-        copy_next(i, stage ^ 1);
-        wait_for_products<0>();
-      }
-      __syncthreads();
-      if (is_first) {
-        add_values(weights, stage);
-        wait_for_products<0>();
-      } else {
-        weigh(weights, tile, scale, sign);
-      }
+      if (i < 0) continue;
+      wait_for_products<0>();
+      uint32_t weights[kKeys / 16][4];
+      weigh(weights, tile, scale, sign);
+      add_values(weights, i % 2);
+      wait_for_products<0>();
       tile.next();
     }
+    wait_for_copies<0>();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 1);
