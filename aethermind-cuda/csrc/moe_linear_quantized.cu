@@ -4,7 +4,7 @@
 
 #include "common/dependent_launch.cuh"
 #include "common/expert_products.cuh"
-#include "common/mxfp4_gemv.cuh"
+#include "common/mxfp4_weight.cuh"
 #include "common/quantized_weight.cuh"
 
 namespace aether {
@@ -19,15 +19,6 @@ __device__ __forceinline__ auto quantized_params(const ExpertProducts& call) {
                                        call.log2_chunks,
                                        AffineTerm{call.term}};
   };
-}
-
-// A block computes 16 outputs of up to eight choices, as mxfp4_gemv.
-template <class WeightTile, class Params>
-__device__ __forceinline__ void project_experts_mxfp4(const ExpertProducts& call, const Params& params) {
-  using T = typename WeightTile::Element;
-  project_experts<T>(call, params, [](const auto& results, const auto& x, const auto& stack, int first_tile) {
-    mxfp4_gemv<T>(results, x, stack, first_tile + static_cast<int>(blockIdx.y));
-  });
 }
 
 template <class T>
@@ -53,8 +44,4 @@ using Int4Weight = QuantizedWeight<T, 4, AffineTerm::kRuntime>;
   AETHER_EXPERTS_HALF(codes, Weight, bfloat16)
 AETHER_EXPERTS_CODES(int8, Int8Weight)
 AETHER_EXPERTS_CODES(int4, Int4Weight)
-AETHER_EXPERTS(skinny8, project_experts_skinny, 256, 1, mxfp4, Mxfp4Weight, float32)
-AETHER_EXPERTS(gemv, project_experts_mxfp4, 256, 3, mxfp4, Mxfp4Weight, float16)
-AETHER_EXPERTS(gemv, project_experts_mxfp4, 256, 3, mxfp4, Mxfp4Weight, bfloat16)
-AETHER_EXPERTS(tiled, project_experts_tiled, 128, 2, mxfp4, Mxfp4Weight, float16)
-AETHER_EXPERTS(tiled, project_experts_tiled, 128, 2, mxfp4, Mxfp4Weight, bfloat16)
+AETHER_EXPERTS_CODES(mxfp4, Mxfp4Weight)

@@ -49,32 +49,23 @@ struct Mxfp4Weight : QuantizedWeight<T, 4, AffineTerm::kNone> {
   using typename Base::Group;
   using typename Base::Params;
 
-  const uint2* exponents;  // of this tile, eight for each group
+  const uint2* exponents;  // of this thread's outputs, a vector for each group
 
   __device__ __forceinline__ Mxfp4Weight(const Params& params, int tile) : Base(params, tile) {
     const int num_tiles = (params.num_outputs + kTileOutputs - 1) / kTileOutputs;
     const int64_t num_groups = (params.num_inputs + Base::kGroupInputs - 1) / Base::kGroupInputs;
     const auto* all_codes = reinterpret_cast<const uint32_t*>(params.address);
     exponents = reinterpret_cast<const uint2*>(all_codes + num_tiles * num_groups * Base::kTileWords) +
-                min(tile, num_tiles - 1) * num_groups * 8;
-  }
-
-  // Those of a group, for the thread's outputs at lane / 4.
-  __device__ __forceinline__ const uint2* tile_exponents(int group) const {
-    return exponents + static_cast<int64_t>(group) * 8;
-  }
-
-  __device__ __forceinline__ static Group group_of(const uint32_t* codes, const uint2& exponents) {
-    Group result;
-    Base::load_codes(result, codes);
-    result.scales[0] = exponents.x;
-    result.scales[2] = exponents.y;
-    return result;
+                (min(tile, num_tiles - 1) * num_groups * 8 + lane_index() / 4);
   }
 
   __device__ __forceinline__ Group load(int group) const {
-    return group_of(this->codes + static_cast<int64_t>(group) * Base::kTileWords,
-                    tile_exponents(group)[lane_index() / 4]);
+    Group result;
+    Base::load_codes(result, this->codes + static_cast<int64_t>(group) * Base::kTileWords);
+    const uint2 loaded = exponents[static_cast<int64_t>(group) * 8];
+    result.scales[0] = loaded.x;
+    result.scales[2] = loaded.y;
+    return result;
   }
 
   __device__ __forceinline__ Frag8<T> weights(const Group& group, int half, int chunk) const {

@@ -53,9 +53,6 @@ _SORT_THREADS = 1024
 _TILE_BYTES = 12
 """Bytes of an `ExpertTile`."""
 _ALIGNMENT = 256
-_WARP = 32
-_MXFP4_RING_BYTES = 4 * 1088
-"""Ring of a warp: `Mxfp4Ring` of csrc/common/mxfp4_gemv.cuh."""
 
 _STEPS_PER_WARP = 3
 """Experts may have few inputs: of blocks with fewer warps, each with some steps, more run and read at a time."""
@@ -196,9 +193,6 @@ def _launch(
     elif format is not None:
         projection, suffix, dense = _QUANTIZED, f"{codes_of(format)}_{x.dtype}", []
     launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not is_tiled, dense=dense)
-    if format == MXFP4 and not is_tiled and x.dtype is not DType.FLOAT32:
-        shared_bytes = launch.shared_bytes + launch.block[0] // _WARP * _MXFP4_RING_BYTES
-        launch = replace(launch, kernel=f"{projection.source}_gemv_{suffix}", shared_bytes=shared_bytes)
     return replace(launch, grid=(choices.num_tiles, launch.grid[1], len(products)))
 
 
