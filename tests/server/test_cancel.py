@@ -56,7 +56,11 @@ def test_a_tenant_cannot_cancel_requests_of_another(open_server: Callable[..., h
 
 
 @pytest.mark.parametrize("name", ["order-7", "a/b c", "x" * 128])
-def test_the_client_s_own_id_cancels_all_its_requests(llm: LLM, http: httpx.Client, name: str) -> None:
+def test_the_client_s_own_id_cancels_all_its_requests(
+    llm: LLM, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # The headers of a stream without a first token are sent after this time.
+    monkeypatch.setattr("aethermind.server.openai.serving.KEEP_ALIVE_S", 0.05)
     headers = {"X-Request-Id": name}
     url = f"/v1/requests/{quote(name, safe='')}"
     with (
