@@ -101,13 +101,12 @@ AETHER_DEQUANTIZE_BITS(4)
 AETHER_DEQUANTIZE_BITS(2)
 AETHER_DEQUANTIZE_BITS(1)
 
-#define AETHER_DEQUANTIZE_FLOAT8(dtype)                                                                            \
-  extern "C" __global__ void __launch_bounds__(128, 8)                                                             \
-      dequantize_weight_float8_##dtype(aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows,    \
-                                       int num_outputs, int num_inputs) {                                          \
-    aether::begin_kernel();                                                                                        \
-    aether::dequantize<aether::Float8Weight<aether::dtype>>(out, first_tile, num_rows,                             \
-                                                            {weight, num_outputs, num_inputs});                    \
+#define AETHER_DEQUANTIZE_FLOAT8(dtype)                                                                           \
+  extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_float8_##dtype(                          \
+      aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs) { \
+    aether::begin_kernel();                                                                                       \
+    aether::dequantize<aether::Float8Weight<aether::dtype>>(out, first_tile, num_rows,                            \
+                                                            {weight, num_outputs, num_inputs});                   \
   }
 AETHER_DEQUANTIZE_FLOAT8(float16)
 AETHER_DEQUANTIZE_FLOAT8(bfloat16)

@@ -16,13 +16,13 @@
         {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}});                                   \
   }
 #define AETHER_GATE_UP_FLOAT(dtype) AETHER_GATE_UP(gate_up_silu_skinny8, (256, 1), project_skinny, dtype, 1, 2)
-#define AETHER_GATE_UP_GEMV(dtype)                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 3)                                                            \
-      gate_up_silu_gemv_##dtype(void* out, const aether::dtype* x, const aether::dtype* w_gate,                   \
-                                const aether::dtype* w_up, int num_tokens, int num_outputs, int num_inputs) {     \
-    aether::project_gemv<aether::DenseWeight<aether::dtype>, 2>(                                                  \
-        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                              \
-        {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}});                                    \
+#define AETHER_GATE_UP_GEMV(dtype)                                                                            \
+  extern "C" __global__ void __launch_bounds__(256, 3)                                                        \
+      gate_up_silu_gemv_##dtype(void* out, const aether::dtype* x, const aether::dtype* w_gate,               \
+                                const aether::dtype* w_up, int num_tokens, int num_outputs, int num_inputs) { \
+    aether::project_gemv<aether::DenseWeight<aether::dtype>, 2>(                                              \
+        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                          \
+        {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}});                                \
   }
 #define AETHER_GATE_UP_HALF(dtype)                                             \
   AETHER_GATE_UP_GEMV(dtype)                                                   \

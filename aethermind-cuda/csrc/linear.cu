@@ -16,13 +16,13 @@
         {{weight, num_outputs, num_inputs}});                                                                    \
   }
 #define AETHER_LINEAR_FLOAT(dtype) AETHER_LINEAR(linear_skinny8, (256, 1), project_skinny, dtype, 1, 1)
-#define AETHER_LINEAR_GEMV(dtype)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(256, 3)                                                               \
-      linear_gemv_##dtype(void* out, const aether::dtype* x, const aether::dtype* weight, const aether::dtype* bias, \
-                          int num_tokens, int num_outputs, int num_inputs, int is_float32) {                         \
-    aether::project_gemv<aether::DenseWeight<aether::dtype>, 1>(                                                     \
-        {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                          \
-        {{weight, num_outputs, num_inputs}});                                                                        \
+#define AETHER_LINEAR_GEMV(dtype)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(256, 3)                                                                 \
+      linear_gemv_##dtype(void* out, const aether::dtype* x, const aether::dtype* weight, const aether::dtype* bias,   \
+                          int num_tokens, int num_outputs, int num_inputs, int is_float32) {                           \
+    aether::project_gemv<aether::DenseWeight<aether::dtype>, 1>({out, bias, num_tokens, num_outputs, is_float32 != 0}, \
+                                                                {x, num_tokens, num_inputs},                           \
+                                                                {{weight, num_outputs, num_inputs}});                  \
   }
 #define AETHER_LINEAR_HALF(dtype)                                       \
   AETHER_LINEAR_GEMV(dtype)                                             \

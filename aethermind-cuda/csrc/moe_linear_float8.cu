@@ -1,5 +1,5 @@
-// The products of moe_linear, moe_gate_up_silu and linear_per_head with weights in fp8: see common/float8_weight.cuh and
-// common/expert_products.cuh.
+// The products of moe_linear, moe_gate_up_silu and linear_per_head with weights in fp8: see common/float8_weight.cuh
+// and common/expert_products.cuh.
 
 #include "common/dependent_launch.cuh"
 #include "common/expert_products.cuh"
@@ -16,13 +16,14 @@ __device__ __forceinline__ auto float8_params(const ExpertProducts& call) {
 
 }  // namespace aether
 
-#define AETHER_EXPERTS(kind, project, bounds, dtype)                                                            \
-  extern "C" __global__ void __launch_bounds__ bounds moe_linear_float8_##kind##_##dtype(aether::ExpertProducts call) { \
-    aether::begin_kernel();                                                                                     \
-    aether::project<aether::Float8Weight<aether::dtype>>(call, aether::float8_params<aether::dtype>(call));     \
+#define AETHER_EXPERTS(kind, project, bounds, dtype)                                                        \
+  extern "C" __global__ void __launch_bounds__ bounds moe_linear_float8_##kind##_##dtype(                   \
+      aether::ExpertProducts call) {                                                                        \
+    aether::begin_kernel();                                                                                 \
+    aether::project<aether::Float8Weight<aether::dtype>>(call, aether::float8_params<aether::dtype>(call)); \
   }
-#define AETHER_EXPERTS_HALF(dtype)                              \
-  AETHER_EXPERTS(gemv, project_experts_gemv, (256, 2), dtype)   \
+#define AETHER_EXPERTS_HALF(dtype)                            \
+  AETHER_EXPERTS(gemv, project_experts_gemv, (256, 2), dtype) \
   AETHER_EXPERTS(tiled, project_experts_tiled, (128), dtype)
 
 AETHER_EXPERTS(skinny8, project_experts_skinny, (256), float32)

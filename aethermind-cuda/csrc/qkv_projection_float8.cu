@@ -1,14 +1,14 @@
-// The QKV projections of qkv_rope_cache_write for few tokens, with weights in fp8 (see common/float8_weight.cuh), in one
-// launch: see common/qkv_projection.cuh.
+// The QKV projections of qkv_rope_cache_write for few tokens, with weights in fp8 (see common/float8_weight.cuh), in
+// one launch: see common/qkv_projection.cuh.
 
 #include "common/dependent_launch.cuh"
 #include "common/float8_weight.cuh"
 #include "common/qkv_projection.cuh"
 
-#define AETHER_QKV_GEMV(dtype)                                                           \
-  extern "C" __global__ void __launch_bounds__(256, 3) qkv_projection_float8_gemv_##dtype( \
-      aether::QkvProjection call) {                                                      \
-    aether::project_qkv_gemv<aether::Float8Weight<aether::dtype>>(call);                 \
+#define AETHER_QKV_GEMV(dtype)                                           \
+  extern "C" __global__ void __launch_bounds__(256, 3)                   \
+      qkv_projection_float8_gemv_##dtype(aether::QkvProjection call) {   \
+    aether::project_qkv_gemv<aether::Float8Weight<aether::dtype>>(call); \
   }
 
 extern "C" __global__ void __launch_bounds__(256, 1) qkv_projection_float8_skinny8_float32(aether::QkvProjection call) {

@@ -1,6 +1,6 @@
-// Quantises rows x[R, K] of float32, float16 or bfloat16 to float8_e4m3fn with a float32 scale for each row: inputs of a
-// product in fp8, and its weights. A block for each row. Codes are row-major, K padded with zeros to a multiple of 16;
-// scales are the largest magnitude over 448 (`quantize_rows` of the core's definition).
+// Quantises rows x[R, K] of float32, float16 or bfloat16 to float8_e4m3fn with a float32 scale for each row: inputs of
+// a product in fp8, and its weights. A block for each row. Codes are row-major, K padded with zeros to a multiple of
+// 16; scales are the largest magnitude over 448 (`quantize_rows` of the core's definition).
 
 #include "common/dependent_launch.cuh"
 #include "common/kv_quantization.cuh"
@@ -78,10 +78,10 @@ __device__ __forceinline__ void quantize_row(uint8_t* codes, float* scales, cons
 
 }  // namespace aether
 
-#define AETHER_QUANTIZE_ROWS(dtype)                                                                      \
-  extern "C" __global__ void __launch_bounds__(512) quantize_rows_##dtype(                               \
-      uint8_t* codes, float* scales, const aether::dtype* x, int num_inputs, uint32_t* largest) {        \
-    aether::begin_kernel();                                                                              \
-    aether::quantize_row(codes, scales, x, num_inputs, largest);                                         \
+#define AETHER_QUANTIZE_ROWS(dtype)                                                               \
+  extern "C" __global__ void __launch_bounds__(512) quantize_rows_##dtype(                        \
+      uint8_t* codes, float* scales, const aether::dtype* x, int num_inputs, uint32_t* largest) { \
+    aether::begin_kernel();                                                                       \
+    aether::quantize_row(codes, scales, x, num_inputs, largest);                                  \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_QUANTIZE_ROWS)

@@ -86,23 +86,23 @@ __device__ __forceinline__ void scale_outer_silu_mul(T* out, const float* sums, 
 
 }  // namespace aether
 
-#define AETHER_SCALE_OUTER(dtype)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256) scale_outer_##dtype(                                            \
-      aether::dtype* out0, const float* scales0, const aether::dtype* bias0, int width0, int begin0,                \
-      aether::dtype* out1, const float* scales1, const aether::dtype* bias1, int width1, int begin1,                \
-      aether::dtype* out2, const float* scales2, const aether::dtype* bias2, int width2, int begin2,                \
-      const float* sums, const float* row_scales, int num_columns, int stride) {                                    \
-    aether::begin_kernel();                                                                                         \
-    const aether::ScaledPart<aether::dtype> parts[3] = {{out0, scales0, bias0, width0, begin0},                     \
-                                                        {out1, scales1, bias1, width1, begin1},                     \
-                                                        {out2, scales2, bias2, width2, begin2}};                    \
-    aether::scale_outer(parts, sums, row_scales, num_columns, stride);                                              \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256) scale_outer_silu_mul_##dtype(                                   \
-      aether::dtype* out, const float* sums, const float* row_scales, const float* gate_scales,                     \
-      const float* up_scales, int width, int up_begin, int stride) {                                                \
-    aether::begin_kernel();                                                                                         \
-    aether::scale_outer_silu_mul(out, sums, row_scales, gate_scales, up_scales, width, up_begin, stride);           \
+#define AETHER_SCALE_OUTER(dtype)                                                                         \
+  extern "C" __global__ void __launch_bounds__(256) scale_outer_##dtype(                                  \
+      aether::dtype* out0, const float* scales0, const aether::dtype* bias0, int width0, int begin0,      \
+      aether::dtype* out1, const float* scales1, const aether::dtype* bias1, int width1, int begin1,      \
+      aether::dtype* out2, const float* scales2, const aether::dtype* bias2, int width2, int begin2,      \
+      const float* sums, const float* row_scales, int num_columns, int stride) {                          \
+    aether::begin_kernel();                                                                               \
+    const aether::ScaledPart<aether::dtype> parts[3] = {{out0, scales0, bias0, width0, begin0},           \
+                                                        {out1, scales1, bias1, width1, begin1},           \
+                                                        {out2, scales2, bias2, width2, begin2}};          \
+    aether::scale_outer(parts, sums, row_scales, num_columns, stride);                                    \
+  }                                                                                                       \
+  extern "C" __global__ void __launch_bounds__(256) scale_outer_silu_mul_##dtype(                         \
+      aether::dtype* out, const float* sums, const float* row_scales, const float* gate_scales,           \
+      const float* up_scales, int width, int up_begin, int stride) {                                      \
+    aether::begin_kernel();                                                                               \
+    aether::scale_outer_silu_mul(out, sums, row_scales, gate_scales, up_scales, width, up_begin, stride); \
   }
 AETHER_SCALE_OUTER(float16)
 AETHER_SCALE_OUTER(bfloat16)

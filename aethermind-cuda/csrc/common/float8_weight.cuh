@@ -1,8 +1,8 @@
 // A tile of 16 outputs of a weight in fp8: the weight operand of WarpAccumulator, and of project_gemv.
 //
 // `float8_weights.py` packs a weight as row-major codes float8_e4m3fn [num_outputs, K], K padded with zeros to a
-// multiple of 16, followed by a float32 scale for each output: the operand that cuBLASLt multiplies. Float16 and bfloat16
-// represent each code exactly; scales are applied to float32 accumulators.
+// multiple of 16, followed by a float32 scale for each output: the operand that cuBLASLt multiplies. Float16 and
+// bfloat16 represent each code exactly; scales are applied to float32 accumulators.
 #pragma once
 
 #include "common/dequantize_pair.cuh"
@@ -79,8 +79,7 @@ struct Float8Weight {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         const int k = first + chunk * kChunk;
-        result.rows[half][chunk] =
-            k < size ? *reinterpret_cast<const uint2*>(row + half * other_row + k) : uint2{0, 0};
+        result.rows[half][chunk] = k < size ? *reinterpret_cast<const uint2*>(row + half * other_row + k) : uint2{0, 0};
       }
     }
     return result;

@@ -31,8 +31,8 @@ struct Inputs : Rows {
   __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size, const Rows& rows = {})
       : Rows(rows), x(x), num_tokens(num_tokens), size(size), is_aligned(is_frag8_aligned(x, size)) {}
 
-  // Loads `kChunks` fragments of a token, with one alignment branch for all: runs of kRun adjacent ones, the first at k,
-  // the next kRun chunks further on. Out-of-range elements are zero.
+  // Loads `kChunks` fragments of a token, with one alignment branch for all: runs of kRun adjacent ones, the first at
+  // k, the next kRun chunks further on. Out-of-range elements are zero.
   template <int kRun = 1, int kChunks>
   __device__ __forceinline__ void load_chunks(Frag8<T> (&chunks)[kChunks], int token, int k) const {
     const auto offset = [](int chunk) { return chunk / kRun * kRun * kChunk + chunk % kRun * kFrag8Values; };

@@ -85,8 +85,7 @@ struct WeightRing {
 // Dynamic shared memory: the rings of all warps, then float[warps][kWeights][8][17]. `tile` is the block's tile of 16
 // outputs, `token` its first token.
 template <class WeightTile, int kWeights, class Output = Results<typename WeightTile::Element>, class Rows = AllRows>
-__device__ __forceinline__ void project_gemv(const Output& results,
-                                             const Inputs<typename WeightTile::Element, Rows>& x,
+__device__ __forceinline__ void project_gemv(const Output& results, const Inputs<typename WeightTile::Element, Rows>& x,
                                              const typename WeightTile::Params (&params)[kWeights],
                                              int tile = static_cast<int>(blockIdx.y),
                                              int token = static_cast<int>(blockIdx.x) * kTileTokens) {

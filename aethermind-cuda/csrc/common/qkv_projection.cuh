@@ -51,11 +51,10 @@ template <class WeightTile>
 __device__ __forceinline__ void project_qkv_gemv(const QkvProjection& call) {
   using T = typename WeightTile::Element;
   using Stored = typename WeightTile::Stored;
-  dispatch_qkv<T>(
-      call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
-        project_gemv<WeightTile, 1>(results, x, {{static_cast<const Stored*>(weight), num_outputs, call.num_inputs}},
-                                    tile);
-      });
+  dispatch_qkv<T>(call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs,
+                            int tile) {
+    project_gemv<WeightTile, 1>(results, x, {{static_cast<const Stored*>(weight), num_outputs, call.num_inputs}}, tile);
+  });
 }
 
 }  // namespace aether
