@@ -11,6 +11,11 @@
 #else
 #define AETHER_SKINNY_MIN_BLOCKS 1
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
+#define AETHER_GEMV_MIN_BLOCKS 1
+#else
+#define AETHER_GEMV_MIN_BLOCKS aether::kQuantizedBlocks
+#endif
 
 #define AETHER_GATE_UP(name, threads, min_blocks, kernel, bits, term, dtype, ...)                                     \
   extern "C" __global__ void __launch_bounds__(threads, min_blocks) name##_##dtype(                                   \
@@ -26,7 +31,7 @@
   }
 // For inputs whose rows are multiples of 16 bytes.
 #define AETHER_GATE_UP_GEMV(format, bits, term, dtype, threads)                                                     \
-  extern "C" __global__ void __launch_bounds__(threads, aether::kQuantizedBlocks)                                   \
+  extern "C" __global__ void __launch_bounds__(threads, AETHER_GEMV_MIN_BLOCKS)                                     \
       gate_up_silu_quantized_gemv_##format##_##dtype(                                                               \
           void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens,            \
           int num_outputs, int num_inputs, int num_blocks, int log2_chunks, int runtime_term, float*) {             \

@@ -30,12 +30,13 @@ __device__ __forceinline__ Frag8<T> float8_fragment(uint32_t low, uint32_t high)
   return result;
 }
 
-template <class T>
+// Kernels that are short of registers load fewer chunks of inputs at a time.
+template <class T, int kNumChunks = 4>
 struct Float8Weight {
   using Element = T;
   using Stored = uint8_t;
   static constexpr bool kIsScaled = true;
-  static constexpr int kChunks = 4;
+  static constexpr int kChunks = kNumChunks;
   static constexpr int kGroupInputs = kChunks * kChunk;
 
   struct Group {
