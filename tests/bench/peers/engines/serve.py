@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 __all__ = ["Engine", "prompt", "serve", "timed"]
 
-VOCAB_SIZE = 150_000
+VOCAB_SIZE = 32_000
 """Token ids below this are ordinary text in every vocabulary that is compared."""
 
 
