@@ -12,12 +12,12 @@ A value is code · scale. Scales of the inputs (`input_scale`) are not used: ker
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.quantized_tensors import QuantizedTensors
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.log import get_logger
@@ -76,7 +76,7 @@ def read_block_size(described: Mapping[str, Any], where: str) -> tuple[int, int]
     return size
 
 
-class Fp8Checkpoint:
+class Fp8Checkpoint(QuantizedTensors):
     """An FP8 checkpoint whose matrices are QuantizedWeights in the format fp8; implements `StoredTensors`. Immutable.
 
     A scale for each row, or one for a matrix, is exact. Matrices with scales of blocks are requantised by rows.
@@ -108,30 +108,6 @@ class Fp8Checkpoint:
                 "scale for each row.",
                 *(where, num_requantized, len(self._scales), " × ".join(map(str, block_size or ()))),
             )
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that hold the tensors."""
-        return self._stored.paths
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every tensor's name, quantised weights last."""
-        return (*self._others, *self._infos)
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all values together, as they are stored."""
-        return self._stored.total_bytes
-
-    @property
-    def zero_bias_names(self) -> tuple[str, ...]:
-        """Those of the stored tensors."""
-        return self._stored.zero_bias_names
-
-    def info(self, name: str) -> TensorInfo:
-        """Describe a tensor. Raises CheckpointError for an unknown name."""
-        return self._infos.get(name) or self._stored.info(name)
 
     def array(self, name: str) -> Array | QuantizedWeight:
         """A tensor's values, a QuantizedWeight for weights in FP8.

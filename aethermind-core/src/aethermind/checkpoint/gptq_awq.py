@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.quantized_tensors import QuantizedTensors
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.log import get_logger
@@ -224,7 +224,7 @@ _PACKED_SUFFIXES = (_QWEIGHT, ".qzeros", ".scales", ".g_idx")
 
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")
-class PackedCheckpoint:
+class PackedCheckpoint(QuantizedTensors):
     """A GPTQ or AWQ checkpoint whose packed matrices are tensors `X.weight`; implements `StoredTensors`.
 
     Matrices whose zero points are all `middle` get a symmetric weight format. Matrices with groups that no weight
@@ -247,9 +247,9 @@ class PackedCheckpoint:
                 "quantization_config out of config.json if its weights are not quantised."
             )
         parts = {f"{module}{part}" for module in modules for part in _PACKED_SUFFIXES}
-        self._unquantized_names = [name for name in stored.names if name not in parts]
+        self._others = [name for name in stored.names if name not in parts]
         self._infos = {f"{module}.weight": self._describe_packed(module) for module in modules}
-        duplicate = next((name for name in self._unquantized_names if name in self._infos), None)
+        duplicate = next((name for name in self._others if name in self._infos), None)
         if duplicate is not None:
             raise CheckpointError(f"{where} has {duplicate!r} both packed and unquantised. Fetch the checkpoint again.")
         misnamed = [module for module in modules if packing.contradicts_name(self._part(module, ".qzeros"))]
@@ -267,30 +267,11 @@ class PackedCheckpoint:
                 where, num_dense, len(modules),
             )  # fmt: skip
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that hold the tensors."""
-        return self._stored.paths
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every tensor's name, packed matrices last."""
-        return (*self._unquantized_names, *self._infos)
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all values together, as they are stored."""
-        return self._stored.total_bytes
-
     @cached_property
     def zero_bias_names(self) -> tuple[str, ...]:
         """The names of all-zero biases, which GPTQ tools add to modules without a bias."""
         biases = [name.removesuffix("weight") + "bias" for name in self._infos]
-        return tuple(name for name in biases if name in self._unquantized_names and not np.any(self._array(name)))
-
-    def info(self, name: str) -> TensorInfo:
-        """Describe a tensor. Raises CheckpointError for an unknown name."""
-        return self._infos.get(name) or self._stored.info(name)
+        return tuple(name for name in biases if name in self._others and not np.any(self._array(name)))
 
     def array(self, name: str) -> Array | QuantizedWeight:
         """A tensor's values; a packed matrix is a QuantizedWeight, or float16 if no format supports its groups.

@@ -7,12 +7,12 @@ in its low bits, and `X_scales`, uint8 [E, N, K / 32] (`ops.mxfp4` has the codes
 from __future__ import annotations
 
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.quantized_tensors import QuantizedTensors
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.hal.mapped import drop_mapped_pages
@@ -27,7 +27,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 _BLOCK_BYTES = 16
 
 
-class Mxfp4Checkpoint:
+class Mxfp4Checkpoint(QuantizedTensors):
     """A checkpoint whose weights in mxfp4 are tensors `X`, described as [E, N, K] and read as QuantizedWeights
     [E · N, K]; implements `StoredTensors`. Immutable.
     """
@@ -52,30 +52,6 @@ class Mxfp4Checkpoint:
             )
         parts = {f"{name}{part}" for name in self._infos for part in (_BLOCKS, _SCALES)}
         self._others = tuple(name for name in stored.names if name not in parts)
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that hold the tensors."""
-        return self._stored.paths
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every tensor's name, quantised weights last."""
-        return (*self._others, *self._infos)
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all values together, as they are stored."""
-        return self._stored.total_bytes
-
-    @property
-    def zero_bias_names(self) -> tuple[str, ...]:
-        """Those of the stored tensors."""
-        return self._stored.zero_bias_names
-
-    def info(self, name: str) -> TensorInfo:
-        """Describe a tensor. Raises CheckpointError for an unknown name."""
-        return self._infos.get(name) or self._stored.info(name)
 
     def array(self, name: str) -> Array | QuantizedWeight:
         """A tensor's values, a QuantizedWeight for weights in mxfp4.
