@@ -34,11 +34,10 @@ def _safetensors(directory: Path) -> list[Path]:
 
 
 def _gguf(directory: Path) -> list[Path]:
-    paths = [directory / "model.gguf", directory / "values.gguf", directory / "empty.gguf"]
-    _write(paths[0], _model)
-    _write(paths[1], _values)
-    _write(paths[2], lambda _: None)
-    return paths
+    fill_of_name = {"model": _model, "vocab": _vocabulary, "values": _values, "empty": lambda _: None}
+    for name, fill in fill_of_name.items():
+        _write(directory / f"{name}.gguf", fill)
+    return [directory / f"{name}.gguf" for name in fill_of_name]
 
 
 def _write(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> None:
@@ -50,27 +49,34 @@ def _write(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> None:
     writer.close()
 
 
-def _model(writer: gguf.GGUFWriter) -> None:
-    """A model of one layer whose matrices are in several types."""
-    hidden, vocab = 32, 8
+_HIDDEN, _VOCAB = 32, 8
+
+
+def _vocabulary(writer: gguf.GGUFWriter) -> None:
+    """A model's metadata and tokenizer without its tensors."""
     writer.add_block_count(1)
     writer.add_context_length(64)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(hidden)
+    writer.add_embedding_length(_HIDDEN)
+    writer.add_feed_forward_length(_HIDDEN)
     writer.add_head_count(2)
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([*_GPT2_TOKENS[: vocab - 1], "<|im_end|>"])
-    writer.add_token_types([gguf.TokenType.NORMAL] * (vocab - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_list([*_GPT2_TOKENS[: _VOCAB - 1], "<|im_end|>"])
+    writer.add_token_types([gguf.TokenType.NORMAL] * (_VOCAB - 1) + [gguf.TokenType.CONTROL])
     writer.add_token_merges(['! "'])
-    writer.add_eos_token_id(vocab - 1)
+    writer.add_eos_token_id(_VOCAB - 1)
     writer.add_chat_template("{{ messages[0].content }}")
     writer.add_float32("general.sampling.temp", 0.5)
-    values = np.random.default_rng(0).standard_normal((hidden, hidden)).astype(np.float32)
-    writer.add_tensor("token_embd.weight", values[:vocab].astype(np.float16))
+
+
+def _model(writer: gguf.GGUFWriter) -> None:
+    """A model of one layer whose matrices are in several types."""
+    _vocabulary(writer)
+    values = np.random.default_rng(0).standard_normal((_HIDDEN, _HIDDEN)).astype(np.float32)
+    writer.add_tensor("token_embd.weight", values[:_VOCAB].astype(np.float16))
     writer.add_tensor("output_norm.weight", values[0])
     writer.add_tensor("blk.0.attn_norm.weight", values[0])
     writer.add_tensor("blk.0.ffn_norm.weight", values[0])

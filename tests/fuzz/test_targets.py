@@ -12,6 +12,9 @@ from tests.fuzz.seeds import write_seeds
 from tests.fuzz.targets import TARGETS, survives
 from tests.scale import scaled
 
+from aethermind import Runtime
+from aethermind.errors import CheckpointError
+
 NUM_MUTANTS = scaled(15_000)
 EXTREMES = (0, 1, 127, 128, 255)
 
@@ -34,6 +37,13 @@ def test_a_quantised_tensor_may_have_no_rows(tmp_path: Path, kind: str) -> None:
         write()
     writer.close()
     assert survives(TARGETS["gguf"], tmp_path / "empty.gguf")
+
+
+def test_a_vocabulary_without_a_model_is_refused_as_one(tmp_path: Path) -> None:
+    """Found by the fuzzer; llama.cpp ships such files for tests of tokenizers."""
+    source = Runtime.boot().open_source(write_seeds("gguf_model", tmp_path)[1])
+    with pytest.raises(CheckpointError, match="has no tensors: it is a vocabulary without a model"):
+        source.config()
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -21,7 +21,7 @@ from aethermind.checkpoint.gguf_tensors import (
 )
 from aethermind.checkpoint.gguf_transforms import GgufTransform
 from aethermind.checkpoint.remapped import pair_order
-from aethermind.errors import ConfigError
+from aethermind.errors import CheckpointError, ConfigError
 from aethermind.text.gguf_tokenizer import CONTROL
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class GgufSource:
         """
         file, family = self._file, self._family
         infos = {name: file.info(name) for name in file.names}
+        if not infos:
+            raise CheckpointError(f"{self.path} has no tensors: it is a vocabulary without a model.")
         sizes = self._sizes()
         experts = self._experts(infos)
         if "rotary_dim" in sizes and isinstance(sizes["head_dim"], int):
