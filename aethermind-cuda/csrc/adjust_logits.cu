@@ -45,22 +45,22 @@ __device__ __forceinline__ void adjust_listed_tokens(float* out, const float* lo
 
 // Masks four logits by the lowest bits of `allowed`. It reads those of which some are masked, and in place it leaves
 // those of which none is.
-__device__ __forceinline__ void mask_four(float* out, const float* logits, int allowed) {
-  using Four = Vector<float>;
-  constexpr int kAll = (1 << Four::size) - 1;
+__device__ __forceinline__ void mask_vec4(float* out, const float* logits, int allowed) {
+  using Vec4 = Vector<float>;
+  constexpr int kAll = (1 << Vec4::size) - 1;
   allowed &= kAll;
   if (out == logits && allowed == kAll) {
     return;
   }
-  Four four{};
+  Vec4 vec{};
   if (allowed != 0) {
-    four = Four::load(logits);
+    vec = Vec4::load(logits);
   }
 #pragma unroll
-  for (int i = 0; i < Four::size; ++i) {
-    four.values[i] = allowed >> i & 1 ? four.values[i] : Max::kNeutral;  // -inf
+  for (int i = 0; i < Vec4::size; ++i) {
+    vec.values[i] = allowed >> i & 1 ? vec.values[i] : Max::kNeutral;  // -inf
   }
-  four.store(out);
+  vec.store(out);
 }
 
 }  // namespace aether
@@ -100,7 +100,7 @@ extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* lo
   if (aether::is_vectorizable(out, size) && aether::is_vectorizable(logits, size)) {
 #pragma unroll 4
     for (int i = begin + static_cast<int>(threadIdx.x) * kWide; i < end; i += static_cast<int>(blockDim.x) * kWide) {
-      aether::mask_four(out + i, logits + i, mask[i / 32] >> (i % 32));
+      aether::mask_vec4(out + i, logits + i, mask[i / 32] >> (i % 32));
     }
     return;
   }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_4(T* target, const float (&values)[kScaled
 template <class T>
 __device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], const float* sums, const float* row_scales,
                                             int num_columns, int stride) {
-  using Four = Vector<float, kScaledColumns>;
+  using Vec4 = Vector<float, kScaledColumns>;
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kScaledColumns;
   if (column >= num_columns) {
     return;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], con
   // Copied, not referred to: arguments that are indexed at run time are in local memory.
   const ScaledPart<T> part = column < second ? parts[0] : column < third ? parts[1] : parts[2];
   const int first = column - (column < second ? 0 : column < third ? second : third);
-  const Four sum = Four::load(sums + row * stride + part.begin + first), scale = Four::load(part.scales + first);
+  const Vec4 sum = Vec4::load(sums + row * stride + part.begin + first), scale = Vec4::load(part.scales + first);
   float values[kScaledColumns];
 #pragma unroll
   for (int i = 0; i < kScaledColumns; ++i) {
@@ -66,14 +66,14 @@ template <class T>
 __device__ __forceinline__ void scale_outer_silu_mul(T* out, const float* sums, const float* row_scales,
                                                      const float* gate_scales, const float* up_scales, int width,
                                                      int up_begin, int stride) {
-  using Four = Vector<float, kScaledColumns>;
+  using Vec4 = Vector<float, kScaledColumns>;
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kScaledColumns;
   if (column >= width) {
     return;
   }
   const int64_t row = blockIdx.y;
-  const Four gate = Four::load(sums + row * stride + column), gate_scale = Four::load(gate_scales + column);
-  const Four up = Four::load(sums + row * stride + up_begin + column), up_scale = Four::load(up_scales + column);
+  const Vec4 gate = Vec4::load(sums + row * stride + column), gate_scale = Vec4::load(gate_scales + column);
+  const Vec4 up = Vec4::load(sums + row * stride + up_begin + column), up_scale = Vec4::load(up_scales + column);
   const float row_scale = row_scales[row];
   float values[kScaledColumns];
 #pragma unroll

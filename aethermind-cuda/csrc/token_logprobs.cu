@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     if (i < num_found && is_sorted) {
       next = candidates[i];
     } else if (i < num_found) {
-      aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, [&](float value, int element) {
+      aether::for_each_logit<aether::kPrefetchVectors>(row.logits, size, [&](float value, int element) {
         const uint64_t other = aether::rank_of(value, element);
         next = other < below && other > next ? other : next;
       });

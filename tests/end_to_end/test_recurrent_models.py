@@ -49,7 +49,7 @@ def run(engine: Engine, answers: dict[str, list[list[int]]] | None = None) -> di
         for output in engine.step():
             answers[output.request_id] = [completion.token_ids for completion in output.outputs]
     stats = EngineStats.of(engine)
-    assert stats.num_free_state_slots == stats.num_state_slots == engine.compiled.cache_spec.most_sequences + 1
+    assert stats.num_free_state_slots == stats.num_state_slots == engine.compiled.cache_spec.max_sequences + 1
     assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
     return answers
 

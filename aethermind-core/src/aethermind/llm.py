@@ -83,7 +83,7 @@ class LLM:
         self.tokenizer = self.engine.tokenizer
         self.info = describe_model(self.engine, time.perf_counter() - started)
         self._pending = PendingOutputs()
-        self.engine.listen(self._pending)
+        self.engine.add_listener(self._pending)
         log_loaded(self.info)
 
     def __repr__(self) -> str:

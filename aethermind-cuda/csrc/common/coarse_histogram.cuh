@@ -22,7 +22,7 @@ struct CoarseHistogram {
   __device__ __forceinline__ void fill(const Row& row, const Other& other) const {
     histogram.clear();
     __syncthreads();
-    for_each_logit<kVectorsAhead>(row.logits, row.size, [&](float value, int) {
+    for_each_logit<kPrefetchVectors>(row.logits, row.size, [&](float value, int) {
       const float distance = position(value);
       if (distance < static_cast<float>(kBins)) {
         atomicAdd(&histogram.counts[Histogram::padded_bin(static_cast<int>(distance))], 1u);

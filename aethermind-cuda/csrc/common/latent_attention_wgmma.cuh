@@ -89,8 +89,8 @@ struct LatentWgmma {
   }
 
   // Turns scores into weights 2^(scale (score - base)), rounded to T, and rescales what was summed before.
-  __device__ __forceinline__ void weigh(uint32_t (&weights)[kKeys / 16][4], const Tiles& tile, float scale,
-                                        float sign) {
+  __device__ __forceinline__ void update_softmax(uint32_t (&weights)[kKeys / 16][4], const Tiles& tile, float scale,
+                                                 float sign) {
     float factors[2] = {1.0f, 1.0f};
     bool needs_rescale = false;
 #pragma unroll
@@ -181,7 +181,7 @@ struct LatentWgmma {
       if (i < 0) continue;
       wait_for_products<0>();
       uint32_t weights[kKeys / 16][4];
-      weigh(weights, tile, scale, sign);
+      update_softmax(weights, tile, scale, sign);
       add_values(weights, i % 2);
       wait_for_products<0>();
       tile.next();

@@ -136,7 +136,7 @@ __device__ __forceinline__ Position radix_select(Histogram& histogram, const Row
     const int previous_shift = level == 0 ? 32 : kShifts[level - 1];
     histogram.clear();
     __syncthreads();
-    for_each_logit<kFewVectorsAhead>(row.logits, row.size, [&](float value, int index) {
+    for_each_logit<kShallowPrefetchVectors>(row.logits, row.size, [&](float value, int index) {
       const uint64_t rank = rank_of(value, index);
       uint32_t part;
       if (part_of(rank, part) &&

@@ -50,8 +50,8 @@ __device__ __forceinline__ uint64_t block_largest(uint64_t rank) {
 }
 
 // Vectors that a thread has in flight; large loop bodies, which are unrolled once per vector, use fewer.
-constexpr int kVectorsAhead = 4;
-constexpr int kFewVectorsAhead = 2;
+constexpr int kPrefetchVectors = 4;
+constexpr int kShallowPrefetchVectors = 2;
 
 // Calls body(value, index) for row[begin … end - 1], distributed over `num_threads` threads. Whole vectors are read
 // whatever the row's alignment.

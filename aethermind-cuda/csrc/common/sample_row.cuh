@@ -98,7 +98,7 @@ __device__ __noinline__ int sample_by_radix_select(Histogram& histogram, const P
   const Row row{logits, size};
   const SoftmaxWeights softmax(powers, SoftmaxScale(params.temperature), largest, weight_bits(size));
   uint64_t all = 0, min_p_weight = 0;
-  for_each_logit<kFewVectorsAhead>(row.logits, row.size, [&](float value, int) {
+  for_each_logit<kShallowPrefetchVectors>(row.logits, row.size, [&](float value, int) {
     const uint64_t weight = softmax.weight(value);
     all += weight;
     min_p_weight += ordered_bits(value) >= params.min_p_bits ? weight : 0;

@@ -170,7 +170,7 @@ __device__ __forceinline__ int gather_bands(Candidates& candidates, BandSearch& 
     num_gathered = 0;
   }
   __syncthreads();
-  for_each_logit<kFewVectorsAhead>(row.logits, row.size, [&](float value, int index) {
+  for_each_logit<kShallowPrefetchVectors>(row.logits, row.size, [&](float value, int index) {
     const float position = coarse.position(value);
     const uint64_t weight = softmax.weight(value);
     num_before_upper += position < upper.first;

@@ -8,7 +8,7 @@ from aethermind.plugins import hookimpl
 
 _PROVIDER = "aethermind-gpt2"
 _CASES = "aethermind_gpt2.conformance:CASES"
-_FURTHER = (
+_SIMILAR = (
     ("BloomForCausalLM", "bloom:BLOOM", ("BloomModel", "bloom")),
     ("GPTNeoXForCausalLM", "gpt_neox:GPT_NEOX", ("GPTNeoXModel", "gpt_neox")),
     ("MptForCausalLM", "mpt:MPT", ("MptModel", "mpt")),
@@ -24,7 +24,7 @@ def register_architectures(registry: Any) -> None:
         cases=_CASES,
         aliases=("GPT2Model", "gpt2"),
     )
-    for name, target, aliases in _FURTHER:
+    for name, target, aliases in _SIMILAR:
         registry.register(name, f"aethermind_gpt2.{target}", provider=_PROVIDER, cases=_CASES, aliases=aliases)
 
 

@@ -10,7 +10,7 @@ from aethermind.plugins import hookimpl
 _PROVIDER = "aethermind-llama"
 _CASES = "aethermind_llama.conformance:CASES"
 
-_FURTHER = (
+_SIMILAR = (
     ("SmolLM3ForCausalLM", "smollm3:SMOLLM3", "SmolLM3Model", "smollm3"),
     ("GraniteForCausalLM", "granite:GRANITE", "GraniteModel", "granite"),
     ("CohereForCausalLM", "cohere:COHERE", "CohereModel", "cohere"),
@@ -31,7 +31,7 @@ def register_architectures(registry: Any) -> None:
     register("MistralForCausalLM", "aethermind_llama.architecture:MISTRAL", aliases=("MistralModel", "mistral"))
     register("MixtralForCausalLM", "aethermind_llama.mixture:MIXTRAL", aliases=("MixtralModel", "mixtral"))
     register("OlmoeForCausalLM", "aethermind_llama.mixture:OLMOE", aliases=("OlmoeModel", "olmoe"))
-    for name, target, model, kind in _FURTHER:
+    for name, target, model, kind in _SIMILAR:
         register(name, f"aethermind_llama.{target}", aliases=(model, kind))
 
 

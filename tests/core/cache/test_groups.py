@@ -130,7 +130,7 @@ def test_a_long_sequence_holds_the_blocks_that_its_windows_see(block_size: int, 
         block for group in range(4) for block in cache.block_table("a", group) if block != FREED
     }
     assert cache.truncate("a", 200) is CacheOutcome.BEHIND_WINDOW
-    assert (cache.take_back("a", 4000), cache.take_back("a", 200)) == (4000, 0)
+    assert (cache.truncate_or_reset("a", 4000), cache.truncate_or_reset("a", 200)) == (4000, 0)
     assert pool.num_used == 0
 
 
@@ -144,7 +144,7 @@ def test_a_sequence_takes_back_what_speculation_adds_without_loss() -> None:
         cache.reserve("a", 128)
         cache.commit("a", 128)
         cache.reserve("a", 1)
-        assert cache.take_back("a", num_tokens) == num_tokens
+        assert cache.truncate_or_reset("a", num_tokens) == num_tokens
 
 
 def test_evicting_a_companion_leaves_a_shorter_prefix_that_can_be_reused() -> None:

@@ -126,11 +126,11 @@ class WindowGroupsMachine(SequenceRules):
         self.write(name, tokens, len(tokens))
 
     @rule(name=sequences, fraction=st.floats(0, 1))
-    def take_back(self, name: str, fraction: float) -> None:
+    def truncate_or_reset(self, name: str, fraction: float) -> None:
         num_tokens = int(len(self.held[name]) * fraction)
         if self.cache.state(name) is CacheState.ACTIVE:
             expected = num_tokens if self.may_truncate(name, num_tokens) else 0
-            assert self.cache.take_back(name, num_tokens) == expected
+            assert self.cache.truncate_or_reset(name, num_tokens) == expected
             del self.held[name][expected:]
 
     @rule(target=sequences, parent=sequences, token=st.integers(0, 1))

@@ -129,8 +129,8 @@ def test_a_state_is_that_of_all_tokens() -> None:
     assert set(refused) == {CacheOutcome.RECURRENT_STATE}
     assert kv.truncate("a", 6) is kv.keep("a", 0) is kv.remove("a", 6) is CacheOutcome.OK
     assert (kv.num_tokens("a"), list(kv.block_table("a"))) == (6, blocks)
-    assert kv.take_back("a", 6) == 6
-    assert kv.take_back("a", 3) == 0
+    assert kv.truncate_or_reset("a", 6) == 6
+    assert kv.truncate_or_reset("a", 3) == 0
     assert (kv.num_tokens("a"), kv.state_slot("a"), kv.num_free_blocks) == (0, slot, 16)
     assert kv.load("b", b"", None, []).outcome is CacheOutcome.RECURRENT_STATE  # type: ignore[arg-type]
 

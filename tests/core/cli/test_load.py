@@ -24,7 +24,7 @@ def test_bar_is_drawn_on_terminals_when_loading_takes_long(
     monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, patience_s: float, is_drawn: bool
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress_module, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(progress_module, "SHOW_AFTER_S", patience_s)
     monkeypatch.setenv("TERM", "xterm")
     with progress_module.LoadProgress() as progress:
         for done in range(1, 4):
@@ -35,7 +35,7 @@ def test_bar_is_drawn_on_terminals_when_loading_takes_long(
 def test_bars_of_several_models_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "SHOW_AFTER_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     with progress_module.LoadProgress("First") as first, progress_module.LoadProgress("Second") as second:
         for progress in (first, second):

@@ -48,7 +48,7 @@ def test_the_line_is_drawn_after_a_delay_and_removed(monkeypatch: pytest.MonkeyP
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "SHOW_AFTER_S", 0.0)
     with PrefillProgress(llm_with(request(512, 1024))) as progress:
         assert terminal.is_drawn.wait(60)
         progress.stop()
@@ -64,7 +64,7 @@ def test_nothing_is_drawn_without_a_capable_terminal(monkeypatch: pytest.MonkeyP
     stream = Terminal() if term == "dumb" else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "SHOW_AFTER_S", 0.0)
     with PrefillProgress(llm_with(request(512, 1024))):
         pass
     assert stream.getvalue() == ""
@@ -74,7 +74,7 @@ def test_a_fast_answer_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress_module, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(progress_module, "SHOW_AFTER_S", 600.0)
     with PrefillProgress(llm_with(request(1, 2))) as progress:
         progress.stop()
     assert terminal.getvalue() == ""

@@ -316,11 +316,11 @@ def test_an_output_feeds_parts_of_a_later_run(backend: type[Backend], is_filling
     chosen = executor.output_tensor("next", (4,))
     first, rest = (Tensor.of(chosen.buffer, chosen.dtype, (2,), chosen.offset_bytes + offset) for offset in (0, 8))
     executor.host_inputs["ids"][:4] = [9, 9, 9, 9]
-    fed = [DeviceInput("ids", 2, first), DeviceInput("ids", 0, rest)]
+    device_inputs = [DeviceInput("ids", 2, first), DeviceInput("ids", 0, rest)]
     if is_filling:
-        executor.run_with_late_input((4,), "x", lambda: None, fed)
+        executor.run_with_late_input((4,), "x", lambda: None, device_inputs)
     else:
-        executor.run((4,), fed)
+        executor.run((4,), device_inputs)
     executor.synchronize()
     np.testing.assert_array_equal(executor.output("rows", (4,)), x[[2, 1, 3, 0]])
 

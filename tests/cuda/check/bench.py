@@ -16,7 +16,7 @@ Case = tuple[str, Callable[[Facts], None]]
 """Its name, and what measures it and says what it found."""
 
 _MISS_L2_BYTES = 192 << 20
-_MOST_SETS = 96
+_MAX_SETS = 96
 
 
 class Recurrence(NamedTuple):
@@ -182,7 +182,7 @@ class Bench:
     @staticmethod
     def sets(nbytes: int) -> int:
         """How many weights of so many bytes take turns, so that the L2 cache does not hold them."""
-        return max(1, min(_MOST_SETS, -(-_MISS_L2_BYTES // max(1, nbytes))))
+        return max(1, min(_MAX_SETS, -(-_MISS_L2_BYTES // max(1, nbytes))))
 
 
 def within(facts: Facts, bar: float) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_MOST_CONTEXT = 16_448
+_MAX_CONTEXT = 16_448
 _RUNS = 3
 
 
@@ -183,7 +183,7 @@ def open_model(folder: Path, config: dict[str, Any], num_kv_blocks: int, quantiz
         quantization=quantization,
         load_format="dummy",
         dtype="bfloat16",
-        max_model_len=min(_MOST_CONTEXT, config["max_position_embeddings"]),
+        max_model_len=min(_MAX_CONTEXT, config["max_position_embeddings"]),
         max_num_batched_tokens=4096,
         max_num_seqs=256,
         num_kv_blocks=num_kv_blocks,

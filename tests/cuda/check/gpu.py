@@ -39,7 +39,7 @@ _DTYPES = {
 }
 _TIMED_S = 0.02
 _SAMPLES = 7
-_MOST_CALLS = 64
+_MAX_CALLS = 64
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Gpu:
         begin, end = driver.event_create(True), driver.event_create(True)
         try:
             once = self._elapsed(graph, 1, begin, end)
-            repeat = max(1, min(_MOST_CALLS, int(_TIMED_S / max(once, 1e-7) / _SAMPLES)))
+            repeat = max(1, min(_MAX_CALLS, int(_TIMED_S / max(once, 1e-7) / _SAMPLES)))
             times = [self._elapsed(graph, repeat, begin, end) / repeat for _ in range(_SAMPLES)]
         finally:
             driver.event_destroy(begin)
@@ -187,7 +187,7 @@ class Gpu:
             return float(begin.elapsed_time(end)) / 1e3
 
         once = elapsed(1)
-        repeat = max(1, min(_MOST_CALLS, int(_TIMED_S / max(once, 1e-7) / _SAMPLES)))
+        repeat = max(1, min(_MAX_CALLS, int(_TIMED_S / max(once, 1e-7) / _SAMPLES)))
         return median(elapsed(repeat) / repeat for _ in range(_SAMPLES)) / len(calls)
 
     def pack(self, format: str, weight: torch.Tensor, operator: str = "linear") -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["trace"]
 
-_MOST_NAMES = 16
+_MAX_NAMES = 16
 
 
 def trace(run: Callable[[], object], skipped: float = 0.4) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def trace(run: Callable[[], object], skipped: float = 0.4) -> dict[str, Any]:
         reached = max(reached, end)
         totals[name.replace("void ", "")[:60]].append(end - begin)
     length = reached - spans[0][0]
-    largest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:_MOST_NAMES]
+    largest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:_MAX_NAMES]
     return {
         "kernels": len(spans),
         "us": round(length, 1),

@@ -22,7 +22,7 @@ __all__ = [
     "LayerGroup",
     "group_layers",
     "live",
-    "most_window_blocks",
+    "max_window_blocks",
     "num_freeable_blocks",
     "num_hidden_blocks",
 ]
@@ -37,10 +37,10 @@ _SLACK = 128
 """Tokens by which a window's blocks are freed late, because a sequence may drop its last tokens: a draft's that was not
 accepted, or a step's that failed."""
 
-_MOST_GROUPS = 8
+_MAX_GROUPS = 8
 """Every group costs time in each step, for its block tables and slots."""
 
-_LEAST_SAVING = 0.1
+_MIN_SAVING = 0.1
 """The fraction of the cache's bytes below which groups are not worth that time."""
 
 
@@ -68,7 +68,7 @@ def num_freeable_blocks(num_tokens: int, window: int, block_size: int) -> int:
     return num_hidden_blocks(num_tokens - _SLACK, window, block_size)
 
 
-def most_window_blocks(window: int, block_size: int, max_new_tokens: int) -> int:
+def max_window_blocks(window: int, block_size: int, max_new_tokens: int) -> int:
     """Return the most blocks that one sequence holds in a group with a window, with `max_new_tokens` reserved."""
     num_partial = 1 if _KEY_BLOCK % block_size == 0 else 2  # blocks at the ends that are held for a part
     num_tokens = max_new_tokens + window + _SLACK + _KEY_BLOCK - 2
@@ -86,7 +86,7 @@ def group_layers(
     own = [layer for layer, entry in enumerate(layers) if entry.rows]
     whole = -(-max_model_len // block_size)
     best: tuple[LayerGroup, ...] = (LayerGroup(0, tuple(own)),)
-    lowest = (1 - _LEAST_SAVING) * len(own) * whole
+    lowest = (1 - _MIN_SAVING) * len(own) * whole
     if len({tuple(layers[layer].rows.items()) for layer in own}) > 1:
         return best
     windows = {layer: _window_of(layers[layer], max_model_len) for layer in own}
@@ -94,9 +94,9 @@ def group_layers(
     for size in range(max(num_full, 1), len(own)):
         groups = _groups_of(windows, size)
         cost = size * (
-            whole + sum(min(whole, most_window_blocks(one.window, block_size, max_new_tokens)) for one in groups[1:])
+            whole + sum(min(whole, max_window_blocks(one.window, block_size, max_new_tokens)) for one in groups[1:])
         )
-        if len(groups) <= _MOST_GROUPS and cost < lowest:
+        if len(groups) <= _MAX_GROUPS and cost < lowest:
             best, lowest = groups, cost
     return best
 

@@ -405,7 +405,7 @@ class KVCache:
         """
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
-    def take_back(self, seq_id: str, num_tokens: int) -> int:
+    def truncate_or_reset(self, seq_id: str, num_tokens: int) -> int:
         """Truncate a sequence to `num_tokens`, or to 0 if windows freed what the next token sees or the recurrent state
         is that of more tokens; returns which.
 

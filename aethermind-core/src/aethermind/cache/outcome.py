@@ -28,13 +28,14 @@ class CacheOutcome(Enum):
     """Positions would not ascend any more, or not be from 0 to 2**63 - 1."""
     BEHIND_WINDOW = "behind a sliding window whose blocks are freed"
     """Keys that the next token would see were freed, because the sequence was longer: truncate it to 0 and compute it
-    again, see `KVCache.take_back`."""
+    again, see `KVCache.truncate_or_reset`."""
     WINDOWS_FREED = "sliding windows free blocks of the sequence"
     """Tokens in the middle cannot be dropped or moved where layers with a sliding window free blocks: in which block a
     token is, and what its window sees, follow from its index."""
     RECURRENT_STATE = "the sequence has a recurrent state"
     """The state stands for all tokens of the sequence and is in device memory only: it cannot be that of fewer tokens
-    (truncate the sequence to 0 and compute it again, see `KVCache.take_back`), and is not swapped out or saved."""
+    (truncate the sequence to 0 and compute it again, see `KVCache.truncate_or_reset`), and is not swapped out or
+    saved."""
 
     LATENT_KEYS = "the model caches latent vectors"
     """Positions cannot be shifted with multi-head latent attention: a cached row is not a key alone."""

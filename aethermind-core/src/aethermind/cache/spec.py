@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, Self
 
-from aethermind.cache.groups import LayerGroup, most_window_blocks
+from aethermind.cache.groups import LayerGroup, max_window_blocks
 from aethermind.cache.layers import LayerCache, Paged, attention_of, recurrent_of, source_layer
 from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.errors import InvalidArgumentError
@@ -105,7 +105,7 @@ class KVCacheSpec:
         return max(0, self.num_slots - self.num_snapshots - 1)
 
     @property
-    def most_sequences(self) -> int:
+    def max_sequences(self) -> int:
         """Requests that can run at once in a model with recurrent layers."""
         return self.num_slots - self.num_snapshots - NUM_RESERVED_SLOTS
 
@@ -166,20 +166,20 @@ class KVCacheSpec:
         num_blocks = -(-num_tokens // self.block_size)
         if len(self.groups) == 1:
             return num_blocks
-        return num_blocks + sum(min(num_blocks, most) for most in self._most_window_blocks)
+        return num_blocks + sum(min(num_blocks, limit) for limit in self._max_window_blocks)
 
     def num_tokens_in(self, num_blocks: int) -> int:
         """The longest sequence that `num_blocks` blocks hold: the opposite of `num_blocks_for`."""
-        limits = sorted(self._most_window_blocks)
+        limits = sorted(self._max_window_blocks)
         # Below the first limit a block of group 0 takes one of each group, behind it one fewer, and so on.
         in_group, left, reached = 0, num_blocks, 0
-        for index, most in enumerate(limits):
+        for index, limit in enumerate(limits):
             taken = len(limits) - index + 1
-            more = min(most - reached, left // taken)
+            more = min(limit - reached, left // taken)
             in_group, left = in_group + more, left - more * taken
-            if more < most - reached:
+            if more < limit - reached:
                 return in_group * self.block_size
-            reached = most
+            reached = limit
         return (in_group + left) * self.block_size
 
     def table_width(self, num_tokens: int) -> int:
@@ -187,8 +187,8 @@ class KVCacheSpec:
         return -(-num_tokens // self.block_size)
 
     @property
-    def _most_window_blocks(self) -> list[int]:
-        return [most_window_blocks(window, self.block_size, self.max_new_tokens) for window in self.windows]
+    def _max_window_blocks(self) -> list[int]:
+        return [max_window_blocks(window, self.block_size, self.max_new_tokens) for window in self.windows]
 
 
 CacheLayout = Literal["paged", "cell", "static"]

@@ -44,7 +44,7 @@ _DTYPE_NAMES = {
     "torch.float8_e5m2": "F8_E5M2",
 }
 # Dtypes unknown to NumPy are passed as integers of the same width.
-_CARRIERS = {"BF16": "int16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
+_INTEGER_VIEWS = {"BF16": "int16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
 
 
 class TorchFile:
@@ -87,8 +87,8 @@ class TorchFile:
         """
         info = self.info(name)
         tensor = self._tensor(name).contiguous()
-        if info.dtype_name in _CARRIERS:
-            tensor = tensor.view(getattr(self._torch, _CARRIERS[info.dtype_name]))
+        if info.dtype_name in _INTEGER_VIEWS:
+            tensor = tensor.view(getattr(self._torch, _INTEGER_VIEWS[info.dtype_name]))
         array: npt.NDArray[Any] = tensor.numpy().view(info.dtype)
         array.flags.writeable = False
         return array

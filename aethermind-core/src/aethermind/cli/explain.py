@@ -36,7 +36,7 @@ EXAMPLES = console.examples(
     'aethermind explain --diff numpy cpu --dtype float32 --prompt "The little fox" --tokens 4',
 )
 
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 """Maximum number of kernels named with one reason."""
 
 
@@ -345,7 +345,7 @@ def _by_reason(step: dict[str, Any], rejected: Iterable[dict[str, str]]) -> str:
 
 def _few(names: list[str]) -> str:
     """The first names, and how many more there are; `--json` has all."""
-    shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
+    shown = names if len(names) <= _MAX_NAMES else names[: _MAX_NAMES - 1]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 

@@ -10,7 +10,7 @@ from typing import Any
 from aethermind.errors import InvalidArgumentError
 from aethermind.first_party import pip_install
 
-__all__ = ["COLORS", "check_plot", "check_writable", "picture", "writing"]
+__all__ = ["COLORS", "check_plot", "check_writable", "plot", "writing"]
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def check_plot(path: Path) -> None:
 
 
 @contextmanager
-def picture(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
+def plot(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
     """A figure and its axes, side by side, written to `path` at the end. Equal content gives equal bytes."""
     import matplotlib
 

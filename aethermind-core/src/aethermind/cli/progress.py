@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
     from aethermind.llm import LLM
 
-__all__ = ["LoadProgress", "PATIENCE_S", "PrefillProgress", "describe_prefill", "open_llm"]
+__all__ = ["LoadProgress", "SHOW_AFTER_S", "PrefillProgress", "describe_prefill", "open_llm"]
 
 
-PATIENCE_S = 0.5
+SHOW_AFTER_S = 0.5
 """Seconds before progress is shown."""
 
 
 class LoadProgress:
-    """A progress bar: called with (done, total), it is drawn on a terminal's stderr after PATIENCE_S. Mutable."""
+    """A progress bar: called with (done, total), it is drawn on a terminal's stderr after SHOW_AFTER_S. Mutable."""
 
     def __init__(self, title: str = "Loading") -> None:
         self._title = title
@@ -44,7 +44,7 @@ class LoadProgress:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            if self._is_over or time.monotonic() - self._started < PATIENCE_S or not console.can_redraw(sys.stderr):
+            if self._is_over or time.monotonic() - self._started < SHOW_AFTER_S or not console.can_redraw(sys.stderr):
                 return
             self._draw(total)
         self._bar.update(self._task, completed=done, total=total)
@@ -78,7 +78,7 @@ _REFRESH_S = 0.1
 
 
 class PrefillProgress:
-    """A line on a terminal's stderr that a thread updates after PATIENCE_S. `stop` removes it."""
+    """A line on a terminal's stderr that a thread updates after SHOW_AFTER_S. `stop` removes it."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -104,7 +104,7 @@ class PrefillProgress:
             self._thread = None
 
     def _draw(self) -> None:
-        if self._is_over.wait(PATIENCE_S):
+        if self._is_over.wait(SHOW_AFTER_S):
             return
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn

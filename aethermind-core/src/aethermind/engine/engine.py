@@ -117,7 +117,7 @@ class Engine(ThreadSafeEngine):
         self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         if self.cache.is_recurrent:
-            max_num_seqs = min(max_num_seqs, compiled.cache_spec.most_sequences)
+            max_num_seqs = min(max_num_seqs, compiled.cache_spec.max_sequences)
         self._planned_budget = self.budget = StepBudget(
             max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=compiled.max_draft_tokens
         )
@@ -188,7 +188,7 @@ class Engine(ThreadSafeEngine):
         options = (options or RequestOptions()).within(self.compiled.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.compiled, prompt_token_ids, params, options)
-        controls = self._constraints_builder.build(params, guide)
+        constraints = self._constraints_builder.build(params, guide)
         adapter = self.compiled.choose_adapter(options.adapter)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.compiled.model.config.hidden_size)
@@ -204,8 +204,8 @@ class Engine(ThreadSafeEngine):
         seed = engine_seed if params.seed is None else params.seed
         requests: list[Request] = []
         for index, answer_id in enumerate(answer_ids(request_id, params.n)):
-            if index and controls is not None:
-                controls = controls.fork(self._constraints_builder.processors(params))
+            if index and constraints is not None:
+                constraints = constraints.fork(self._constraints_builder.processors(params))
             request = Request(
                 answer_id,
                 prompt_token_ids,
@@ -216,7 +216,7 @@ class Engine(ThreadSafeEngine):
                 seed=seed,
                 eos_token_ids=self.compiled.eos_token_ids,
                 embeddings=embeddings,
-                constraints=controls,
+                constraints=constraints,
                 adapter=adapter,
             )
             if index:  # the first answer keeps the seed, so that it equals the answer with n = 1

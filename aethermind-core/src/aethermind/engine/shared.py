@@ -143,14 +143,14 @@ class ThreadSafeEngine(ABC):
                 raise EngineDeadError(_CLOSED)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def listen(self, listener: EngineListener) -> None:
+    def add_listener(self, listener: EngineListener) -> None:
         """Send outputs to a listener from now on. EngineDeadError if the engine was closed."""
         with self.lock:
             if self.is_closed:
                 raise EngineDeadError(_CLOSED)
             self._listeners.append(listener)
 
-    def unlisten(self, listener: EngineListener) -> None:
+    def remove_listener(self, listener: EngineListener) -> None:
         """Stop sending outputs to a listener."""
         with self.lock:
             self._listeners = [other for other in self._listeners if other is not listener]

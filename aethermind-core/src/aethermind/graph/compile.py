@@ -19,7 +19,7 @@ from aethermind.ops.weight_format import DENSE, WeightFormat
 
 __all__ = ["Compiled", "compile_graph"]
 
-_GIVEN = {ValueKind.INPUT: Place.INPUT, ValueKind.PARAMETER: Place.CONSTANT, ValueKind.STATE: Place.STATE}
+_PLACES = {ValueKind.INPUT: Place.INPUT, ValueKind.PARAMETER: Place.CONSTANT, ValueKind.STATE: Place.STATE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def compile_graph(
     gathered in `row_formats` where the device supports it, and from the layouts that parameters have anyway (`packed`,
     see `lower`). KernelNotFoundError when an operator has neither a kernel nor a decomposition.
     """
-    formats, of_rows = weight_formats or {}, row_formats or {}
+    formats, gathered = weight_formats or {}, row_formats or {}
     lowered = lower(
         graph,
         operators,
@@ -64,12 +64,12 @@ def compile_graph(
         fallback=fallback,
         fuse=fuse,
         weight_formats=formats,
-        row_formats=of_rows,
+        row_formats=gathered,
         packed=packed,
     )
     memory = plan_memory(lowered.graph, operators, symbols)
-    given = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
-    binder = _Binder(memory, given)
+    external = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
+    binder = _Binder(memory, external)
     steps = []
     resolutions = []
     for node, resolution in zip(lowered.graph.nodes, lowered.resolutions, strict=True):
@@ -81,7 +81,7 @@ def compile_graph(
         names = [spec.name for spec in operator.schema.inputs]
         has_coded_rows = resolution.signature.weight_format != DENSE
         formats_of = dict.fromkeys(operator.weight_inputs, formats)
-        formats_of |= dict.fromkeys(operator.gathered if has_coded_rows else (), of_rows)
+        formats_of |= dict.fromkeys(operator.gathered if has_coded_rows else (), gathered)
         inputs = tuple(
             None if value is None else binder.operand(value, packs.get(name), formats_of.get(name, {}).get(value.name))
             for name, value in zip(names, node.inputs, strict=True)
@@ -107,17 +107,17 @@ def compile_graph(
 class _Binder:
     """Turns values into operands, and collects the constants of the plan."""
 
-    def __init__(self, memory: MemoryPlan, given: Mapping[str, Value]) -> None:
+    def __init__(self, memory: MemoryPlan, external: Mapping[str, Value]) -> None:
         self._memory = memory
-        self._given = given
+        self._external = external
         self.constants: dict[str, Constant] = {}
 
     def operand(self, value: Value, pack: Pack | None = None, format: WeightFormat | None = None) -> Operand:
         offset = self._memory.offset(value.name)
         if offset is not None:
             return Operand(Place.ARENA, "", value.type, offset)
-        owner = self._given[self._memory.roots[value.name]]
-        place = _GIVEN[owner.kind]
+        owner = self._external[self._memory.roots[value.name]]
+        place = _PLACES[owner.kind]
         if place is not Place.CONSTANT:
             return Operand(place, owner.name, value.type)
         if pack is not None:

@@ -85,7 +85,7 @@ class _Sharing:
                 root = self._root_of_input(node, schema, spec.alias)
                 assert root is not None, "an aliased input cannot be absent"
             else:
-                root = self._dying_root(position, node, schema, spec.inplace, value)
+                root = self._reusable_root(position, node, schema, spec.inplace, value)
                 root = value.name if root is None or root in taken else root
                 taken.add(root)
             self._join(value, root, position)
@@ -103,7 +103,7 @@ class _Sharing:
         source = node.inputs[[spec.name for spec in schema.inputs].index(name)]
         return None if source is None else self.roots[source.name]
 
-    def _dying_root(
+    def _reusable_root(
         self, position: int, node: Node, schema: OperatorSchema, name: str | None, value: Value
     ) -> str | None:
         """Return the storage of the input called `name` if `value` may reuse it, else None.

@@ -156,7 +156,7 @@ At most half of a small batch is padding, and at most an eighth of a large one.
 """
 
 
-def is_decode_size(sizes: Mapping[str, int], most: Mapping[str, int]) -> bool:
+def is_decode_size(sizes: Mapping[str, int], max_sizes: Mapping[str, int]) -> bool:
     """Whether a run has the sizes of a padded decode step, so that it will be repeated.
 
     Such a step has one token and one row of logits for each sequence, their number being in `BATCH_SIZES` or the plan's
@@ -165,7 +165,7 @@ def is_decode_size(sizes: Mapping[str, int], most: Mapping[str, int]) -> bool:
     if not {"T", "S", "R", "B"} <= sizes.keys():
         return False
     count, width = sizes["T"], sizes["B"]
-    is_padded = count in BATCH_SIZES or count == min(most[name] for name in ("T", "S", "R"))
-    is_wide = width > 0 and (width & (width - 1) == 0 or width == most["B"])
+    is_padded = count in BATCH_SIZES or count == min(max_sizes[name] for name in ("T", "S", "R"))
+    is_wide = width > 0 and (width & (width - 1) == 0 or width == max_sizes["B"])
     is_plain = not any(size for name, size in sizes.items() if name not in ("T", "S", "R", "B"))
     return is_padded and is_wide and is_plain and count == sizes["S"] == sizes["R"]

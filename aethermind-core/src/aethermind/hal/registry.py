@@ -23,7 +23,7 @@ class DeviceEntry:
 
     Attributes:
         probe: checks whether the device is present; never raises.
-        recall: returns the answer of the probe in an earlier process, or None.
+        cached_probe: returns the answer of the probe in an earlier process, or None.
         open: makes the backend, or raises an AetherMindError.
         examine: opens the backend in a process of its own and returns its facts (see `runtime.isolated_devices`); None
             if `open` is trusted.
@@ -35,7 +35,7 @@ class DeviceEntry:
     probe: Callable[[], Probe]
     open: Callable[[], Backend]
     provider: str
-    recall: Callable[[], Probe | None]
+    cached_probe: Callable[[], Probe | None]
     examine: Callable[[], dict[str, Any]] | None = None
 
 
@@ -65,12 +65,12 @@ class DeviceRegistry:
         provider: str,
         priority: int = 0,
         replaces: str | None = None,
-        recall: Callable[[], Probe | None] = lambda: None,
+        cached_probe: Callable[[], Probe | None] = lambda: None,
         examine: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """Claim a device name. PluginError for a name that another package has, unless `replaces=` names that package.
 
-        Only the runtime passes `recall` and `examine`, for devices of third parties.
+        Only the runtime passes `cached_probe` and `examine`, for devices of third parties.
         """
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
@@ -80,7 +80,7 @@ class DeviceRegistry:
                 f"Uninstall one of them, or let one say replaces={taken.provider!r}."
             )
         self._entries[name] = DeviceEntry(
-            name, priority, _guarded_probe(probe), _guarded_open(name, open), provider, recall, examine
+            name, priority, _guarded_probe(probe), _guarded_open(name, open), provider, cached_probe, examine
         )
 
     def record_failure(self, plugin: str, reason: str) -> None:
@@ -120,7 +120,7 @@ class DeviceRegistry:
         entry = self._entries.get(device.type)
         if entry is None:
             raise self._unknown(device, text)
-        probe = entry.recall()
+        probe = entry.cached_probe()
         if probe is None or not probe.is_available:  # the device may have been repaired since
             probe = entry.probe()
         if not probe.is_available:
@@ -158,7 +158,7 @@ class DeviceRegistry:
                 passed_over.append(f"{entry.name}: {_clause(failed[entry.name])}")
                 broken.append(passed_over[-1])
                 continue
-            probe = entry.recall() or entry.probe()
+            probe = entry.cached_probe() or entry.probe()
             if probe.is_available:
                 others = "".join(f"; passed over {other}" for other in passed_over)
                 self._warn_of_failures(entry.name, broken)

@@ -101,7 +101,7 @@ _FLAGS = {
 """The older form of `pooling_mode`."""
 _NEUTRAL = ("Transformer", "Normalize", "Dropout")
 """Modules without an effect here: the model itself, the default of `LLM.embed`, and one for training only."""
-_USUAL_FOLDER = "1_Pooling"
+_DEFAULT_FOLDER = "1_Pooling"
 _NO_LIMIT = 2**31
 
 
@@ -113,7 +113,7 @@ def read_pooling(directory: Path) -> str | None:
         raise _not_computed(directory, f"modules.json has a module {kind!r:.80}")
     if len(pooled) > 1:
         raise _not_computed(directory, f"modules.json has {len(pooled)} modules that pool")
-    described = read_optional_json(directory / (pooled[0] if pooled else _USUAL_FOLDER) / "config.json")
+    described = read_optional_json(directory / (pooled[0] if pooled else _DEFAULT_FOLDER) / "config.json")
     modes = _modes(described)
     if len(modes) > 1 or not set(modes) <= set(_MODES):
         raise _not_computed(directory, f"vectors are pooled by {', '.join(modes)}")

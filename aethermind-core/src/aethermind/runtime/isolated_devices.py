@@ -71,7 +71,7 @@ class IsolatedDevice:
         PROBES.put(self._key, self._probe_stamp(), _fields_of(answer))
         return answer
 
-    def recall(self) -> Probe | None:
+    def cached_probe(self) -> Probe | None:
         """The probe's cached answer of this boot of the machine, or None."""
         cached = PROBES.get(self._key, self._probe_stamp())
         if cached is None:
@@ -163,7 +163,7 @@ def main(request: str) -> None:
     """Import the plugin in this child process, probe or open its device, and answer."""
     answers = answer_pipe()
 
-    def say(line: str) -> None:
+    def write_line(line: str) -> None:
         os.write(answers, line.encode() + b"\n")
 
     asked = json.loads(request)
@@ -172,36 +172,36 @@ def main(request: str) -> None:
     list(call_each(manager, [record], "register_devices", registry=registry))
     entry = next((entry for entry in registry if entry.name == asked["device"]), None)
     if asked["action"] == "probe":
-        _answer_probe(record, entry, say)
+        _answer_probe(record, entry, write_line)
     else:
-        _answer_open(record, entry, say)
+        _answer_open(record, entry, write_line)
     os._exit(0)  # without waiting for a driver's threads and exit handlers
 
 
-def _answer_probe(record: PluginRecord, entry: DeviceEntry | None, say: Callable[[str], None]) -> None:
-    say("")
+def _answer_probe(record: PluginRecord, entry: DeviceEntry | None, write_line: Callable[[str], None]) -> None:
+    write_line("")
     if entry is None:
         probe = Probe(0, f"in a process of its own it claims no such device ({record.error}).", is_broken=True)
     else:
         probe = entry.probe()
-    say(json.dumps(_fields_of(probe)))
+    write_line(json.dumps(_fields_of(probe)))
 
 
-def _answer_open(record: PluginRecord, entry: DeviceEntry | None, say: Callable[[str], None]) -> None:
-    say("its open()")
+def _answer_open(record: PluginRecord, entry: DeviceEntry | None, write_line: Callable[[str], None]) -> None:
+    write_line("its open()")
     try:
         if entry is None:
             reason = f"In a process of its own {record.name} claims no such device ({record.error})."
             answer: dict[str, Any] = {"error": reason}
         else:
             backend = entry.open()
-            say("its devices.properties(0)")
+            write_line("its devices.properties(0)")
             answer = facts_of(backend)
-            say("its close()")
+            write_line("its close()")
             backend.close()
     except BaseException as error:  # the parent gets it again when it opens the device itself
         answer = {"error": str(error) if isinstance(error, AetherMindError) else describe_exception(error)}
-    say(json.dumps(answer, default=str))
+    write_line(json.dumps(answer, default=str))
 
 
 def _fields_of(probe: Probe) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _hints(runtime: Runtime, plugin: str) -> Iterator[str]:
             near = get_close_matches(device, devices, 1)
             advice = f"did you mean {near[0]!r}?" if near else "they are of use only beside a package that does."
             yield f"it offers kernels for {device!r}, a device that no installed package provides; {advice}"
-        elif (entry.recall() or entry.probe()).is_available:  # elsewhere their libraries may rightly be missing
+        elif (entry.cached_probe() or entry.probe()).is_available:  # elsewhere their libraries may rightly be missing
             try:
                 kernels = registry.kernels(device)
             except AetherMindError as error:

@@ -367,7 +367,7 @@ class _ThirdPartyDevices(_Registration):
     def register(self, name: str, *, probe: Callable[[], Probe], open: Callable[[], Backend], **rest: Any) -> None:
         """Register the device with sandboxed versions of its functions."""
         device = IsolatedDevice(self._record, name, probe, open)
-        sandboxed = {"recall": device.recall, "examine": device.examine}
+        sandboxed = {"cached_probe": device.cached_probe, "examine": device.examine}
         super().register(name, probe=device.probe, open=device.open, **sandboxed, **rest)
 
 

@@ -25,15 +25,15 @@ def main(request: str) -> None:
     """Load the plugin and call all hooks that the runtime and the command line call."""
     answers = answer_pipe()
 
-    def say(line: str) -> None:
+    def write_line(line: str) -> None:
         os.write(answers, line.encode() + b"\n")
 
     def before_hook(name: str, implementations: Sequence[Any], _: Any) -> None:
         if implementations:
-            say(name)
+            write_line(name)
 
     record = PluginRecord.of_request(json.loads(request))
-    say("")
+    write_line("")
     try:
         manager = load_plugins([record])
         manager.add_hookcall_monitoring(before_hook, lambda *_: None)
@@ -43,8 +43,8 @@ def main(request: str) -> None:
         list(call_each(manager, [record], "register_commands", app=typer.Typer()))
         list(call_each(manager, [record], "doctor_checks"))
     except KeyboardInterrupt:  # only the plugin itself can interrupt this process
-        say("!raised KeyboardInterrupt")
-    say("")
+        write_line("!raised KeyboardInterrupt")
+    write_line("")
     os._exit(0)  # without waiting for a driver's threads and exit handlers
 
 

@@ -31,12 +31,24 @@ _NOOP_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Values of keywords that everything satisfies. Schema generators write them, zod for each record."""
 
-_TIMES = {"date-time", "time", "date", "duration"}
-_PLACES = {"hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "uri-template", "iri", "iri-reference"}
-_FORMATS = _TIMES | _PLACES | {"email", "idn-email", "uuid", "regex", "json-pointer", "relative-json-pointer"}
+_TIME_FORMATS = {"date-time", "time", "date", "duration"}
+_HOST_FORMATS = {
+    "hostname",
+    "idn-hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "iri",
+    "iri-reference",
+}
+_FORMATS = (
+    _TIME_FORMATS | _HOST_FORMATS | {"email", "idn-email", "uuid", "regex", "json-pointer", "relative-json-pointer"}
+)
 """The string formats that JSON Schema defines. Others, such as Pydantic's `path` and `password`, are annotations."""
 
-_FARTHEST = 9 * 10**18
+_MAX_BOUND = 9 * 10**18
 """The greatest magnitude of bounds: the library counts in 64 bits."""
 
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -154,9 +166,9 @@ def _with_safe_bounds(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _safe(upper: float) -> float:
     """Return the greatest representable number that is at most `upper`."""
-    if upper > _FARTHEST:
-        return _FARTHEST
-    if isinstance(upper, float) or abs(upper) > _FARTHEST or float(upper) <= upper:
+    if upper > _MAX_BOUND:
+        return _MAX_BOUND
+    if isinstance(upper, float) or abs(upper) > _MAX_BOUND or float(upper) <= upper:
         return upper
     return int(math.nextafter(float(upper), -math.inf))
 

@@ -125,7 +125,7 @@ MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 4096
 """The most choices of a request."""
 
-_WAYS = ("json", "regex", "choice", "grammar", "json_object")
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -162,11 +162,11 @@ class StructuredOutputs:
             "grammar": _text("grammar", grammar),
             "json_object": boolean("json_object", json_object),
         }
-        given = [name for name in _WAYS if values[name] not in (None, False)]
+        given = [name for name in _CONSTRAINTS if values[name] not in (None, False)]
         if len(given) != 1:
             raise InvalidArgumentError(
-                f"Structured outputs take one of {', '.join(_WAYS)}, and {' and '.join(given) or 'none'} was given. "
-                "Keep one of them."
+                f"Structured outputs take one of {', '.join(_CONSTRAINTS)}, and {' and '.join(given) or 'none'} was "
+                "given. Keep one of them."
             )
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -33,11 +33,11 @@ _KEY_DIM = _RANK + 64
 _TILE_KEYS = 32
 _MIN_SPLIT_KEYS = 2 * _TILE_KEYS
 _THREADS = 256
-_FEW_ROWS, _MANY_ROWS = 16, 64
+_SMALL_TILE_ROWS, _LARGE_TILE_ROWS = 16, 64
 """Rows of a block."""
-_MAX_BLOCKS = {_FEW_ROWS: 2, _MANY_ROWS: 1}
+_MAX_BLOCKS = {_SMALL_TILE_ROWS: 2, _LARGE_TILE_ROWS: 1}
 """Resident blocks per multiprocessor, limited by registers."""
-_UNEVEN_BLOCKS = 4
+_MAX_SPLIT_IMBALANCE = 4
 """Where blocks have different numbers of keys, long ones may have so many times their share of the splits."""
 _MAX_STAGES = 4
 _WGMMA_CAPABILITY = 9, 0
@@ -85,11 +85,11 @@ def _tensor_cores(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         if not is_invariant:
             most = resident = _resident_blocks(rows, call.device)
             if arguments.num_tokens > arguments.num_sequences:
-                arguments.max_prefill_splits, most = resident, _UNEVEN_BLOCKS * resident
+                arguments.max_prefill_splits, most = resident, _MAX_SPLIT_IMBALANCE * resident
             arguments.max_decode_splits = max(1, min(most // num_blocks, div_up(max_keys, _MIN_SPLIT_KEYS)))
         source, suffix, splits = "mla_attention", f"{call.outputs[0].dtype}_{rows}", arguments.max_decode_splits
         grid, block = (num_blocks, splits, 1), (_THREADS, 1, 1)
-        if rows == _MANY_ROWS and call.device.compute_capability == _WGMMA_CAPABILITY:
+        if rows == _LARGE_TILE_ROWS and call.device.compute_capability == _WGMMA_CAPABILITY:
             source, suffix = "mla_attention_wgmma", f"{call.outputs[0].dtype}"
             yield Launch(source, f"{source}_{suffix}", grid, block, (arguments,), _WGMMA_SHARED_BYTES)
         else:
@@ -105,16 +105,16 @@ def _tensor_cores(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
 
 def _rows_of_block(arguments: AttentionCall, device: DeviceFacts, is_invariant: bool) -> int:
     """Rows of a block, by the model alone where results must not depend on the batch."""
-    if _shared_bytes(_MANY_ROWS, 2) > device.shared_bytes:
-        return _FEW_ROWS
+    if _shared_bytes(_LARGE_TILE_ROWS, 2) > device.shared_bytes:
+        return _SMALL_TILE_ROWS
     has_chunks = arguments.num_tokens >= 2 * arguments.num_sequences and not is_invariant
-    return _MANY_ROWS if has_chunks or arguments.num_heads >= _MANY_ROWS else _FEW_ROWS
+    return _LARGE_TILE_ROWS if has_chunks or arguments.num_heads >= _LARGE_TILE_ROWS else _SMALL_TILE_ROWS
 
 
 def _shared_bytes(rows: int, num_stages: int) -> int:
     """Dynamic shared memory: `LatentShared` of csrc/common/latent_attention.cuh, and tiles of keys."""
     key_bytes = 2 * (_KEY_DIM + _PADDING)
-    scores = 16 if rows == _FEW_ROWS else 2 * rows * 4 * (_TILE_KEYS + _PADDING)
+    scores = 16 if rows == _SMALL_TILE_ROWS else 2 * rows * 4 * (_TILE_KEYS + _PADDING)
     row_bytes = key_bytes + 2 * (_TILE_KEYS + _PADDING) + 4
     return rows * row_bytes + scores + num_stages * _TILE_KEYS * key_bytes
 
@@ -138,7 +138,7 @@ def _resident_blocks(rows: int, device: DeviceFacts) -> int:
 
 def _partials_bytes(call: Call) -> int:
     """Workspace for any number of splits."""
-    rows = max(rows * _UNEVEN_BLOCKS * _resident_blocks(rows, call.device) for rows in _MAX_BLOCKS)
+    rows = max(rows * _MAX_SPLIT_IMBALANCE * _resident_blocks(rows, call.device) for rows in _MAX_BLOCKS)
     return rows * (_RANK + 2) * DType.FLOAT32.itemsize
 
 

@@ -202,7 +202,7 @@ def test_a_new_snapshot_replaces_the_least_recently_used() -> None:
 def test_a_sequence_that_is_taken_back_publishes_no_snapshot() -> None:
     kv, tokens = open_cache(num_snapshots=1), list(range(20))
     compute(kv, "a", tokens, 8)
-    assert kv.take_back("a", 6) == 0
+    assert kv.truncate_or_reset("a", 6) == 0
     assert kv.reserve("a", 10).outcome is CacheOutcome.OK
     kv.commit("a", 10)
     kv.release("a", tokens)

@@ -26,9 +26,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     seen: list[tuple[int, ...]] = []
     run = PlanExecutor.run
 
-    def noting(self: PlanExecutor, symbols: tuple[int, ...], fed: Sequence[DeviceInput] = ()) -> None:
+    def noting(self: PlanExecutor, symbols: tuple[int, ...], device_inputs: Sequence[DeviceInput] = ()) -> None:
         seen.append(symbols)
-        run(self, symbols, fed)
+        run(self, symbols, device_inputs)
 
     monkeypatch.setattr(PlanExecutor, "run", noting)
     return seen

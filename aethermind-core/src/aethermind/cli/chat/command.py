@@ -87,7 +87,7 @@ def chat(
             server = stack.enter_context(
                 closing(_server(url, model if is_on_command_line(ctx, "model") else None, api_key))
             )
-            _talk(server, server.model, f"at {url}", system, given, has_stats=stats, has_history=history)
+            _chat(server, server.model, f"at {url}", system, given, has_stats=stats, has_history=history)
             return
         adapter = options.chosen_adapter(model_options.adapters)
         chosen = None if chat_template is None else ChosenTemplate.read(chat_template)
@@ -97,10 +97,10 @@ def chat(
         _check_template(llm, name, template)
         given = with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given)
         place = f"on {llm.info.device} {llm.info.dtype}"
-        _talk(LocalAnswerer(llm, template, adapter), name, place, system, given, has_stats=stats, has_history=history)
+        _chat(LocalAnswerer(llm, template, adapter), name, place, system, given, has_stats=stats, has_history=history)
 
 
-def _talk(
+def _chat(
     answerer: Answerer,
     name: str,
     place: str,

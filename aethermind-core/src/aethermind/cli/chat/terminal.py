@@ -105,7 +105,7 @@ class WrappingWriter(TextWriter):
         return (f"\x1b[{num_back}D\x1b[K" if num_back else "") + "\n" + self._word
 
 
-_MOST_LINES = 1000
+_MAX_HISTORY_LINES = 1000
 _LINE_SEPARATOR = "\u2028"
 """Replaces the newlines of an entry in the file, which has one entry per line."""
 
@@ -129,7 +129,7 @@ def typed_history(path: Path) -> Iterator[None]:
         readline.read_history_file(path)
     num_known = readline.get_current_history_length()
     _replace(0, num_known, _LINE_SEPARATOR, "\n")
-    readline.set_history_length(_MOST_LINES)
+    readline.set_history_length(_MAX_HISTORY_LINES)
     try:
         yield
     finally:

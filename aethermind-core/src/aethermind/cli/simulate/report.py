@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cli import console
-from aethermind.cli.output_files import COLORS, picture
+from aethermind.cli.output_files import COLORS, plot
 
 if TYPE_CHECKING:
     from aethermind.engine.simulation import SimulationResult
@@ -85,7 +85,7 @@ _NUM_SPANS = 100
 
 def draw(runs: Mapping[str, SimulationResult], path: Path) -> None:
     """Plot TTFT, the queue over time, and TTFT by size of request; one colour per policy."""
-    with picture(path, num_axes=3) as (figure, (left, middle, right)):
+    with plot(path, num_axes=3) as (figure, (left, middle, right)):
         for index, (name, run) in enumerate(runs.items()):
             color = COLORS[index % len(COLORS)]
             _draw_first_tokens(left, run, name, color)

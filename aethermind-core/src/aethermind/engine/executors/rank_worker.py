@@ -33,7 +33,7 @@ from aethermind.runtime import Runtime
 
 __all__ = ["main"]
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 """Seconds between two checks that the parent is alive."""
 
 
@@ -58,7 +58,7 @@ def main(fd: int, answers: int, memory: int, parent: int, rank: int, size: int, 
 def _end_with(parent: int) -> None:
     """End this process when its parent has ended; runs in a thread of its own."""
     while os.getppid() == parent:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     os._exit(0)
 
 

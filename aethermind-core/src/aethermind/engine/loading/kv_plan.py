@@ -31,7 +31,7 @@ __all__ = ["KVPlan", "MemoryNeeds", "fitting_num_blocks", "for_whole_texts", "pl
 
 logger = get_logger(__name__)
 
-_MOST_EMPTY_BLOCKS = 4096
+_MAX_EMPTY_BLOCKS = 4096
 """Blocks of a context in which nothing is stored, because the model has no attention: they count tokens, and the prefix
 cache finds snapshots by them."""
 
@@ -40,7 +40,7 @@ cache finds snapshots by them."""
 class KVPlan:
     """The size of a KV cache before its memory is allocated; `num_swap_blocks` are in host memory.
 
-    If `has_most_blocks`, `num_blocks` is the most that requests could ever use, and `fitting_num_blocks` decides how
+    If `is_upper_bound`, `num_blocks` is the most that requests could ever use, and `fitting_num_blocks` decides how
     many of them fit.
     """
 
@@ -48,7 +48,7 @@ class KVPlan:
     num_blocks: int
     num_swap_blocks: int
     max_model_len: int
-    has_most_blocks: bool = False
+    is_upper_bound: bool = False
 
 
 def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice) -> KVPlan:
@@ -62,10 +62,10 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     if not isinstance(model, TextEncoder):
         spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
-        config = replace(config, num_kv_blocks=(spec.most_sequences + 1) * spec.num_blocks_for(wanted_len))
+        config = replace(config, num_kv_blocks=(spec.max_sequences + 1) * spec.num_blocks_for(wanted_len))
     num_swap_blocks = _num_swap_blocks(config, spec)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
-        return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
+        return KVPlan(spec, _max_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
     _check_fits(num_blocks, spec, opened)
     num_tokens = spec.num_tokens_in(num_blocks)
@@ -94,7 +94,7 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
 
     Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
     there is one group, because stored blocks hold all layers of their tokens. A model without attention stores nothing
-    in its blocks, so their number is limited instead: a context has at most `_MOST_EMPTY_BLOCKS`.
+    in its blocks, so their number is limited instead: a context has at most `_MAX_EMPTY_BLOCKS`.
     """
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
@@ -103,19 +103,19 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
             f"Pass dtype='{stored}', or auto, int8 or fp8 as kv_cache_dtype."
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
-    layers, block_size, most = cache_layout(model), config.block_size, config.max_num_batched_tokens
+    layers, block_size, max_new_tokens = cache_layout(model), config.block_size, config.max_num_batched_tokens
     if stored in CODE_DTYPES and has_latent(layers):
         raise InvalidArgumentError(
             f"This model caches latent vectors, which are not quantised to {stored}: they are small as they are. Pass "
             "auto as kv_cache_dtype.",
             param="kv_cache_dtype",
         )
-    groups = group_layers(layers, block_size, max_model_len, most) if config.kv_store is None else ()
-    spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, most)
+    groups = group_layers(layers, block_size, max_model_len, max_new_tokens) if config.kv_store is None else ()
+    spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, max_new_tokens)
     return (
         spec
         if spec.has_attention
-        else replace(spec, block_size=max(block_size, -(-max_model_len // _MOST_EMPTY_BLOCKS)))
+        else replace(spec, block_size=max(block_size, -(-max_model_len // _MAX_EMPTY_BLOCKS)))
     )
 
 
@@ -185,13 +185,13 @@ def _reports_free_memory(opened: OpenDevice) -> bool:
     return not opened.backend.capabilities.is_host_accessible and opened.backend.free_memory() is not None
 
 
-def _most_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
+def _max_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
     """Blocks for every sequence of a step at full length, and at least the usual number, for the prefix cache."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-    return max(num_seqs * cache.num_blocks_for(max_model_len), _usual_num_blocks(config, cache, max_model_len))
+    return max(num_seqs * cache.num_blocks_for(max_model_len), _typical_num_blocks(config, cache, max_model_len))
 
 
-def _usual_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
+def _typical_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
     """Blocks for one sequence of full length and a batch of medium ones."""
     num_seqs, medium_len = min(config.max_num_seqs, 16), min(max_model_len, 2048)
     if len(cache.groups) > 1:
@@ -201,7 +201,7 @@ def _usual_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: i
 
 def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
     """The usual number, limited to a third of the memory, because a host's memory has other users."""
-    wanted = _usual_num_blocks(config, cache, max_model_len)
+    wanted = _typical_num_blocks(config, cache, max_model_len)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     affordable = total // 3 // cache.bytes_per_block if total else wanted
     return max(1, min(wanted, affordable))

@@ -37,7 +37,7 @@ __all__ = ["compile_model", "open_to_explain"]
 
 logger = get_logger(__name__)
 
-_MOST_DRAFTS = 128
+_MAX_DRAFTS = 128
 """The most draft tokens that a step verifies: each takes a row of logits, whose memory is reserved."""
 
 
@@ -99,7 +99,7 @@ def compile_model(
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
     # The memory of a draft model beside its blocks does not depend on their number.
-    num_draft_blocks = kv.spec.num_blocks_for(kv.max_model_len) if kv.has_most_blocks else kv.num_blocks
+    num_draft_blocks = kv.spec.num_blocks_for(kv.max_model_len) if kv.is_upper_bound else kv.num_blocks
     compiled = CompiledModel(
         source=source,
         architecture=name,
@@ -125,7 +125,7 @@ def compile_model(
         is_headless=is_headless,
     )
     is_runnable = opened.backend.capabilities.is_host_accessible or not compiled.step.fallbacks
-    return _with_fitting_blocks(runtime, compiled) if kv.has_most_blocks and is_runnable else compiled
+    return _with_fitting_blocks(runtime, compiled) if kv.is_upper_bound and is_runnable else compiled
 
 
 def _adaptable_checkpoint(
@@ -234,7 +234,7 @@ def _max_symbols(
     """
     sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     if config.speculative_method is not None:
-        rows += min(sequences * config.num_speculative_tokens, _MOST_DRAFTS)
+        rows += min(sequences * config.num_speculative_tokens, _MAX_DRAFTS)
     return {
         "T": config.max_num_batched_tokens,
         "S": sequences,

@@ -26,7 +26,7 @@ _HEAD_OPERATOR = "lm_head"
 _HEAD_FORMAT = "int8"
 """The default of the output projection if other weights have fewer bits, since it loses the most accuracy by them."""
 
-_FEWEST_BITS_OF_ROWS = 8
+_MIN_BITS_OF_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class WeightFormats:
         return {
             name: format
             for name, format in formats.items()
-            if format == stored.get(name) or format.bits >= _FEWEST_BITS_OF_ROWS
+            if format == stored.get(name) or format.bits >= _MIN_BITS_OF_ROWS
         }
 
 

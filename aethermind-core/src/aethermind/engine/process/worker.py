@@ -280,7 +280,7 @@ class _Worker:
         self._inbox = inbox
         self._outbox = outbox
         self._pending = PendingGrammars()
-        engine.listen(outbox)
+        engine.add_listener(outbox)
         self._stats_s = 0.0
 
     def run(self) -> None:

@@ -57,13 +57,13 @@ class ConstraintsBuilder:
             return None
         self._check(params.allowed_token_ids or ())
         self._check(token_id for token_id, _ in params.logit_bias)
-        controls = LogitsConstraints(self._bad_words(params.bad_words), processors=self.processors(params))
+        constraints = LogitsConstraints(self._bad_words(params.bad_words), processors=self.processors(params))
         if params.allowed_token_ids is not None:
             # Like vLLM: the caller has to allow the tokens that end an answer.
-            controls.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)
+            constraints.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)
         if params.structured_outputs is not None:
-            controls.guide = guide or self._grammars.guide(params.structured_outputs)
-        return controls
+            constraints.guide = guide or self._grammars.guide(params.structured_outputs)
+        return constraints
 
     def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
         """New logits processors: they may have state."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "SchedulingStep", "StepBudget"]
 
 
-_LEAST_KEPT_TOKENS = 256
+_MIN_SNAPSHOT_TOKENS = 256
 """Tokens of a prompt from which on a step of its own is worth a snapshot of its recurrent state (see `chunk_of`)."""
 
 
@@ -192,5 +192,5 @@ class SchedulingStep(NamedTuple):
         end = request.fork_at if num_computed < request.fork_at else request.num_tokens
         stop = num_computed + self.chunk(end - num_computed)
         aligned = stop // alignment * alignment
-        is_cut = aligned > num_computed and (stop < end or aligned >= _LEAST_KEPT_TOKENS)
+        is_cut = aligned > num_computed and (stop < end or aligned >= _MIN_SNAPSHOT_TOKENS)
         return (aligned if is_cut else stop) - num_computed

@@ -130,7 +130,7 @@ class Scheduler:
         """Undo `advance` for a step that failed, whose tokens are to be computed again."""
         for request, num_tokens, _ in decision.scheduled:
             num_tokens = request.num_computed_tokens - num_tokens
-            request.num_computed_tokens = self._cache.take_back(request.request_id, num_tokens)
+            request.num_computed_tokens = self._cache.truncate_or_reset(request.request_id, num_tokens)
 
     def discard(self, decision: ScheduleDecision) -> None:
         """Drop what a failed step may have left of the recurrent states of its requests, which run on: a repeated step

@@ -55,7 +55,7 @@ class AsyncEngine(EngineClient):
         if self._thread is not None:
             raise InvalidArgumentError("This AsyncEngine was entered before; make another one over the same engine.")
         self._loop = asyncio.get_running_loop()
-        self._engine.listen(self)
+        self._engine.add_listener(self)
         self._requests.failure = None
         self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
         self._thread.start()
@@ -90,9 +90,9 @@ class AsyncEngine(EngineClient):
             try:
                 value = function(self._engine)
             except Exception as error:
-                self._call_in_loop(_settle, result, None, error)
+                self._call_in_loop(_set_result, result, None, error)
             else:
-                self._call_in_loop(_settle, result, value, None)
+                self._call_in_loop(_set_result, result, value, None)
 
         self._submit(run)
         return await result
@@ -157,7 +157,7 @@ class AsyncEngine(EngineClient):
             _log.exception("the engine failed")
             failure = EngineDeadError(f"The engine failed: {describe_exception(error)}")
         with engine.lock:
-            engine.unlisten(self)
+            engine.remove_listener(self)
             for name in list(self._coalescer.names):
                 engine.abort(name)
         if failure is not None:
@@ -221,11 +221,11 @@ class AsyncEngine(EngineClient):
     def _fail(self, failure: EngineDeadError) -> None:
         failure = self._requests.failure or failure  # keep the first failure: it is the cause
         for result in list(self._calls):
-            _settle(result, None, failure)
+            _set_result(result, None, failure)
         self._requests.fail(failure)
 
 
-def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+def _set_result(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     if result.done():  # the waiting task was cancelled
         return
     if error is not None:

@@ -29,7 +29,7 @@ HASH_BLOCK_TOKENS = 512
 """Tokens of one of a trace's `hash_ids`."""
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_MOST_TOKENS = 2**31
+_MAX_TOKENS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _checked(path: Path, number: int, parse: Callable[[], TraceRequest]) -> Trac
 
 def _count(record: dict[str, Any], name: str) -> int:
     number = _number(record[name], name)
-    if number != int(number) or not 0 <= number < _MOST_TOKENS:
+    if number != int(number) or not 0 <= number < _MAX_TOKENS:
         raise ValueError(f"{name} is {record[name]!r} but must be a number of tokens")
     return int(number)
 

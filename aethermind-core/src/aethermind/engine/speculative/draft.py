@@ -119,7 +119,7 @@ class DraftModel:
             draft_request.num_synced = len(draft_request.all_token_ids)
         num_valid = draft_request.sync(request.all_token_ids)
         if num_valid < draft_request.num_computed_tokens:
-            draft_request.num_computed_tokens = self.cache.take_back(request.request_id, num_valid)
+            draft_request.num_computed_tokens = self.cache.truncate_or_reset(request.request_id, num_valid)
         return draft_request
 
     def _step(self, draft_requests: list[_DraftRequest], in_use: Collection[str]) -> list[_DraftRequest]:

@@ -129,7 +129,7 @@ class Speculator:
     def _record_acceptance(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         if num_accepted < num_drafts:
             num_tokens = request.num_computed_tokens - (num_drafts - num_accepted)
-            request.num_computed_tokens = self._cache.take_back(request.request_id, num_tokens)
+            request.num_computed_tokens = self._cache.truncate_or_reset(request.request_id, num_tokens)
         request.num_draft_tokens += num_drafts
         request.num_accepted_tokens += num_accepted
         self.num_draft_tokens += num_drafts

@@ -297,7 +297,7 @@ class DecodePadding:
         if "state_slots" in arrays:
             self._empty["state_slots"] = NULL_SLOT
         self._tables = [name for name in arrays if name.split(".")[0] == "block_tables"]
-        self._most_blocks = symbols["B"]
+        self._max_blocks = symbols["B"]
         max_batch_size = min(symbols[name] for name in ("T", "S", "R"))
         self._batch_sizes = [*(size for size in batch_sizes if size < max_batch_size), max_batch_size]
 
@@ -307,7 +307,7 @@ class DecodePadding:
 
     def width(self, num_blocks: int) -> int:
         """Return the width of the block table to run with: the next power of two."""
-        return min(1 << (num_blocks - 1).bit_length(), self._most_blocks)
+        return min(1 << (num_blocks - 1).bit_length(), self._max_blocks)
 
     def write(self, num_sequences: int, padded: int, table_width: int) -> None:
         """Write the padding rows from `num_sequences` to `padded`; block tables are `table_width` wide."""

@@ -185,8 +185,8 @@ class ModelRunner:
             sampled, symbols = self._write_padded(self._padding, decision)
         else:
             sampled, symbols = self._write(variant, model, decision)
-        fed = device_tokens(decision, before) if before is not None else ()
-        failures = self._run(variant, model, symbols, sampled, decision, fed)
+        device_inputs = device_tokens(decision, before) if before is not None else ()
+        failures = self._run(variant, model, symbols, sampled, decision, device_inputs)
         if self._readback is not None and not has_processors:
             found = [variant.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
             rows = [rows_of(output, 0, len(sampled)) for output in found]
@@ -298,13 +298,13 @@ class ModelRunner:
         symbols: tuple[int, ...],
         sampled: list[SampledRow],
         decision: ScheduleDecision,
-        fed: Sequence[DeviceInput],
+        device_inputs: Sequence[DeviceInput],
     ) -> dict[int, str]:
         """Run a step, and write token masks while the device computes. Returns by row why an answer cannot go on."""
         hooks, failures = self.hooks, dict[int, str]()
         if key.has_mask and not hooks.is_active and self.observer is None:
             variant.executor.run_with_late_input(
-                symbols, "token_mask", lambda: failures.update(variant.rows.masks.fill(sampled)), fed
+                symbols, "token_mask", lambda: failures.update(variant.rows.masks.fill(sampled)), device_inputs
             )
             return failures
         if key.has_mask:
@@ -314,7 +314,7 @@ class ModelRunner:
         elif self.observer is not None:
             self.observer(variant.executor, symbols, decision)
         else:
-            variant.executor.run(symbols, fed)
+            variant.executor.run(symbols, device_inputs)
         return failures
 
     def _sample_processed(

@@ -95,7 +95,7 @@ def test_a_negative_size_is_refused(backend: Backend) -> None:
         backend.allocator.alloc(-1)
 
 
-def test_stats_count_what_is_handed_out(backend: Backend) -> None:
+def test_stats_count_allocations(backend: Backend) -> None:
     before = backend.allocator.stats()
     first, second = backend.allocator.alloc(1000), backend.allocator.alloc(24)
     both = backend.allocator.stats()
@@ -112,7 +112,7 @@ def test_stats_count_what_is_handed_out(backend: Backend) -> None:
     assert (after.peak_bytes, after.num_allocations) == (both.peak_bytes, both.num_allocations)
 
 
-def test_running_out_of_memory_is_said_and_counts_nothing(backend: Backend) -> None:
+def test_a_failed_allocation_raises_and_is_not_counted(backend: Backend) -> None:
     before = backend.allocator.stats()
     with pytest.raises(OutOfMemoryError):
         backend.allocator.alloc(1 << 60)
@@ -153,14 +153,14 @@ def test_a_destroyed_stream_is_refused(backend: Backend, device: DeviceId) -> No
         assert _is_refused(use, DeviceError), f"{name} of a stream that was destroyed is not refused"
 
 
-def test_an_event_that_was_never_recorded_counts_as_reached(backend: Backend) -> None:
+def test_an_event_that_was_never_recorded_is_complete(backend: Backend) -> None:
     event = backend.events.create()
     assert event.query()
     event.synchronize()
     backend.streams.default().wait_event(event)
 
 
-def test_an_event_is_reached_after_the_work_before_it(backend: Backend, device: DeviceId) -> None:
+def test_an_event_completes_after_the_work_before_it(backend: Backend, device: DeviceId) -> None:
     stream, event = backend.streams.create(), backend.events.create()
     source = Tensor.of_numpy(np.arange(1 << 16, dtype=np.int32), device)
     target = on_device(backend, device, np.zeros(1 << 16, np.int32))
@@ -216,7 +216,7 @@ def test_elapsed_time_needs_two_recorded_events_with_timing(backend: Backend, mi
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 7), (0, 4), (2, 3, 33)], ids=str)
-def test_what_goes_to_the_device_comes_back(
+def test_a_copy_to_the_device_and_back_is_exact(
     backend: Backend, device: DeviceId, dtype: DType, shape: tuple[int, ...]
 ) -> None:
     array = np.arange(max(1, int(np.prod(shape))))[: int(np.prod(shape))].reshape(shape).astype(dtype.numpy)

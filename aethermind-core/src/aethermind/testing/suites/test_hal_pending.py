@@ -40,7 +40,7 @@ def test_a_stream_with_work_left_is_not_idle(backend: Backend, stream: Stream) -
     assert stream.query()
 
 
-def test_an_event_behind_work_is_reached_after_it(backend: Backend, device: DeviceId, stream: Stream) -> None:
+def test_an_event_behind_pending_work_completes_after_it(backend: Backend, device: DeviceId, stream: Stream) -> None:
     event = backend.events.create()
     event.record(backend.streams.default(device.index))
     event.synchronize()
@@ -56,7 +56,7 @@ def test_an_event_behind_work_is_reached_after_it(backend: Backend, device: Devi
     assert event.query()
 
 
-def test_an_event_that_is_not_reached_has_no_time(backend: Backend, stream: Stream) -> None:
+def test_an_incomplete_event_has_no_elapsed_time(backend: Backend, stream: Stream) -> None:
     begin, end = backend.events.create(timing=True), backend.events.create(timing=True)
     begin.record(stream)
     work = LongWork.on(backend, stream)
@@ -95,7 +95,7 @@ def test_another_stream_waits_for_an_event(backend: Backend, device: DeviceId, s
     assert work.has_run
 
 
-def test_a_stream_waits_for_the_mark_as_it_was(backend: Backend, device: DeviceId, stream: Stream) -> None:
+def test_a_stream_waits_for_an_event_as_last_recorded(backend: Backend, device: DeviceId, stream: Stream) -> None:
     """Recording an event again, on an idle stream, does not affect earlier waits."""
     consumer, idle = backend.streams.create(device.index), backend.streams.create(device.index)
     event = backend.events.create()
@@ -123,7 +123,7 @@ def test_a_fill_waits_for_the_copies_before_it(backend: Backend, device: DeviceI
     assert set(np.unique(on_host(backend, target)).tolist()) == {0x22}
 
 
-def test_what_names_no_stream_is_done_on_return(backend: Backend, device: DeviceId, stream: Stream) -> None:
+def test_calls_without_a_stream_are_synchronous(backend: Backend, device: DeviceId, stream: Stream) -> None:
     """Also while another stream is busy, for large copies."""
     work = LongWork.on(backend, stream)
     whole = Tensor.of(backend.allocator.alloc(64 * MIB), DType.UINT8, (64 * MIB,))
@@ -136,7 +136,7 @@ def test_what_names_no_stream_is_done_on_return(backend: Backend, device: Device
     assert work.has_run
 
 
-def test_memory_is_handed_out_to_several_threads(backend: Backend, device: DeviceId) -> None:
+def test_several_threads_allocate_memory(backend: Backend, device: DeviceId) -> None:
     before = backend.allocator.stats()
 
     def allocate(byte: int) -> bool:
@@ -156,7 +156,7 @@ def test_memory_is_handed_out_to_several_threads(backend: Backend, device: Devic
     assert after.num_allocations == before.num_allocations + 80
 
 
-def test_memory_goes_back_to_where_it_came_from(backend: Backend) -> None:
+def test_freed_memory_returns_to_the_system(backend: Backend) -> None:
     """Measured by the system or the device, not only by the allocator's statistics."""
 
     def allocate_and_free(count: int) -> None:
@@ -173,7 +173,7 @@ def test_memory_goes_back_to_where_it_came_from(backend: Backend) -> None:
     assert free is None or now is None or free - now < 80 * MIB
 
 
-def test_streams_and_events_are_given_back(backend: Backend, device: DeviceId) -> None:
+def test_destroyed_streams_and_events_are_freed(backend: Backend, device: DeviceId) -> None:
     def use(count: int) -> None:
         for _ in range(count):
             stream, event = backend.streams.create(device.index), backend.events.create()

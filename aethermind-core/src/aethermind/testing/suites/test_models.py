@@ -92,7 +92,7 @@ def test_ragged_batches_with_chunked_prefill(
     assert answers(llm) == list(map(expected, PROMPTS))
 
 
-def test_requests_that_give_way_and_are_computed_again(open_model: Open, expected: Callable[[str], list[int]]) -> None:
+def test_preempted_requests_that_are_recomputed(open_model: Open, expected: Callable[[str], list[int]]) -> None:
     """The KV cache has too few blocks for all requests: preempted ones are recomputed."""
     llm = open_model(num_kv_blocks=16, block_size=4, enable_prefix_caching=False)
     assert answers(llm) == list(map(expected, PROMPTS))
@@ -125,7 +125,7 @@ def test_sampling_with_a_seed(open_model: Open) -> None:
     assert answers(open_model(), params=params) == answers(open_model("numpy"), params=params)
 
 
-def test_memory_is_given_back(open_model: Open, backend: Backend) -> None:
+def test_memory_is_freed(open_model: Open, backend: Backend) -> None:
     before = backend.allocator.stats().allocated_bytes
     with closing(open_model()) as llm:
         answers(llm, PROMPTS[:1])
@@ -149,7 +149,7 @@ def test_half_precision(open_model: Open, backend: Backend, dtype: DType) -> Non
 @pytest.mark.parametrize(
     "options", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}], ids=str
 )
-def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
+def test_quantised_weights(open_model: Open, options: dict[str, str]) -> None:
     """Codes are equal on all devices, so values differ by the rounding of activations only.
 
     Of two tokens of nearly the same probability, either may be chosen.

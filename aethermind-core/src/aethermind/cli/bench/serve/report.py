@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cli import console
-from aethermind.cli.output_files import COLORS, picture
+from aethermind.cli.output_files import COLORS, plot
 
 if TYPE_CHECKING:
     from aethermind.cli.bench.serve.metrics import BenchmarkMetrics, RequestOutcome
@@ -69,7 +69,7 @@ _NUM_BINS = 60
 def draw(outcomes: Sequence[RequestOutcome], path: Path) -> None:
     """Plot the cumulative distributions of TTFT and TPOT, and the output tokens per second over time."""
     done = [outcome for outcome in outcomes if outcome.failure is None]
-    with picture(path, num_axes=3) as (_, (left, middle, right)):
+    with plot(path, num_axes=3) as (_, (left, middle, right)):
         _plot_cdf(left, [outcome.ttft_s for outcome in done])
         _plot_cdf(middle, [tpot * 1e3 for outcome in done if (tpot := outcome.tpot_s) is not None])
         _draw_rate(right, done)
