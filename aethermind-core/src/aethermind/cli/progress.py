@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
     from aethermind.llm import LLM
 
-__all__ = ["LoadProgress", "SHOW_AFTER_S", "PrefillProgress", "describe_prefill", "open_llm"]
+__all__ = ["LoadProgress", "PrefillProgress", "SHOW_AFTER_S", "describe_prefill", "open_llm"]
 
 
 SHOW_AFTER_S = 0.5
