@@ -56,19 +56,24 @@ def test_two_files_in_one_place_are_refused() -> None:
         find_file()
 
 
-def test_toml_and_yaml_are_equivalent() -> None:
+def test_toml_yaml_and_json_are_equivalent() -> None:
     Path("a.toml").write_text('[oven]\nheat = 200\nrate = 0.5\n[bread]\nname = "ä"\nseeds = ["x", "y"]\n')
     Path("a.yaml").write_text("oven: {heat: 200, rate: 0.5}\nbread:\n  name: ä\n  seeds: [x, y]\n")
-    assert read_file(Path("a.toml")) == read_file(Path("a.yaml"))
-    for empty in ("e.toml", "e.yml"):
-        Path(empty).write_text("# nothing\n")
+    Path("a.json").write_text('{"oven": {"heat": 200, "rate": 0.5}, "bread": {"name": "ä", "seeds": ["x", "y"]}}')
+    assert read_file(Path("a.toml")) == read_file(Path("a.yaml")) == read_file(Path("a.json"))
+    for empty, content in (("e.toml", "# nothing\n"), ("e.yml", "# nothing\n"), ("e.json", "\n"), ("n.json", "{}")):
+        Path(empty).write_text(content)
         assert read_file(Path(empty)) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.json", b"{}", "a.json has an unknown ending. Configuration files end in .toml, .yaml, .yml."),
+        ("a.ini", b"{}", "a.ini has an unknown ending. Configuration files end in .toml, .yaml, .yml, .json."),
+        ("a.json", b'{"oven": 1,}', "a.json is not valid JSON: "),
+        ("a.json", b"[" * 100_000, "a.json is not valid JSON: "),
+        ("a.json", b"[1]", "a.json holds a list, not sections."),
+        ("a.json", b'{"oven": {"heat": 1, "heat": 2}}', "a.json has heat twice. Remove one of them."),
         ("a.toml", b"\xff", "a.toml is not UTF-8 text (byte 0). Convert it first."),
         ("a.toml", b"[oven", "a.toml is not valid TOML: "),
         ("a.toml", b"[oven]\nheat=1\nheat=2", "a.toml is not valid TOML: Cannot overwrite a value"),

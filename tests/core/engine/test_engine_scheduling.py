@@ -100,6 +100,21 @@ def test_limits_can_be_adjusted_while_it_runs(runtime: Runtime) -> None:
     assert max(tokens for tokens, _ in seen[1:]) == 2
 
 
+def test_prompts_share_a_step_in_chunks_of_the_option(runtime: Runtime, device: str) -> None:
+    whole = open_engine(runtime, device, enable_prefix_caching=False)
+    chunked = open_engine(runtime, device, max_prefill_chunk=3, enable_prefix_caching=False)
+    seen = observe_rows(chunked)
+    assert answer(chunked, PROMPT, 2) == answer(whole, PROMPT, 2)
+    assert seen == [(3, 0), (3, 0), (3, 0), (1, 1), (1, 1)]
+    seen.clear()
+    for name in ("a", "b"):
+        chunked.add_request(name, PROMPT, GREEDY)
+    chunked.step()
+    assert seen == [(6, 0)]
+    with pytest.raises(InvalidArgumentError, match="max_prefill_chunk should be a positive integer, got 0"):
+        open_engine(runtime, device, max_prefill_chunk=0)
+
+
 @pytest.mark.parametrize(
     ("limits", "message"),
     [

@@ -181,7 +181,7 @@ def _root(
         bool, typer.Option("--version", "-V", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
     config_file: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="Take settings from this TOML or YAML file.")
+        str | None, typer.Option("--config", metavar="FILE", help="Take settings from this TOML, YAML or JSON file.")
     ] = None,
     log_level: Annotated[
         str | None,

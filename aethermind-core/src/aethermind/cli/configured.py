@@ -63,7 +63,7 @@ class ConfiguredCommand(TyperCommand):
                 param_decls=["--config", "config_file"],
                 type=str,
                 metavar="FILE",
-                help="Take settings from this TOML or YAML file.",
+                help="Take settings from this TOML, YAML or JSON file.",
             ),
             TyperOption(
                 param_decls=["--print-config"],

@@ -35,6 +35,7 @@ __all__ = [
     "LoadFormat",
     "MaxNumBatchedTokens",
     "MaxNumSeqs",
+    "MaxPrefillChunk",
     "MeasuredText",
     "MeasuredTokens",
     "Model",
@@ -82,6 +83,7 @@ KvCacheDType = Annotated[str, _ENGINE["kv_cache_dtype"]]
 NumThreads = Annotated[int | None, _ENGINE["num_threads"]]
 MaxNumSeqs = Annotated[int, _ENGINE["max_num_seqs"]]
 MaxNumBatchedTokens = Annotated[int, _ENGINE["max_num_batched_tokens"]]
+MaxPrefillChunk = Annotated[int | None, _ENGINE["max_prefill_chunk"]]
 Fallback = Annotated[str, _ENGINE["fallback"]]
 Deterministic = Annotated[bool, _ENGINE["deterministic"]]
 System = Annotated[str | None, _CHAT["system"]]

@@ -138,6 +138,7 @@ class ServedEngineOptions(KvCacheOptions):
     num_threads: int | None = _engine("num_threads")
     max_num_seqs: int = _engine("max_num_seqs")
     max_num_batched_tokens: int = _engine("max_num_batched_tokens")
+    max_prefill_chunk: int | None = _engine("max_prefill_chunk")
     scheduling_policy: str = _engine("scheduling_policy")
     max_sessions: int = _engine("max_sessions")
     session_ttl: float = _engine("session_ttl")

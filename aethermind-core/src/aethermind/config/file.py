@@ -1,4 +1,4 @@
-"""The configuration file: its location, and its tables in TOML or YAML."""
+"""The configuration file: its location, and its tables in TOML, YAML or JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from aethermind.errors import SettingsError
 
 __all__ = ["find_file", "read_file"]
 
-_SUFFIXES = (".toml", ".yaml", ".yml")
+_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
     """The path of the configuration file, None if there is none.
 
-    It is `named`, else AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml) in the working directory, else
-    `config.toml` (.yaml, .yml) in `aethermind` under XDG_CONFIG_HOME or ~/.config. SettingsError if a named file is
-    missing, or if two files are in the same place.
+    It is `named`, else AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml, .json) in the working directory, else
+    `config.toml` (.yaml, .yml, .json) in `aethermind` under XDG_CONFIG_HOME or ~/.config. SettingsError if a named file
+    is missing, or if two files are in the same place.
     """
     for path, origin in ((named, "--config"), (os.environ.get("AETHERMIND_CONFIG"), "AETHERMIND_CONFIG")):
         if path:
@@ -47,7 +47,12 @@ def read_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not UTF-8 text (byte {error.start}). Convert it first.") from None
     if path.suffix == ".toml":
         return _read_toml(path, text)
-    return _read_yaml(path, text)
+    content = _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} holds a {type(content).__name__}, not sections. Begin it with one, such as model:")
+    return content
 
 
 def _read_toml(path: Path, text: str) -> dict[str, Any]:
@@ -59,22 +64,32 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
         raise SettingsError(f"{path} is not valid TOML: {error}. Correct it.") from None
 
 
-def _read_yaml(path: Path, text: str) -> dict[str, Any]:
+def _read_json(path: Path, text: str) -> Any:
+    import json
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise SettingsError(f"{path} has {twice} twice. Remove one of them.")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=checked) if text.strip() else None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path} is not valid JSON: {error}. Correct it.") from None
+
+
+def _read_yaml(path: Path, text: str) -> Any:
     import yaml
 
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise SettingsError(f"{path} has an alias (*name), which can stand for any amount. Write the value out.")
         _refuse_duplicates(path, yaml.compose(text, yaml.SafeLoader))
-        content = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(f"{path} is not valid YAML: {reason}. Correct it.") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} holds a {type(content).__name__}, not sections. Begin it with one, such as model:")
-    return content
 
 
 def _refuse_duplicates(path: Path, document: Any) -> None:

@@ -49,6 +49,7 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_prefill_chunk: int | None
     max_new_tokens: int | None
     scheduling_policy: str
     fallback: str
@@ -233,6 +234,13 @@ class EngineConfig:
     max_num_batched_tokens: int = setting(
         512, "Maximum number of tokens per step; a longer prompt is computed in chunks.", check=_COUNT
     )
+    max_prefill_chunk: int | None = setting(
+        None,
+        "Maximum number of tokens of one prompt per step (chunked prefill).",
+        check=_COUNT,
+        unset="no limit besides max_num_batched_tokens",
+        details="Smaller chunks leave more of a step to other prompts, and a long prompt takes more steps.",
+    )
     max_new_tokens: int | None = setting(
         None,
         "Maximum number of tokens of any answer, whatever its request asks for.",
@@ -241,8 +249,10 @@ class EngineConfig:
     )
     scheduling_policy: str = setting(
         "fair",
-        "Order in which requests run: fair, fcfs, priority, shortest, deadline, or a plugin's policy.",
+        "Order in which requests run: fair, fcfs, priority, shortest, deadline, weighted, or a plugin's policy. "
+        "Parameters follow its name: priority:aging_s=10:vip_share=0.25.",
         check=_name("a name, such as fair"),
+        metavar="NAME[:PARAMETER=VALUE…]",
     )
     fallback: str = setting(
         "warn",

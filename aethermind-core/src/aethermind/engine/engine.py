@@ -119,7 +119,10 @@ class Engine(ThreadSafeEngine):
         if self.cache.is_recurrent:
             max_num_seqs = min(max_num_seqs, compiled.cache_spec.max_sequences)
         self._planned_budget = self.budget = StepBudget(
-            max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=compiled.max_draft_tokens
+            max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_prefill_chunk,
+            max_draft_tokens=compiled.max_draft_tokens,
         )
         self.waiting = WaitingQueue(parts.policy)
         self.running: list[Request] = []
@@ -315,7 +318,7 @@ class Engine(ThreadSafeEngine):
             [] if self._pending_prompt_logprobs is None else [*self._score(self._pending_prompt_logprobs)]
         )
         if self._groups:
-            self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
+            self._groups.start(self.cache, self._num_slots, self.waiting, self.running, self._clock())
         if self.speculator is not None:
             self.speculator.propose(self.running, self.budget.max_draft_tokens, is_alone=not self.waiting)
         is_next_known = self.speculator is None and not self._groups.has_pending
@@ -373,7 +376,7 @@ class Engine(ThreadSafeEngine):
         group = self._groups.get(request.request_id)
         if group is not None and reason is not FinishReason.ABORT:
             # Its siblings are forked while it still holds the prompt's blocks.
-            num_slots = self.budget.max_num_seqs - len(self.running) + 1
+            num_slots = self._num_slots(request) + 1
             group.start(self.cache, num_slots, self.waiting, self.running, self._clock())
         self.pipeline.retain_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
@@ -382,6 +385,9 @@ class Engine(ThreadSafeEngine):
             self.sessions.pin(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
+
+    def _num_slots(self, request: Request) -> int:
+        return self.scheduler.num_slots(request, self.running, self.budget)
 
     def _score(self, request: Request) -> list[OutputBuilder]:
         """Compute the log probabilities of a request's prompt; returns its builder if that fails, otherwise nothing.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.policies.parameters import create_policy
 from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class EngineParts:
         ConfigError lists what is installed for an unknown name, before the model is opened.
         """
         config = config or EngineConfig.of(**options)
-        policy: SchedulingPolicy = runtime.policies.get(config.scheduling_policy)()
+        policy = create_policy(runtime.policies, config.scheduling_policy)
         method = config.speculative_method
         create_proposer = None if method is None else runtime.proposers.get(method)
         create_executor = runtime.executors.get(config.executor_name)

@@ -50,6 +50,7 @@ _BUILT_IN = {
         "priority": "aethermind.engine.policies:PriorityWithAging",
         "shortest": "aethermind.engine.policies:ShortestFirst",
         "deadline": "aethermind.engine.policies:EarliestDeadline",
+        "weighted": "aethermind.engine.policies:WeightedOrder",
         "fair": "aethermind.engine.policies:FairShare",
     },
     "kv_stores": {

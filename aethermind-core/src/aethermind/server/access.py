@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
@@ -172,8 +171,8 @@ def _parse_key_file(file: Path) -> Any:
     if not file.is_file():
         raise SettingsError(f"{file} is not a file. Give the path of one with --api-keys-file.")
     try:
-        return json.loads(file.read_text("utf-8")) if file.suffix == ".json" else read_file(file)
-    except (SettingsError, OSError, ValueError):
+        return read_file(file)
+    except SettingsError:
         # The parsers' own messages quote the wrong line, which may contain a key.
         raise SettingsError(
             f"{file} cannot be read as YAML, TOML or JSON, as its extension says. Correct it."

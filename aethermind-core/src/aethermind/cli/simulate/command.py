@@ -41,11 +41,18 @@ def simulate(
         Path, typer.Argument(help="A CSV file in the format of Azure's traces, or JSON lines in that of Mooncake's.")
     ],
     scheduling_policy: Annotated[
-        str, typer.Option("--policy", "--scheduling-policy", help="Policies to compare, separated by commas.")
+        str,
+        typer.Option(
+            "--policy",
+            "--scheduling-policy",
+            metavar="NAME[:PARAMETER=VALUE…],…",
+            help="Policies to compare, separated by commas.",
+        ),
     ] = _POLICIES,
     *,
     max_num_seqs: options.MaxNumSeqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens,
+    max_prefill_chunk: options.MaxPrefillChunk,
     num_kv_blocks: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +93,7 @@ def simulate(
     Runs the engine's own scheduler and KV cache bookkeeping on a virtual clock; a cost model says how long
     each step takes. The default cost model is an estimate for a 7B model on an 80 GB accelerator.
     """
+    from aethermind.engine.policies.parameters import create_policy
     from aethermind.engine.scheduling.decision import StepBudget
     from aethermind.engine.simulation import StepCosts, complete, read_costs, read_trace
     from aethermind.runtime import Runtime
@@ -100,8 +108,8 @@ def simulate(
     runtime = Runtime.boot()
     names = list(dict.fromkeys(name.strip() for name in scheduling_policy.split(",")))
     for name in names:
-        runtime.policies.get(name)()
-    budget = StepBudget(max_num_seqs, max_num_batched_tokens)
+        create_policy(runtime.policies, name)
+    budget = StepBudget(max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
     requests = read_trace(trace, limit)
     if calibrate is not None:
         costs = _measured(runtime, calibrate, device, load_format, budget)
@@ -124,6 +132,7 @@ def simulate(
         "rate_scale": rate_scale,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_prefill_chunk": max_prefill_chunk,
         "num_kv_blocks": num_blocks,
         "block_size": block_size,
         "costs": asdict(costs),
@@ -157,10 +166,11 @@ def _run(
     block_size: int,
 ) -> SimulationResult:
     from aethermind.cli.progress import LoadProgress
+    from aethermind.engine.policies.parameters import create_policy
     from aethermind.engine.simulation import simulate as run
 
     with LoadProgress(f"Simulating {name}") as progress:
-        policy = runtime.policies.get(name)()
+        policy = create_policy(runtime.policies, name)
         sizes = {"num_kv_blocks": num_blocks, "block_size": block_size}
         return run(requests, policy, budget, costs, **sizes, on_progress=progress)
 

@@ -11,7 +11,13 @@ from aethermind.engine.policies.base import (
     ignored_options,
 )
 from aethermind.engine.policies.fair import FairShare
-from aethermind.engine.policies.ordered import EarliestDeadline, FirstComeFirstServed, PriorityWithAging, ShortestFirst
+from aethermind.engine.policies.ordered import (
+    EarliestDeadline,
+    FirstComeFirstServed,
+    PriorityWithAging,
+    ShortestFirst,
+    WeightedOrder,
+)
 from aethermind.engine.requests.request import Request
 
 __all__ = [
@@ -24,6 +30,7 @@ __all__ = [
     "SchedulingPolicy",
     "SharingPolicy",
     "ShortestFirst",
+    "WeightedOrder",
     "estimated_work_s",
     "fits_now",
     "ignored_options",

@@ -36,6 +36,9 @@ class SchedulingPolicy(Protocol):
     A policy may have an attribute `used_options`, a frozenset: which of a request's `priority` and `deadline_ms` it
     uses. A server then refuses options without effect. Without the attribute both count as used. Its name was `heeds`
     before, which still works.
+
+    A policy may have a method `reserved_share(request)`: the fraction of the engine's sequences and blocks, from 0 to
+    less than 1, that this request has to leave to requests for which the method returns 0.
     """
 
     def order_key(self, request: Request, now: float) -> OrderKey:

@@ -10,7 +10,7 @@ from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["EarliestDeadline", "FirstComeFirstServed", "PriorityWithAging", "ShortestFirst"]
+__all__ = ["EarliestDeadline", "FirstComeFirstServed", "PriorityWithAging", "ShortestFirst", "WeightedOrder"]
 
 
 class FirstComeFirstServed(OrderedPolicy):
@@ -32,14 +32,21 @@ class PriorityWithAging(OrderedPolicy):
     order of two requests never changes and keys do not depend on `now`: a request is overtaken only by requests that
     arrive within `aging_s` seconds for each level that they are more urgent. So none starves.
 
-    Requests with a priority of `vip_priority` or below are never preempted once they run.
+    Requests with a priority of `vip_priority` or below are never preempted once they run. `vip_share` of the sequences
+    and blocks of the engine is reserved for them: other requests are admitted only to the rest.
     """
 
     used_options: ClassVar[frozenset[str]] = frozenset({"priority"})
     aging_s: float = 30.0
     vip_priority: int = -10
+    vip_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.vip_share < 1.0:
+            raise InvalidArgumentError(
+                f"vip_share is {self.vip_share!r} but must be a number from 0 to less than 1, such as 0.25.",
+                param="vip_share",
+            )
         if not 0.0 < self.aging_s < float("inf"):
             raise InvalidArgumentError(
                 f"aging_s is {self.aging_s!r} but must be a finite number of seconds above 0, such as 30.",
@@ -53,6 +60,10 @@ class PriorityWithAging(OrderedPolicy):
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
         """The least urgent request is preempted first; those at or below `vip_priority` never are."""
         return None if request.priority <= self.vip_priority else self.order_key(request, now)
+
+    def reserved_share(self, request: Request) -> float:
+        """The share that is reserved for requests at or below `vip_priority`."""
+        return 0.0 if request.priority <= self.vip_priority else self.vip_share
 
 
 @deprecated_fields(until="0.4", patience="size_weight")
@@ -122,3 +133,49 @@ class EarliestDeadline(OrderedPolicy):
 
     def _deadline(self, request: Request) -> float:
         return request.arrival + self.default_s if request.deadline is None else request.deadline
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedOrder(OrderedPolicy):
+    """Orders by a weighted sum of arrival, priority, size and deadline; the smallest sum comes first.
+
+    The sum is `waiting_weight` times the arrival, plus `priority_weight` seconds for each level of `priority`, plus
+    `size_weight` times the estimated seconds of work, plus `deadline_weight` times the deadline; a request without a
+    deadline has one `default_s` seconds after its arrival. All terms are in seconds. Waiting counts because the sums of
+    later requests are larger: `waiting_weight` has to be above 0, so that none starves.
+    """
+
+    waiting_weight: float = 1.0
+    priority_weight: float = 30.0
+    size_weight: float = 1.0
+    deadline_weight: float = 0.0
+    default_s: float = 60.0
+    seconds_per_prompt_token: float = 1e-4
+    seconds_per_new_token: float = 2e-2
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            may_be_zero = field.name in ("priority_weight", "size_weight", "deadline_weight")
+            if not 0.0 <= value < float("inf") or (value == 0.0 and not may_be_zero):
+                bound = "of 0 or more" if may_be_zero else "above 0"
+                raise InvalidArgumentError(
+                    f"{field.name} is {value!r} but must be a finite number {bound}.", param=field.name
+                )
+
+    @property
+    def used_options(self) -> frozenset[str]:
+        """The options of requests whose weight is not 0."""
+        weights = {"priority": self.priority_weight, "deadline_ms": self.deadline_weight}
+        return frozenset(name for name, weight in weights.items() if weight)
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Order by the weighted sum, then by arrival."""
+        deadline = request.arrival + self.default_s if request.deadline is None else request.deadline
+        weighted = (
+            self.waiting_weight * request.arrival
+            + self.priority_weight * request.priority
+            + self.size_weight * estimated_work_s(request, self.seconds_per_prompt_token, self.seconds_per_new_token)
+            + self.deadline_weight * deadline
+        )
+        return (weighted, request.arrival, request.request_id)

@@ -10,7 +10,7 @@ from aethermind.engine.requests.output_delta import OutputDelta, OutputReader, e
 from aethermind.engine.requests.request import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from aethermind.cache.kv_cache import KVCache
     from aethermind.engine.requests.output import RequestOutput
@@ -166,11 +166,17 @@ class SampleGroups:
             self._group_of.pop(request.request_id, None)
 
     def start(
-        self, cache: KVCache, max_num_seqs: int, waiting: WaitingQueue, running: list[Request], now: float
+        self,
+        cache: KVCache,
+        num_slots: Callable[[Request], int],
+        waiting: WaitingQueue,
+        running: list[Request],
+        now: float,
     ) -> None:
-        """Start pending requests of all groups while fewer than `max_num_seqs` run (see `SampleGroup.start`)."""
+        """Start pending requests of all groups, as many of each as `num_slots` allows (see `SampleGroup.start`)."""
         for group in self._groups.values():
-            group.start(cache, max_num_seqs - len(running), waiting, running, now)
+            if group.pending:
+                group.start(cache, num_slots(group.pending[0]), waiting, running, now)
 
     def partition(
         self, builders: list[OutputBuilder]

@@ -9,6 +9,7 @@ from aethermind.engine.policies.base import SchedulingPolicy, SharingPolicy
 from aethermind.engine.requests.request import Request, RequestState
 from aethermind.engine.scheduling.decision import ScheduledRequest, SchedulingStep, StepBudget
 from aethermind.engine.scheduling.preemption import Preemptor
+from aethermind.engine.scheduling.reserved_share import ReservedShare
 
 __all__ = ["Admission"]
 
@@ -20,7 +21,7 @@ class Admission:
     step has others to compute.
     """
 
-    __slots__ = ("_cache", "_overlaps_swaps", "_policy", "_preemptor", "_sharing")
+    __slots__ = ("_cache", "_overlaps_swaps", "_policy", "_preemptor", "_sharing", "reserved")
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Admission:
         self._sharing = sharing
         self._preemptor = preemptor
         self._overlaps_swaps = overlaps_swaps_with_steps
+        self.reserved = ReservedShare(cache, policy)
 
     def admit(self, step: SchedulingStep, before: Request | None = None) -> None:
         """Admit waiting requests in the policy's order, until one has to wait.
@@ -94,7 +96,11 @@ class Admission:
         need = _BlockNeed(self._cache, request)
         remaining, victims = list(running), list[Request]()
         preemptible: list[Request] | None = None
-        while remaining and not (len(remaining) < max_num_seqs and self._policy.admit(request, *need.blocks)):
+        while remaining and not (
+            self.reserved.num_slots(request, remaining, max_num_seqs) > 0
+            and self.reserved.leaves_blocks(request, remaining)
+            and self._policy.admit(request, *need.blocks)
+        ):
             if self._sharing is None or not budget.may_preempt:
                 return None
             if preemptible is None:

@@ -119,6 +119,10 @@ class Scheduler:
         first = waiting.first(now) if self.sharing is not None and waiting else None
         return first is None or not self._admission.victims(first, running, budget, now)
 
+    def num_slots(self, request: Request, running: list[Request], budget: StepBudget) -> int:
+        """How many more sequences for `request`, such as forks of it, the limits and the policy's reserve allow."""
+        return self._admission.reserved.num_slots(request, running, budget.max_num_seqs)
+
     def advance(self, decision: ScheduleDecision) -> None:
         """Record that a step has run and its KV is in the cache. Call this before appending sampled tokens."""
         commit = self._cache.commit
