@@ -53,11 +53,11 @@ class GgufTransform:
         if self.columns is not None:
             _check_order(self.columns, stored.shape[1], name)
         if isinstance(stored, QuantizedWeight):
-            weight = stored if self.rows is None else stored.take_rows(np.asarray(self.rows))
-            return weight if self.columns is None else _take_columns(weight, np.asarray(self.columns), name)
+            weight = stored if self.rows is None else stored.take_rows(np.asarray(self.rows, np.int64))
+            return weight if self.columns is None else _take_columns(weight, np.asarray(self.columns, np.int64), name)
         values = stored.reshape(-1) if self.is_flat else stored
-        values = values if self.rows is None else values[np.asarray(self.rows)]
-        values = values if self.columns is None else values[:, np.asarray(self.columns)]
+        values = values if self.rows is None else values[np.asarray(self.rows, np.int64)]
+        values = values if self.columns is None else values[:, np.asarray(self.columns, np.int64)]
         if not self.is_negative_exponential:
             return values
         if not (values < 0).all():

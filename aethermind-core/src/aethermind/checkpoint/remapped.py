@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
-from aethermind.errors import CheckpointError
+from aethermind.errors import CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
@@ -31,6 +31,9 @@ __all__ = [
     "rows_by_head",
     "rows_of_stored",
 ]
+
+_MAX_NUM_ROWS = 2**22
+"""Rows of a matrix by head: 30 times those of the largest published models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ def pair_order(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> 
     GLM, Cohere): scores do not depend on the order of a head's elements. `rotary_dim` is head_dim by default; the
     elements behind it keep their places.
     """
+    _check_num_rows(num_heads, head_dim)
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     head = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
     return tuple(first + row for first in range(0, num_heads * head_dim, head_dim) for row in head)
@@ -122,11 +126,21 @@ def interleaved_heads(
 
 def rows_by_head(num_heads: int, widths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Rows for `TensorSlice.order`: each part of a matrix whose rows are, head by head, parts of these widths."""
+    _check_num_rows(num_heads, sum(widths))
     firsts = [sum(widths[:part]) for part in range(len(widths))]
     return tuple(
         tuple(head * sum(widths) + first + row for head in range(num_heads) for row in range(width))
         for first, width in zip(firsts, widths, strict=True)
     )
+
+
+def _check_num_rows(num_heads: int, head_dim: int) -> None:
+    """ConfigError for sizes that no matrix has; rows are listed one by one before a tensor is looked at."""
+    if max(num_heads, 1) * max(head_dim, 1) > _MAX_NUM_ROWS:
+        raise ConfigError(
+            f"This model would have {num_heads:,} heads of {head_dim:,} elements, which no model has. Correct the "
+            "number of heads or their size in its configuration."
+        )
 
 
 def renamed_prefixes(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, TensorSlice]:

@@ -205,11 +205,12 @@ class GgufSource:
     def _of_family(self, function: Callable[[Mapping[str, Any]], _T], fields: Mapping[str, Any]) -> _T:
         """Call a function of the family; ConfigError if a field that it needs is missing or not what it should be."""
         try:
-            return function(fields)
+            with np.errstate(all="raise"):
+                return function(fields)
         except KeyError as error:
             key = self._keys.get(error.args[0], error.args[0])
             raise self._lacks(key) from error
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(
                 f"{self.path} has metadata under {self._family_name} that do not describe a model ({error}). Convert "
                 "the model to GGUF again."
@@ -261,6 +262,9 @@ class GgufSource:
         prefix = f"{self._family_name}.rope.scaling."
         given = self._under(prefix)
         given.pop("finetuned", None)
+        old_factor = self._file.metadata.get(f"{self._family_name}.rope.scale_linear")
+        if old_factor is not None and "type" not in given:
+            given.setdefault("factor", old_factor)
         for key, value in given.items():
             if not isinstance(value, str | int | float):
                 raise ConfigError(f"{self.path} has a {prefix}{key} that is not one value; that is not supported.")
@@ -270,9 +274,8 @@ class GgufSource:
             if given.get(key) == 1.0:
                 del given[key]
         # Older files have no type (GGUF specification); like llama.cpp, a factor alone is read as linear scaling.
-        factor = given.get("factor", self._file.metadata.get(f"{self._family_name}.rope.scale_linear"))
-        if "type" not in given and factor not in (None, 0.0, 1.0):
-            given |= {"type": "linear", "factor": factor}
+        if "type" not in given and given.get("factor", 0.0) not in (0.0, 1.0):
+            given["type"] = "linear"
         is_scaled = given.get("type", "none") != "none"
         if ROPE_FACTORS in self._file.names:
             if is_scaled:
