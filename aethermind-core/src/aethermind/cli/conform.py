@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -91,14 +91,11 @@ def conform(
         "stop_at_failure": exit_first,
         "timeout_s": timeout,
     }
-    progress = _Progress(not as_json)
-    try:
+    with _Progress(not as_json) as progress:
         if is_family:
             report = run_family(name, device=device, on_case=progress, **selection)
         else:
             report = run_suites(name, suites=suites, model=model, on_case=progress, **selection)
-    finally:
-        progress.clear()
     if badge is not None:
         with writing(badge, "Badge"):
             badge.write_text(report.badge(), encoding="utf-8")
@@ -147,7 +144,10 @@ class _Progress:
             failed = f", {self._num_failed} failed" if self._num_failed else ""
             sys.stderr.write(f"\r\x1b[K{self._num_cases} cases{failed}  {case.name:.60}")
 
-    def clear(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Remove the line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")

@@ -85,6 +85,8 @@ def profile(
         limits = average(before, measure_limits(backend, num_threads))
     if trace is not None:
         _write_trace(trace, steps, memory, str(compiled.open_device.device))
+    phases = {name: summarize([step for step in steps if step.phase == name], limits) for name in ("prefill", "decode")}
+    moments = [{"moment": use.moment, **use.categories(), "resident_bytes": use.resident_bytes} for _, use in memory]
     report = {
         "model": str(compiled.source.path),
         "device": str(compiled.open_device.device),
@@ -94,12 +96,8 @@ def profile(
         "output_tokens": output_tokens,
         "batch": batch,
         "repeat": repeat,
-        "phases": {
-            phase: summarize([step for step in steps if step.phase == phase], limits) for phase in ("prefill", "decode")
-        },
-        "memory": [
-            {"moment": use.moment, **use.categories(), "resident_bytes": use.resident_bytes} for _, use in memory
-        ],
+        "phases": phases,
+        "memory": moments,
         "limits": as_record(limits),
         "trace": None if trace is None else str(trace),
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,9 +75,7 @@ def serve(
         from aethermind import server
     except ImportError as error:
         raise SettingsError(f"The server needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
-    from aethermind.cli.progress import LoadProgress, open_llm
-    from aethermind.engine.config import EngineConfig, named_adapters
-    from aethermind.engine.process import EngineProcess, RestartPolicy
+    from aethermind.engine.config import named_adapters
     from aethermind.text.chat_templates import ChosenTemplate
 
     log.set_format(logging.format)
@@ -90,27 +90,7 @@ def serve(
     groups = (model_options, served, execution)
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
-
-        def opened(path: str) -> LLM | EngineProcess:
-            if process.engine == "inprocess":
-                return stack.enter_context(closing(open_llm(path, *groups)))
-            progress = stack.enter_context(LoadProgress())
-            config = EngineConfig(**as_arguments(*groups))
-            policy = RestartPolicy(process.max_restarts, stall_timeout_s=process.engine_step_timeout)
-            return EngineProcess(path, config, policy=policy, on_progress=progress)
-
-        models = {name: opened(path) for name, path in paths.items()}
-        bound_host, bound_port = listening.getsockname()[:2]
-
-        def announce() -> None:
-            _tune_garbage_collector()
-            shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-            address = f"http://{shown}:{bound_port}"
-            with suppress(OSError):  # serving does not depend on stderr
-                print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
-                print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
-            log.write_in_background()
-
+        models = {name: _open_engine(path, groups, process, stack) for name, path in paths.items()}
         tracing = None
         if logging.otlp_endpoint is not None:
             tracing = stack.enter_context(closing(server.open_tracing(logging.otlp_endpoint)))
@@ -125,9 +105,34 @@ def serve(
                 tracing=tracing,
                 strict_requests=access.strict_requests,
                 chat_template=template,
-                on_ready=announce,
+                on_ready=partial(_on_ready, list(models), *listening.getsockname()[:2]),
             )
         )
+
+
+def _open_engine(path: str, groups: Sequence[Any], process: ProcessOptions, stack: ExitStack) -> LLM | EngineProcess:
+    """Open a model's engine in this process or one of its own; `stack` closes what is opened here."""
+    from aethermind.cli.progress import LoadProgress, open_llm
+    from aethermind.engine.config import EngineConfig
+    from aethermind.engine.process import EngineProcess, RestartPolicy
+
+    if process.engine == "inprocess":
+        return stack.enter_context(closing(open_llm(path, *groups)))
+    progress = stack.enter_context(LoadProgress())
+    config = EngineConfig(**as_arguments(*groups))
+    policy = RestartPolicy(process.max_restarts, stall_timeout_s=process.engine_step_timeout)
+    return EngineProcess(path, config, policy=policy, on_progress=progress)
+
+
+def _on_ready(models: Sequence[str], host: str, port: int) -> None:
+    """Print the address, and set up what matters only while requests are served."""
+    _tune_garbage_collector()
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}"
+    with suppress(OSError):  # serving does not depend on stderr
+        print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
+        print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
+    log.write_in_background()
 
 
 def _check_options_of_several_models(model_options: ModelOptions, chat_template: str | None) -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Pack
-from aethermind.graph.ir import Graph, Value, ValueKind
+from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.graph.lowering import lower
 from aethermind.graph.memory_plan import MemoryPlan, plan_memory
 from aethermind.graph.plan import Constant, Operand, Place, Plan, Step
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import resolve
-from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import DENSE, WeightFormat
 
@@ -69,31 +69,12 @@ def compile_graph(
     )
     memory = plan_memory(lowered.graph, operators, symbols)
     external = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
-    binder = _Binder(memory, external)
-    steps = []
-    resolutions = []
-    for node, resolution in zip(lowered.graph.nodes, lowered.resolutions, strict=True):
-        if resolution is None:
-            continue
-        assert resolution.chosen is not None
-        packs = resolution.chosen.packs
-        operator = operators[node.operator]
-        names = [spec.name for spec in operator.schema.inputs]
-        has_coded_rows = resolution.signature.weight_format != DENSE
-        formats_of = dict.fromkeys(operator.weight_inputs, formats)
-        formats_of |= dict.fromkeys(operator.gathered if has_coded_rows else (), gathered)
-        inputs = tuple(
-            None if value is None else binder.operand(value, packs.get(name), formats_of.get(name, {}).get(value.name))
-            for name, value in zip(names, node.inputs, strict=True)
-        )
-        outputs = tuple(map(binder.operand, node.outputs))
-        value_names = tuple(value.name for value in node.outputs)
-        arguments = resolution.chosen.arguments(inputs, node.attributes, operator.additions)
-        steps.append(Step(resolution.chosen, arguments[0], outputs, arguments[1], value_names))
-        resolutions.append(resolution)
+    binder = _Binder(memory, external, formats, gathered)
+    computed = [pair for pair in zip(lowered.graph.nodes, lowered.resolutions, strict=True) if pair[1] is not None]
+    steps = tuple(binder.step(node, operators[node.operator], resolution) for node, resolution in computed)
     plan = Plan(
         graph.name,
-        tuple(steps),
+        steps,
         dict(symbols),
         memory.arena_bytes,
         {value.name: value.type for value in graph.inputs},
@@ -101,16 +82,45 @@ def compile_graph(
         binder.constants,
         {name: binder.operand(value) for name, value in graph.outputs.items()},
     )
-    return Compiled(plan, lowered.graph, tuple(resolutions), memory, lowered.fallbacks)
+    resolutions = tuple(resolution for _, resolution in computed)
+    return Compiled(plan, lowered.graph, resolutions, memory, lowered.fallbacks)
 
 
 class _Binder:
-    """Turns values into operands, and collects the constants of the plan."""
+    """Turns nodes into steps and values into operands, and collects the constants of the plan.
 
-    def __init__(self, memory: MemoryPlan, external: Mapping[str, Value]) -> None:
+    `formats` and `gathered` are those of `compile_graph`: of parameters that are read whole, and by rows.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryPlan,
+        external: Mapping[str, Value],
+        formats: Mapping[str, WeightFormat],
+        gathered: Mapping[str, WeightFormat],
+    ) -> None:
         self._memory = memory
         self._external = external
+        self._formats = formats
+        self._gathered = gathered
         self.constants: dict[str, Constant] = {}
+
+    def step(self, node: Node, operator: Operator, resolution: Resolution) -> Step:
+        """Bind the operands of a node to the kernel that was chosen for it."""
+        kernel = resolution.chosen
+        assert kernel is not None
+        formats = dict.fromkeys(operator.weight_inputs, self._formats)
+        if resolution.signature.weight_format != DENSE:
+            formats |= dict.fromkeys(operator.gathered, self._gathered)
+        inputs = tuple(
+            None
+            if value is None
+            else self.operand(value, kernel.packs.get(name), formats.get(name, {}).get(value.name))
+            for name, value in zip((spec.name for spec in operator.schema.inputs), node.inputs, strict=True)
+        )
+        outputs = tuple(map(self.operand, node.outputs))
+        operands, attributes = kernel.arguments(inputs, node.attributes, operator.additions)
+        return Step(kernel, operands, outputs, attributes, tuple(value.name for value in node.outputs))
 
     def operand(self, value: Value, pack: Pack | None = None, format: WeightFormat | None = None) -> Operand:
         offset = self._memory.offset(value.name)

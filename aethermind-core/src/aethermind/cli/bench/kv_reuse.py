@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from aethermind.cli import console, options
 from aethermind.cli.bench.quality import diverge, single_step_settings, windows_of_text
 from aethermind.cli.flags import with_settings
 from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.engine.engine import Engine
 
 __all__ = ["EXAMPLES", "kv_reuse"]
 
@@ -56,9 +59,7 @@ def kv_reuse(
     import numpy as np
 
     from aethermind.cli.progress import open_llm
-    from aethermind.engine.kv_reuse import distillation
-    from aethermind.engine.kv_reuse.sharing import KVReuse, kv_similarity
-    from aethermind.engine.text_passes.text_pass import text_logits
+    from aethermind.engine.kv_reuse.sharing import kv_similarity
 
     window, settings = single_step_settings(device, load_format, num_threads, tokens)
     with open_llm(options.chosen_model(model), dtype="float32", **settings) as llm:
@@ -70,31 +71,51 @@ def kv_reuse(
             raise InvalidArgumentError("The text ends before there is anything to --distill from. Lower --tokens.")
         pairs = [kv_similarity(engine, ids) for ids in windows]
         keys, values = np.average(np.array(pairs), axis=0, weights=[len(ids) for ids in windows])
-        expected = np.concatenate([text_logits(engine, ids) for ids in windows])
-
-        def lost(shared: KVReuse) -> dict[str, Any]:
-            return asdict(diverge(expected, np.concatenate([shared.logits(ids) for ids in windows])))
-
         wanted = [_sources(pair) for pair in reuse or ()] or [{layer: layer - 1} for layer in range(1, num_layers)]
-        costs = []
-        for sources in wanted:
-            cost: dict[str, Any] = {"sources": sources, **lost(KVReuse(engine, sources))}
-            if training_windows:
-                parameters = distillation.distill(engine, sources, training_windows)
-                cost["distilled"] = lost(KVReuse(engine, sources, parameters))
-            costs.append(cost)
+        losses = _losses(engine, wanted, windows, training_windows)
     report = {
         "model": llm.info.model,
-        "num_tokens": len(expected),
+        "num_tokens": sum(map(len, windows)),
         "num_distilled_tokens": sum(map(len, training_windows)),
         "key_cosines": keys.tolist(),
         "value_cosines": values.tolist(),
-        "reuse": costs,
+        "reuse": losses,
     }
     if as_json:
         console.print_json(report)
     else:
         _print_report(report)
+
+
+def _losses(
+    engine: Engine,
+    wanted: Sequence[Mapping[int, int]],
+    windows: Sequence[Sequence[int]],
+    training_windows: Sequence[Sequence[int]],
+) -> list[dict[str, Any]]:
+    """For each choice of sources by reader, the divergence on `windows` from the unchanged model, for JSON.
+
+    With `training_windows` also that of readers which are fitted to them.
+    """
+    import numpy as np
+
+    from aethermind.engine.kv_reuse import distillation
+    from aethermind.engine.kv_reuse.sharing import KVReuse
+    from aethermind.engine.text_passes.text_pass import text_logits
+
+    expected = np.concatenate([text_logits(engine, ids) for ids in windows])
+
+    def divergence(shared: KVReuse) -> dict[str, Any]:
+        return asdict(diverge(expected, np.concatenate([shared.logits(ids) for ids in windows])))
+
+    losses = []
+    for sources in wanted:
+        loss: dict[str, Any] = {"sources": sources, **divergence(KVReuse(engine, sources))}
+        if training_windows:
+            parameters = distillation.distill(engine, sources, training_windows)
+            loss["distilled"] = divergence(KVReuse(engine, sources, parameters))
+        losses.append(loss)
+    return losses
 
 
 def _sources(option: str) -> dict[int, int]:

@@ -57,9 +57,7 @@ def latency(
     the bandwidth and peaks measured just before and after the runs. An --adapter applies to all requests.
     """
     from aethermind.cli.progress import open_llm
-    from aethermind.engine.loading.model_graph import GraphKey
     from aethermind.engine.loading.weight_formats import format_uses
-    from aethermind.engine.observation.roofline import least_seconds
 
     adapter = options.chosen_adapter(adapters)
     llm = open_llm(
@@ -79,26 +77,14 @@ def latency(
         enable_prefix_caching=False,
     )
     with closing(llm):
-        compiled = llm.engine.compiled
-        backend = compiled.open_device.backend
-        sizes = (prompt_tokens, output_tokens, batch, adapter)
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch, adapter)
         peak_memory_bytes = _peak_memory_bytes()  # read before the limits are measured, which allocates memory
-        # An observer disables padding and asynchronous scheduling, so the shapes come from a separate, observed run.
-        shapes = _run(llm, *sizes).shapes if llm.engine.pipeline.runs_ahead else []
-        before = limits.measure_limits(backend, num_threads)
-        runs = [_run(llm, *sizes, is_observed=not shapes) for _ in range(repeat)]
-        measured = limits.average(before, limits.measure_limits(backend, num_threads))
-        plan = compiled.compile(GraphKey(has_adapters=True)).plan if adapter else compiled.step.plan
-        least_s = Phases(
-            *(least_seconds(plan, compiled.operators, shapes, measured) for shapes in split(shapes or runs[0].shapes))
-        )
-        formats = [as_record(use) for use in format_uses(compiled)]
+        runs, least_s, measured = _measure(llm, (prompt_tokens, output_tokens, batch, adapter), repeat, num_threads)
         report = {
             "model": llm.info.model,
             "device": llm.info.device,
             "dtype": llm.info.dtype,
-            "weight_formats": formats,
+            "weight_formats": [as_record(use) for use in format_uses(llm.engine.compiled)],
             "num_threads": llm.info.num_threads,
             "load_format": load_format,
             "adapter": adapter or None,
@@ -171,6 +157,29 @@ class BatchTiming:
     def decode_s(self) -> float:
         """From the first token of the last request to the end."""
         return self.finished_s - max(self.first_tokens_s.values())
+
+
+def _measure(
+    llm: LLM, sizes: tuple[int, int, int, str], repeat: int, num_threads: int | None
+) -> tuple[list[BatchTiming], Phases, MeasuredLimits | None]:
+    """Time `repeat` runs of `sizes`, the arguments of `_run`, between two measurements of the machine's limits.
+
+    Returns the runs, the seconds that each phase takes at least by the roofline, and the average limits.
+    """
+    from aethermind.engine.loading.model_graph import GraphKey
+    from aethermind.engine.observation.roofline import least_seconds
+
+    compiled = llm.engine.compiled
+    backend = compiled.open_device.backend
+    # An observer disables padding and asynchronous scheduling, so the shapes come from a separate, observed run.
+    shapes = _run(llm, *sizes).shapes if llm.engine.pipeline.runs_ahead else []
+    before = limits.measure_limits(backend, num_threads)
+    runs = [_run(llm, *sizes, is_observed=not shapes) for _ in range(repeat)]
+    measured = limits.average(before, limits.measure_limits(backend, num_threads))
+    has_adapter = bool(sizes[-1])
+    plan = compiled.compile(GraphKey(has_adapters=True)).plan if has_adapter else compiled.step.plan
+    least_s = (least_seconds(plan, compiled.operators, phase, measured) for phase in split(shapes or runs[0].shapes))
+    return runs, Phases(*least_s), measured
 
 
 def _run(

@@ -21,7 +21,7 @@ from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
-from aethermind.model.architecture import AdaptsWeights, CausalLM, TextEncoder
+from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.known_fields import check_fields
 from aethermind.runtime import OpenDevice, Runtime
@@ -29,9 +29,10 @@ from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_T
 from aethermind.text.tokenizer import MAX_END_TOKENS
 
 if TYPE_CHECKING:
-    from aethermind.checkpoint.source import StoredTensors
+    from aethermind.graph.builder import GraphBuilder
     from aethermind.graph.ir import Graph
     from aethermind.model.source import ModelSource
+    from aethermind.ops.operator import OperatorRegistry
 
 __all__ = ["compile_model", "open_to_explain"]
 
@@ -63,34 +64,22 @@ def compile_model(
     if rank == 0:
         check_fields(source.path, source.described(), architecture)
     decoder = network.config
-    is_encoder = isinstance(network, TextEncoder)
-    if is_encoder:
+    if isinstance(network, TextEncoder):
         config = for_whole_texts(config, decoder)
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
-    opened = opened or _open_device(runtime, config)
-    operators, parallel = runtime.operators, None
-    if config.tensor_parallel_size > 1:
-        operators = with_collectives(operators)
-        parallel = TensorParallel.of(Share(rank, config.tensor_parallel_size), operators)
-        opened = parallel.equip(opened)
+    opened, operators, parallel = _open_for_rank(runtime, config, opened, rank)
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
     kv = plan_kv(config, dtype, network, opened)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
     symbols = _max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
-    if is_encoder:
+    if isinstance(network, TextEncoder):
         symbols["R"] = symbols["T"]
-    builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
-    is_headless = config.load_format != "dummy" and is_base_model(source, builder.parameter_names)
-    if is_headless:  # the embeddings replace the output matrix; its logits are never read
-        network = architecture.create({**raw, "tie_word_embeddings": True})
-        builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
+    graphs = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype)
+    network, builder, is_headless = _build_graph(architecture, raw, source, config, graphs)
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else held_formats(stored_formats(source, network), opened.dispatcher)
-    adapters = None
-    if config.adapters:
-        remapped = _adaptable_checkpoint(config, source, name, network, graph)
-        adapters = Adapters.read(config.adapters, graph, operators, dtype, remapped)
+    adapters = _read_adapters(config, source, name, network, graph, operators, dtype)
     if parallel is not None:
         if adapters is not None:
             adapters = adapters.divided(parallel, adapters.add_to(graph, operators))
@@ -128,20 +117,58 @@ def compile_model(
     return _with_fitting_blocks(runtime, compiled) if kv.is_upper_bound and is_runnable else compiled
 
 
-def _adaptable_checkpoint(
-    config: EngineConfig, source: ModelSource, name: str, network: CausalLM | TextEncoder, graph: Graph
-) -> tuple[StoredTensors, StoredTensors] | None:
-    """Return what `Adapters.read` takes as `remapped`; ConfigError for a model without adapters."""
+def _open_for_rank(
+    runtime: Runtime, config: EngineConfig, opened: OpenDevice | None, rank: int
+) -> tuple[OpenDevice, OperatorRegistry, TensorParallel | None]:
+    """Open the device, unless it is `opened`; with several ranks, add the collectives' operators and kernels."""
+    opened = opened or _open_device(runtime, config)
+    if config.tensor_parallel_size == 1:
+        return opened, runtime.operators, None
+    operators = with_collectives(runtime.operators)
+    parallel = TensorParallel.of(Share(rank, config.tensor_parallel_size), operators)
+    return parallel.with_collective_kernels(opened), operators, parallel
+
+
+def _build_graph(
+    architecture: Architecture, raw: Mapping[str, Any], source: ModelSource, config: EngineConfig, graphs: StepGraphs
+) -> tuple[CausalLM | TextEncoder, GraphBuilder, bool]:
+    """Write the graph of the plain step; returns its model, its builder, and whether the checkpoint has no head.
+
+    The embeddings replace the output matrix of a checkpoint without a head, whose logits are never read.
+    """
+    builder = graphs.build()
+    if config.load_format == "dummy" or not is_base_model(source, builder.parameter_names):
+        return graphs.model, builder, False
+    headless = architecture.create({**raw, "tie_word_embeddings": True})
+    return headless, replace(graphs, model=headless).build(), True
+
+
+def _read_adapters(
+    config: EngineConfig,
+    source: ModelSource,
+    name: str,
+    network: CausalLM | TextEncoder,
+    graph: Graph,
+    operators: OperatorRegistry,
+    dtype: DType,
+) -> Adapters | None:
+    """Read the configuration's LoRA adapters for the weights of a graph; None without any.
+
+    ConfigError for a model that takes no adapters.
+    """
+    if not config.adapters:
+        return None
     if isinstance(network, TextEncoder):
         raise ConfigError(f"{name} is an encoder, which takes no adapters. Leave the adapters out.")
+    remapped = None
     if config.load_format != "dummy":
-        return remapped_checkpoint(source, network, [value.name for value in graph.parameters])
-    if isinstance(network, AdaptsWeights):
+        remapped = remapped_checkpoint(source, network, [value.name for value in graph.parameters])
+    elif isinstance(network, AdaptsWeights):
         raise ConfigError(
             f"{name} takes no adapters with dummy weights, because adapters have the names of a checkpoint. Leave the "
             "adapters out."
         )
-    return None
+    return Adapters.read(config.adapters, graph, operators, dtype, remapped)
 
 
 def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:

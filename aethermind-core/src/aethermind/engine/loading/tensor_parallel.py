@@ -42,7 +42,7 @@ class TensorParallel:
         """Make a rank's; `operators` include the collectives."""
         return cls(share, operators, CollectiveKernels(share))
 
-    def equip(self, opened: OpenDevice) -> OpenDevice:
+    def with_collective_kernels(self, opened: OpenDevice) -> OpenDevice:
         """Add the collectives' kernels to a device whose memory the host can access."""
         if not opened.backend.capabilities.is_host_accessible:
             return opened

@@ -50,47 +50,23 @@ def attention(
     `slopes`, float32 [H], make scores decrease with the distance of a key (ALiBi).
     """
     heads, head_dim = config.num_attention_heads, config.head_dim
-    weights, biases, norms = _qkv_parameters(
+    parameters = _qkv_parameters(
         builder, config, prefix, has_bias=has_qkv_bias, has_norm=has_qk_norm, is_norm_whole=is_qk_norm_whole
     )
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     sinks_H = builder.parameter(f"{prefix}.sinks", (heads,), DType.FLOAT32) if has_sinks else None
+    scores = {"scale": head_dim**-0.5 if scale is None else scale, "window": config.sliding_windows[layer]}
     with builder.scope(prefix):
         if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole):
             assert norm_offset == 0, "only norms before rotations have an offset"
-            projections = (weights, biases, norms)
             q_THC, *cache = _separate_qkv(
-                builder, x_TD, *projections, rope_table_TR, inputs, config, layer, is_norm_whole=is_qk_norm_whole
+                builder, x_TD, *parameters, rope_table_TR, inputs, config, layer, is_norm_whole=is_qk_norm_whole
             )
         else:
-            q_THC, *cache = builder.op(
-                for_cache("qkv_rope_cache_write", inputs),
-                x_TD,
-                *weights,
-                *biases,
-                *norms,
-                rope_table_TR,
-                inputs.tables_of(layer).slot_mapping,
-                *map(builder.latest, layer_cache(inputs, layer)),
-                num_heads=heads,
-                num_kv_heads=config.num_key_value_heads,
-                eps=config.rms_norm_eps,
-                weight_offset=norm_offset,
-            )
-        window = config.sliding_windows[layer]
-        scale = head_dim**-0.5 if scale is None else scale
+            q_THC, *cache = _fused_qkv(builder, x_TD, *parameters, rope_table_TR, inputs, config, layer, norm_offset)
         mixed_THC = attend(
-            builder,
-            q_THC,
-            cache,
-            inputs,
-            layer,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks_H,
-            slopes=slopes,
+            builder, q_THC, cache, inputs, layer, **scores, softcap=softcap, sinks=sinks_H, slopes=slopes
         )
         mixed_TQ = builder.op("merge_heads", mixed_THC)
         if has_output_gate:
@@ -121,6 +97,36 @@ def _qkv_parameters(
         for name in "qk"
     ]
     return weights, biases, norms
+
+
+def _fused_qkv(
+    builder: GraphBuilder,
+    x_TD: Value,
+    weights: Sequence[Value],
+    biases: Sequence[Value | None],
+    norms: Sequence[Value | None],
+    rope_table_TR: Value,
+    inputs: StepInputs,
+    config: DecoderConfig,
+    layer: int,
+    norm_offset: float,
+) -> tuple[Value, ...]:
+    """Write rotated queries [T, H, C], and keys and values to the layer's cache, by one operator."""
+    written: tuple[Value, ...] = builder.op(
+        for_cache("qkv_rope_cache_write", inputs),
+        x_TD,
+        *weights,
+        *biases,
+        *norms,
+        rope_table_TR,
+        inputs.tables_of(layer).slot_mapping,
+        *map(builder.latest, layer_cache(inputs, layer)),
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        eps=config.rms_norm_eps,
+        weight_offset=norm_offset,
+    )
+    return written
 
 
 def _separate_qkv(

@@ -83,7 +83,6 @@ def serve(
     """
     from aethermind.cli.bench.serve.metrics import BenchmarkMetrics, LatencyObjectives, LoadTest
     from aethermind.cli.bench.serve.report import as_record, as_text, draw
-    from aethermind.cli.bench.serve.workload import random_requests, requests_of_trace
 
     check_numbers(
         request_rate=request_rate,
@@ -101,18 +100,13 @@ def serve(
             "--limit and --rate-scale are about a trace; pass it with --trace, or leave them out."
         )
     _check_arrivals(trace, num_prompts=num_prompts, concurrency=concurrency, request_rate=request_rate)
+    if trace is None and request_rate is None:
+        concurrency = concurrency or _CONCURRENCY
     if trace is not None:
-        from aethermind.engine.simulation.trace import read_trace
-
-        requests = requests_of_trace(read_trace(trace, limit), rate_scale=rate_scale, seed=seed)
-        workload = f"{len(requests)} requests of {trace}"
+        requests, workload = _traced(trace, limit, rate_scale, seed)
     else:
-        count = num_prompts or _NUM_PROMPTS
-        requests = random_requests(count, prompt_tokens, output_tokens, request_rate=request_rate, seed=seed)
-        if request_rate is None:
-            concurrency = concurrency or _CONCURRENCY
-        pace = f"{concurrency} at a time" if request_rate is None else f"{request_rate:g} a second"
-        workload = f"{count} × ({prompt_tokens} + {output_tokens} tokens), {pace}"
+        sizes = (num_prompts or _NUM_PROMPTS, prompt_tokens, output_tokens)
+        requests, workload = _random(sizes, concurrency, request_rate, seed)
     test = LoadTest(url, served_model_name, endpoint, api_key[0] if api_key else None)
     is_whole = _measure(test, requests, concurrency, request_timeout)
     objectives = LatencyObjectives(slo_ttft_ms, slo_tpot_ms)
@@ -140,6 +134,27 @@ def serve(
         draw(test.outcomes, plot)
     if not (is_whole and metrics.num_completed):
         raise typer.Exit(1 if is_whole else _INTERRUPTED)
+
+
+def _traced(trace: Path, limit: int | None, rate_scale: float, seed: int) -> tuple[Sequence[BenchRequest], str]:
+    """The requests of a trace, and the workload in words."""
+    from aethermind.cli.bench.serve.workload import requests_of_trace
+    from aethermind.engine.simulation.trace import read_trace
+
+    requests = requests_of_trace(read_trace(trace, limit), rate_scale=rate_scale, seed=seed)
+    return requests, f"{len(requests)} requests of {trace}"
+
+
+def _random(
+    sizes: tuple[int, int, int], concurrency: int | None, request_rate: float | None, seed: int
+) -> tuple[Sequence[BenchRequest], str]:
+    """Random requests, their number and tokens of prompt and output being `sizes`; and the workload in words."""
+    from aethermind.cli.bench.serve.workload import random_requests
+
+    count, prompt_tokens, output_tokens = sizes
+    requests = random_requests(count, prompt_tokens, output_tokens, request_rate=request_rate, seed=seed)
+    pace = f"{concurrency} at a time" if request_rate is None else f"{request_rate:g} a second"
+    return requests, f"{count} × ({prompt_tokens} + {output_tokens} tokens), {pace}"
 
 
 def _measure(test: LoadTest, requests: Sequence[BenchRequest], concurrency: int | None, limit_s: float) -> bool:
