@@ -31,6 +31,18 @@ _WANTED = (
 )
 
 
+_REPAIRED = {
+    "the rope broke": "they tied the rope with a strong knot.",
+    "it fell on the floor": "they made a new cake together.",
+    "a page tore": "they glued the page.",
+    "the paint fell over": "luckily, there was some paint left.",
+    "the string got into a knot": "together they untied the knot.",
+    "the drum rolled down the hill": "they ran down the hill and brought back the drum.",
+    "the sled slid away without them": "they ran after the sled and caught it.",
+}
+"""How each mishap is mended."""
+
+
 def quarrel(rng: Random, place: Place) -> Tale:
     """Two friends want the same thing and quarrel until it goes wrong; sharing lets both have it."""
     cast = Cast.at(rng, place)
@@ -60,42 +72,11 @@ def quarrel(rng: Random, place: Place) -> Tale:
     tale.maybe("now [they were both sad|nobody was happy].", "{h} went one way and {c} went the other way.", chance=0.6)
     tale.turn()
     if rng.random() < 0.65:
-        kinds = [kind for kind in place.kinds if kind not in cast.kinds]
-        wise = cast.animal(rng.choice(kinds), named=rng.random() < 0.5)
-        bind_helper(tale, wise)
-        tale.say(
-            f"{wise.intro} had heard the noise and came to them.",
-            f"{wise.intro} shook {wise.his} head.",
-            f"then {wise.intro} came by.",
-        )
-        tale.say(
-            '"Why do you fight?" asked {f}. "If you share, {share}."',
-            '"You are friends," said {f}. "If you share, {share}."',
-        )
-        tale.say(
-            "the two friends looked at each other.",
-            '"That is true," said {h}.',
-            '"We did not think of that," said {c}.',
-        )
+        _advise(rng, place, cast, tale)
     else:
-        tale.say(
-            'after a while, {h} came back. "I am sorry," {he} said.',
-            '"I am sorry," said {c}. "I am sorry too," said {h}.',
-            'it was too quiet without {c}. So {h} went to {c.him} and said, "I am sorry."',
-        )
-        tale.bind(share=share.replace("you", "we"))
-        tale.say('"Let us share," said {h}. "Then {share}."', '"If we share, {share}," said {c}.')
+        _apologise(tale, share)
     tale.turn()
-    repaired = {
-        "the rope broke": "they tied the rope with a strong knot.",
-        "it fell on the floor": "they made a new cake together.",
-        "a page tore": "they glued the page.",
-        "the paint fell over": "luckily, there was some paint left.",
-        "the string got into a knot": "together they untied the knot.",
-        "the drum rolled down the hill": "they ran down the hill and brought back the drum.",
-        "the sled slid away without them": "they ran after the sled and caught it.",
-    }
-    tale.say(repaired.get(mishap, "they turned the boat around and climbed in again."))
+    tale.say(_REPAIRED.get(mishap, "they turned the boat around and climbed in again."))
     tale.say(
         "so they shared {thing}, and it was much more fun.",
         "then they shared {thing}, and both were happy.",
@@ -143,6 +124,38 @@ _SOLUTIONS = {
         ("We can race in little boats made of bark", "everybody made a little boat, and the boats raced in the stream"),
     ),
 }
+
+
+def _advise(rng: Random, place: Place, cast: Cast, tale: Tale) -> None:
+    """A third animal comes and proposes to share."""
+    kinds = [kind for kind in place.kinds if kind not in cast.kinds]
+    wise = cast.animal(rng.choice(kinds), named=rng.random() < 0.5)
+    bind_helper(tale, wise)
+    tale.say(
+        f"{wise.intro} had heard the noise and came to them.",
+        f"{wise.intro} shook {wise.his} head.",
+        f"then {wise.intro} came by.",
+    )
+    tale.say(
+        '"Why do you fight?" asked {f}. "If you share, {share}."',
+        '"You are friends," said {f}. "If you share, {share}."',
+    )
+    tale.say(
+        "the two friends looked at each other.",
+        '"That is true," said {h}.',
+        '"We did not think of that," said {c}.',
+    )
+
+
+def _apologise(tale: Tale, share: str) -> None:
+    """One of the friends apologises and proposes to share."""
+    tale.say(
+        'after a while, {h} came back. "I am sorry," {he} said.',
+        '"I am sorry," said {c}. "I am sorry too," said {h}.',
+        'it was too quiet without {c}. So {h} went to {c.him} and said, "I am sorry."',
+    )
+    tale.bind(share=share.replace("you", "we"))
+    tale.say('"Let us share," said {h}. "Then {share}."', '"If we share, {share}," said {c}.')
 
 
 def party(rng: Random, place: Place) -> Tale:

@@ -70,7 +70,8 @@ def compile_graph(
     memory = plan_memory(lowered.graph, operators, symbols)
     external = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
     binder = _Binder(memory, external, formats, gathered)
-    computed = [pair for pair in zip(lowered.graph.nodes, lowered.resolutions, strict=True) if pair[1] is not None]
+    resolved = zip(lowered.graph.nodes, lowered.resolutions, strict=True)
+    computed = [(node, resolution) for node, resolution in resolved if resolution is not None]
     steps = tuple(binder.step(node, operators[node.operator], resolution) for node, resolution in computed)
     plan = Plan(
         graph.name,

@@ -95,12 +95,11 @@ def simulate(
     """
     from aethermind.engine.policies.parameters import create_policy
     from aethermind.engine.scheduling.decision import StepBudget
-    from aethermind.engine.simulation import StepCosts, complete, read_costs, read_trace
+    from aethermind.engine.simulation import complete, read_trace
     from aethermind.runtime import Runtime
 
     check_numbers(rate_scale=rate_scale, slack=slack)
-    if not 0 <= urgent_share <= 1:  # refuses NaN, which passes typer's bounds
-        raise InvalidArgumentError(f"--urgent-share is {urgent_share} but must be a number from 0 to 1.")
+    _check_share(urgent_share)
     check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
     if plot is not None:
         check_plot(plot)
@@ -110,11 +109,8 @@ def simulate(
     for name in names:
         create_policy(runtime.policies, name)
     budget = StepBudget(max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
-    requests = read_trace(trace, limit)
-    if calibrate is not None:
-        costs = _measured(runtime, calibrate, device, load_format, budget)
-    else:
-        costs = StepCosts() if cost_model is None else read_costs(cost_model)
+    requests = read_trace(trace, limit)  # errors of the trace show before costs are measured
+    costs = _costs(runtime, cost_model, calibrate, device, load_format, budget)
     requests = complete(
         requests,
         rate_scale=rate_scale,
@@ -144,6 +140,11 @@ def simulate(
         print_table(report)
     if plot is not None:
         draw(runs, plot)
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:  # refuses NaN, which passes typer's bounds
+        raise InvalidArgumentError(f"--urgent-share is {share} but must be a number from 0 to 1.")
 
 
 def _check_cost_options(ctx: typer.Context, cost_model: Path | None, calibrate: str | None) -> None:
@@ -181,6 +182,22 @@ def _record(run: SimulationResult, costs: StepCosts, budget: StepBudget) -> dict
 
     record: dict[str, Any] = console.without_nan(asdict(SimulationReport.of(run, costs, budget.max_num_batched_tokens)))
     return record
+
+
+def _costs(
+    runtime: Runtime,
+    cost_model: Path | None,
+    calibrate: str | None,
+    device: str,
+    load_format: str,
+    budget: StepBudget,
+) -> StepCosts:
+    """The costs of a file, or measured with a model, or else the default ones."""
+    from aethermind.engine.simulation import StepCosts, read_costs
+
+    if calibrate is not None:
+        return _measured(runtime, calibrate, device, load_format, budget)
+    return StepCosts() if cost_model is None else read_costs(cost_model)
 
 
 def _measured(runtime: Runtime, model: str, device: str, load_format: str, budget: StepBudget) -> StepCosts:

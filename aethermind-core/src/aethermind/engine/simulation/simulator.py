@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.policies.base import SchedulingPolicy, sharing_policy
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions
-from aethermind.engine.scheduling.decision import StepBudget
+from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue, publish_prefix
 from aethermind.engine.simulation.cost_model import StepCosts
 from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS, TraceRequest
@@ -74,11 +74,7 @@ def simulate(
     """
     # `_request` makes at least one prompt token and one output token of an empty request, hence the 2.
     max_model_len = max(traced.num_prompt_tokens + traced.num_output_tokens for traced in trace) + 2
-    pool = BlockPool(num_kv_blocks)
-    has_prefixes = any(traced.hash_ids for traced in trace)
-    prefix_cache = HashedPrefixCache(pool, block_size) if has_prefixes else None
-    spec = KVCacheSpec.uniform(1, 1, 8, "float32", block_size)  # any shape: only the number of blocks matters
-    cache = KVCache(spec, num_kv_blocks, max_model_len, prefix_cache=prefix_cache, pool=pool)
+    cache = _open_cache(num_kv_blocks, block_size, max_model_len, has_prefixes=any(one.hash_ids for one in trace))
     scheduler, waiting, running = Scheduler(cache, policy), WaitingQueue(policy), list[Request]()
     sharing = sharing_policy(policy)
     result = SimulationResult([RequestRecord(traced) for traced in trace])
@@ -108,20 +104,37 @@ def simulate(
         _add_step(result, seconds, len(running), len(waiting), cache.usage, decision.num_batched_tokens)
         scheduler.advance(decision)
         publish_prefix(cache, decision)
-        for request, _, needs_logits in decision.scheduled:
-            if not needs_logits:
-                continue
-            if not request.output_token_ids:
-                records[request].first_token_s = now
-            reason = request.append_token(_DUMMY_TOKEN_ID)
-            if reason is not None:
-                scheduler.finish(request, reason, waiting, running)
-                _finish(records.pop(request), request, now)
-                num_done += 1
+        for request, reason in _sample(decision, records, now):
+            scheduler.finish(request, reason, waiting, running)
+            _finish(records.pop(request), request, now)
+            num_done += 1
         if on_progress is not None and result.num_steps % _REPORT_EVERY_STEPS == 0:
             on_progress(num_done, len(trace))
     result.makespan_s = now
     return result
+
+
+def _open_cache(num_kv_blocks: int, block_size: int, max_model_len: int, *, has_prefixes: bool) -> KVCache:
+    pool = BlockPool(num_kv_blocks)
+    prefix_cache = HashedPrefixCache(pool, block_size) if has_prefixes else None
+    spec = KVCacheSpec.uniform(1, 1, 8, "float32", block_size)  # any shape: only the number of blocks matters
+    return KVCache(spec, num_kv_blocks, max_model_len, prefix_cache=prefix_cache, pool=pool)
+
+
+def _sample(
+    decision: ScheduleDecision, records: Mapping[Request, RequestRecord], now: float
+) -> list[tuple[Request, FinishReason]]:
+    """Append a token to each request that samples one, and return those that end with it."""
+    finished = []
+    for request, _, needs_logits in decision.scheduled:
+        if not needs_logits:
+            continue
+        if not request.output_token_ids:
+            records[request].first_token_s = now
+        reason = request.append_token(_DUMMY_TOKEN_ID)
+        if reason is not None:
+            finished.append((request, reason))
+    return finished
 
 
 def _request(index: int, traced: TraceRequest, max_model_len: int) -> Request:

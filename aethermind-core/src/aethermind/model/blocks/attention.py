@@ -56,7 +56,8 @@ def attention(
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     sinks_H = builder.parameter(f"{prefix}.sinks", (heads,), DType.FLOAT32) if has_sinks else None
-    scores = {"scale": head_dim**-0.5 if scale is None else scale, "window": config.sliding_windows[layer]}
+    window = config.sliding_windows[layer]
+    scale = head_dim**-0.5 if scale is None else scale
     with builder.scope(prefix):
         if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole):
             assert norm_offset == 0, "only norms before rotations have an offset"
@@ -66,7 +67,16 @@ def attention(
         else:
             q_THC, *cache = _fused_qkv(builder, x_TD, *parameters, rope_table_TR, inputs, config, layer, norm_offset)
         mixed_THC = attend(
-            builder, q_THC, cache, inputs, layer, **scores, softcap=softcap, sinks=sinks_H, slopes=slopes
+            builder,
+            q_THC,
+            cache,
+            inputs,
+            layer,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks_H,
+            slopes=slopes,
         )
         mixed_TQ = builder.op("merge_heads", mixed_THC)
         if has_output_gate:

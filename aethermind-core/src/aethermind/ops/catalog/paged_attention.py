@@ -139,9 +139,14 @@ def _paged_attention_term_magnitudes(
     return magnitudes
 
 
+_DECODE, _PREFILL = [(1, 5), (1, 1), (1, 33)], [(5, 5), (17, 17)]
+_MIXED = [(1, 9), (7, 7), (4, 11), (1, 16), (3, 17)]
+_LATE = [(1, 300), (5, 21), (1, 64), (33, 70)]
+"""The numbers of queries and of keys of a sample's sequences."""
+
+
 def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    decode, prefill = [(1, 5), (1, 1), (1, 33)], [(5, 5), (17, 17)]
-    mixed = [(1, 9), (7, 7), (4, 11), (1, 16), (3, 17)]
+    decode, prefill, mixed = _DECODE, _PREFILL, _MIXED
     for label, sequences, num_heads, num_kv_heads, head_dim, block_size, window in (
         ("prefill", prefill, 4, 2, 64, 16, 0),
         ("decode", decode, 7, 1, 64, 16, 0),
@@ -175,11 +180,7 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         sample = paged_attention_sample(rng, label, sequences, 4, 2, 16, block_size, 70, unused=np.nan)
         yield _with_freed_blocks(sample, block_size)
     yield paged_attention_sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
-    late = [(1, 300), (5, 21), (1, 64), (33, 70)]
-    for label, unused in (("nan", np.nan), ("inf", np.inf)):  # uninitialised memory
-        yield paged_attention_sample(rng, f"unused_slots_{label}", mixed, 4, 2, 16, 16, 0, unused=unused)
-        yield paged_attention_sample(rng, f"unused_slots_{label}_long", late, 2, 1, 64, 16, 0, unused=unused)
-    yield paged_attention_sample(rng, "unused_slots_nan_window", late, 2, 1, 8, 4, 9, unused=np.nan)
+    yield from _unwritten_slot_samples(rng)
     for label, sign, size in (
         ("scores_of_112", 1, 112),  # exp() of these overflows float32
         ("scores_of_minus_112", -1, 112),
@@ -187,9 +188,22 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("equal_scores_of_minus_16384", -1, 16384),
     ):
         yield _with_large_scores(rng, label, sign, size)
+    yield from _transformed_score_samples(rng)
+
+
+def _unwritten_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Samples whose unused slots hold what uninitialised memory may hold."""
+    for label, unused in (("nan", np.nan), ("inf", np.inf)):
+        yield paged_attention_sample(rng, f"unused_slots_{label}", _MIXED, 4, 2, 16, 16, 0, unused=unused)
+        yield paged_attention_sample(rng, f"unused_slots_{label}_long", _LATE, 2, 1, 64, 16, 0, unused=unused)
+    yield paged_attention_sample(rng, "unused_slots_nan_window", _LATE, 2, 1, 8, 4, 9, unused=np.nan)
+
+
+def _transformed_score_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Samples with soft caps, sinks and slopes."""
     for label, sequences, num_heads, num_kv_heads, head_dim, block_size, window in (
-        ("mixed", mixed, 14, 2, 64, 16, 0),
-        ("prefill", prefill, 4, 2, 64, 16, 0),
+        ("mixed", _MIXED, 14, 2, 64, 16, 0),
+        ("prefill", _PREFILL, 4, 2, 64, 16, 0),
         ("decode_long_window", [(1, 300), (1, 1500), (1, 20)], 4, 2, 8, 16, 100),
         ("chunk_long", [(20, 1500), (1, 600), (9, 280)], 4, 1, 80, 16, 0),
     ):
@@ -203,7 +217,7 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
             ("softcap_sinks_slopes", (sinks, slopes), {"softcap": 5.0}),
         ):
             yield Sample(f"{label}_{name}", (*plain.inputs[:-2], *extra), {**sharper, **attributes})
-    plain = paged_attention_sample(rng, "unused_slots_nan", late, 4, 2, 16, 16, 0, unused=np.nan)
+    plain = paged_attention_sample(rng, "unused_slots_nan", _LATE, 4, 2, 16, 16, 0, unused=np.nan)
     extra = (np.full(4, 20.0), np.full(4, 0.5))  # a sink far above all scores
     yield Sample(
         "unused_slots_nan_softcap_sinks_slopes", (*plain.inputs[:-2], *extra), {**plain.attributes, "softcap": 1.0}

@@ -95,11 +95,10 @@ def serve(
         raise InvalidArgumentError(f"--endpoint is {endpoint!r} but should be completions or chat.")
     if plot is not None:
         check_plot(plot)
-    if trace is None and (limit is not None or rate_scale != 1.0):
-        raise InvalidArgumentError(
-            "--limit and --rate-scale are about a trace; pass it with --trace, or leave them out."
-        )
-    _check_arrivals(trace, num_prompts=num_prompts, concurrency=concurrency, request_rate=request_rate)
+    is_trace_changed = limit is not None or rate_scale != 1.0
+    _check_arrivals(
+        trace, is_trace_changed, num_prompts=num_prompts, concurrency=concurrency, request_rate=request_rate
+    )
     if trace is None and request_rate is None:
         concurrency = concurrency or _CONCURRENCY
     if trace is not None:
@@ -114,7 +113,7 @@ def serve(
         test.outcomes, num_requests=len(requests), duration_s=test.duration_s, objectives=objectives
     )
     if as_json:
-        asked = {
+        used = {
             "url": url,
             "model": test.model,
             "endpoint": endpoint,
@@ -126,7 +125,7 @@ def serve(
             "slo_tpot_ms": slo_tpot_ms,
             "seed": seed,
         }
-        console.print_json({**asked, **as_record(metrics)})
+        console.print_json({**used, **as_record(metrics)})
     else:
         print(f"{test.model} at {url}: {workload}")
         print(as_text(metrics))
@@ -176,8 +175,12 @@ def _measure(test: LoadTest, requests: Sequence[BenchRequest], concurrency: int 
     return True
 
 
-def _check_arrivals(trace: Path | None, **given: float | None) -> None:
+def _check_arrivals(trace: Path | None, is_trace_changed: bool, **given: float | None) -> None:
     """InvalidArgumentError unless only one of a trace, a concurrency and a rate is given."""
+    if trace is None and is_trace_changed:
+        raise InvalidArgumentError(
+            "--limit and --rate-scale are about a trace; pass it with --trace, or leave them out."
+        )
     flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if trace is not None and flags:
         raise InvalidArgumentError(f"--trace says how many requests come and when; leave {' and '.join(flags)} out.")
