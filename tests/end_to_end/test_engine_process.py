@@ -224,10 +224,13 @@ def test_a_killed_engine_fails_open_requests_and_is_restarted_until_the_limit(
 def test_a_healthy_engine_is_restarted_however_often_it_is_killed(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with EngineProcess("demo", CONFIG, runtime=runtime, policy=QUICK) as engine:
+            await engine.adjust(max_num_seqs=2, max_prefill_chunk=3)
             for _ in range(2):
                 while not engine.is_alive:
                     await asyncio.sleep(0.02)
                 assert (await answer(engine, "Once")).finished
+                limits = await engine.adjust()
+                assert (limits["max_num_seqs"], limits["max_prefill_chunk"]) == (2, 3), "changed limits are kept"
                 begun = engine.generate("Once", ENDLESS)
                 await anext(begun)
                 await _killed(engine)

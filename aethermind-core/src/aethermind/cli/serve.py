@@ -104,6 +104,7 @@ def serve(
                 log_prompts=logging.prompts,
                 tracing=tracing,
                 strict_requests=access.strict_requests,
+                admin_key=access.admin_key,
                 chat_template=template,
                 on_ready=partial(_on_ready, list(models), *listening.getsockname()[:2]),
             )
@@ -154,10 +155,12 @@ def tenants_of(access: AccessOptions, quota: Quota) -> Any:
     `insecure_no_auth` does not allow that.
     """
     from aethermind import server
-    from aethermind.server.access import is_loopback
+    from aethermind.server.access import admin_key_hash, is_loopback
 
     file = None if access.api_keys_file is None else Path(access.api_keys_file)
     tenants = server.read_tenants(access.api_key or (), file, quota)
+    if access.admin_key is not None:
+        admin_key_hash(access.admin_key, tenants)  # an unusable key is refused before a model is loaded
     if not (is_loopback(access.host) or tenants or access.insecure_no_auth):
         raise InvalidArgumentError(
             f"Everyone who reaches {access.host} could use this server. Set AETHERMIND_API_KEY, or say "

@@ -252,6 +252,13 @@ class AccessOptions:
     api_keys_file: str | None = setting(
         None, "YAML, TOML or JSON file of API keys with names and quotas.", unset="none", metavar="PATH"
     )
+    admin_key: str | None = setting(
+        None,
+        "Key that opens /admin/limits, which changes limits of the running server.",
+        unset="/admin is closed",
+        variable="AETHERMIND_ADMIN_KEY",
+        is_secret=True,
+    )
     insecure_no_auth: bool = setting(
         False,
         "Allow listening on addresses other than this machine's own without an API key.",

@@ -252,14 +252,20 @@ class Engine(ThreadSafeEngine):
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_prefill_chunk: int | None = None,
-    ) -> None:
-        """Change the limits of later steps; None leaves a limit unchanged, and running requests continue.
+    ) -> dict[str, int | None]:
+        """Change the limits of later steps, and return all three by name; running requests continue.
 
+        None leaves a limit unchanged; max_prefill_chunk is no limit from max_num_batched_tokens on.
         InvalidArgumentError for limits beyond those with which the engine was opened, because its memory is compiled
         for those.
         """
         limits = (max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
-        self.budget = self.budget.changed(self._planned_budget, *limits)
+        self.budget = budget = self.budget.changed(self._planned_budget, *limits)
+        return {
+            "max_num_seqs": budget.max_num_seqs,
+            "max_num_batched_tokens": budget.max_num_batched_tokens,
+            "max_prefill_chunk": budget.max_prefill_chunk,
+        }
 
     def _abort(self, request_id: str) -> OutputSource | None:
         group = self._groups.get(request_id)

@@ -30,6 +30,7 @@ __all__ = [
     "Quota",
     "Tenant",
     "Tenants",
+    "admin_key_hash",
     "header_of",
     "is_loopback",
     "key_hash",
@@ -136,10 +137,22 @@ def read_tenants(keys: Sequence[str], file: Path | None, quota: Quota) -> Tenant
     return Tenants(tenants)
 
 
+def admin_key_hash(key: str, tenants: Tenants) -> str:
+    """The hash of an admin key. InvalidArgumentError for an unusable key, and for one that is an API key, too."""
+    _check_key(key, "The admin key")
+    if len(tenants) and tenants.find(key) is not None:
+        raise InvalidArgumentError("The admin key is an API key, too; give it a value of its own.")
+    return key_hash(key)
+
+
+def _check_key(key: str, what: str) -> None:
+    if not key or not key.isascii() or not key.isprintable():
+        raise InvalidArgumentError(f"{what} should be a non-empty string of printable ASCII characters.")
+
+
 def _tenants_of_keys(keys: Sequence[str]) -> Iterator[tuple[str, Tenant]]:
     for number, key in enumerate(keys, 1):
-        if not key or not key.isascii() or not key.isprintable():
-            raise InvalidArgumentError("An API key should be a non-empty string of printable ASCII characters.")
+        _check_key(key, "An API key")
         hashed = key_hash(key)
         yield hashed, Tenant(f"key {number}", _id_of(hashed))
 
@@ -213,6 +226,11 @@ def _read_hash(entry: dict[str, Any], where: str) -> str:
 _PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 """Paths that need no API key. The chat page is public because it asks for the key; its API calls need the key."""
 
+_ADMIN_PATHS = "/admin/"
+"""The beginning of paths that need the admin key instead of an API key."""
+
+_NO_ADMIN_KEY = "This server was started without an admin key. Start it with --admin-key to use {path}."
+_WRONG_ADMIN_KEY = "The admin key is missing or wrong; send it as `Authorization: Bearer KEY`."
 _WRONG_HOST = (
     "This server accepts requests to this machine only, as localhost or 127.0.0.1, and the request is for {name!r}. To "
     "be reached by other names, start it with --host 0.0.0.0 and a key (--api-key); a proxy on this machine can send "
@@ -232,6 +250,9 @@ class AccessMiddleware:
     With `only_local` the Host header has to name this machine, and the Origin header, if there is one, the server's own
     page or one of `origins`. The first check defeats DNS rebinding, the second cross-site requests.
 
+    Paths below `/admin/` need the key whose hash is `admin_key_hash`, and no API key opens them; without it they get a
+    403.
+
     A POST to a path in `admitted` (those that generate) gets a 429 or 503 before its body is read if `admission` has no
     capacity for one more answer, so that an overloaded server rejects at the least cost.
     """
@@ -246,6 +267,7 @@ class AccessMiddleware:
         max_header_bytes: int,
         only_local: bool,
         origins: Set[str],
+        admin_key_hash: str | None,
     ) -> None:
         self._app = app
         self._tenants = tenants
@@ -254,6 +276,7 @@ class AccessMiddleware:
         self._max_header_bytes = max_header_bytes
         self._only_local = only_local
         self._origins = origins
+        self._admin_key_hash = admin_key_hash
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._rejection(scope) if scope["type"] == "http" else None
@@ -273,6 +296,8 @@ class AccessMiddleware:
             return ApiError(403, _WRONG_ORIGIN.format(origin=(header_of(scope, b"origin") or "")[:100]), code="origin")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
             return ApiError(431, f"Headers are longer than {self._max_header_bytes} bytes.", code="headers_too_large")
+        if scope["path"].startswith(_ADMIN_PATHS):
+            return self._admin_rejection(scope)
         is_public = scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(ASSETS)
         tenant = _tenant(scope, self._tenants)
         scope["state"]["tenant"] = tenant
@@ -288,6 +313,13 @@ class AccessMiddleware:
                 self._admission.check_capacity()
             except ApiError as error:
                 return error
+        return None
+
+    def _admin_rejection(self, scope: Scope) -> ApiError | None:
+        if self._admin_key_hash is None:
+            return ApiError(403, _NO_ADMIN_KEY.format(path=scope["path"][:100]), code="no_admin_key")
+        if not hmac.compare_digest(key_hash(_key_of(scope)), self._admin_key_hash):
+            return ApiError(401, _WRONG_ADMIN_KEY, code="invalid_api_key")
         return None
 
 
@@ -334,7 +366,12 @@ def _is_allowed_origin(scope: Scope, others: Set[str]) -> bool:
 
 
 def _tenant(scope: Scope, tenants: Tenants) -> Tenant | None:
-    """The owner of the request's API key; None for a wrong key. The scheme is case-insensitive (RFC 9110, 11.1)."""
+    """The owner of the request's API key; None for a wrong key."""
+    return tenants.find(_key_of(scope))
+
+
+def _key_of(scope: Scope) -> str:
+    """The key that a request sends, empty for none. The scheme is case-insensitive (RFC 9110, 11.1)."""
     given = header_of(scope, b"authorization") or ""
     scheme, _, key = given.partition(" ")
-    return tenants.find(key.strip() if scheme.lower() == "bearer" else given)
+    return key.strip() if scheme.lower() == "bearer" else given

@@ -159,7 +159,8 @@ class AdmissionController:
     """Counts the requests in flight and rejects those that exceed a limit or quota. Mutable."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
+        self.limits = limits
+        """May be replaced; requests from then on are checked against the new limits."""
         self._clock = clock
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -214,7 +215,7 @@ class AdmissionController:
         """ApiError 503 while the server stops, 429 if its limits leave no capacity for these answers."""
         if self.is_draining:
             raise draining()
-        limits = self._limits
+        limits = self.limits
         if self.num_open + num_answers > limits.max_concurrent_requests:
             raise _too_many(
                 f"The server has {self.num_open} answers open and takes {limits.max_concurrent_requests}", "overloaded"
@@ -226,8 +227,8 @@ class AdmissionController:
 
     def _check_satisfiable(self, num_answers: int, tenant: Tenant, field: str) -> None:
         bounds = [
-            (self._limits.max_concurrent_requests, "overloaded"),
-            (self._limits.max_queued_requests, "queue_full"),
+            (self.limits.max_concurrent_requests, "overloaded"),
+            (self.limits.max_queued_requests, "queue_full"),
             (tenant.quota.max_concurrency, "key_concurrency"),
         ]
         limit, code = min((limit, code) for limit, code in bounds if limit is not None)
@@ -252,7 +253,7 @@ class AdmissionController:
 
         ApiError 429 if they exceed what is left of a limit or quota, 400 if they exceed a quota by themselves.
         """
-        limit = self._limits.max_queued_tokens
+        limit = self.limits.max_queued_tokens
         # A prompt longer than the whole queue is admitted to an empty queue; otherwise it never would be.
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > limit:
             raise _too_many(

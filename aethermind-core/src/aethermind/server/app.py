@@ -9,7 +9,8 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from aethermind import __version__
-from aethermind.server.access import AccessMiddleware, Tenants
+from aethermind.server.access import AccessMiddleware, Tenants, admin_key_hash
+from aethermind.server.admin import router as admin_routes
 from aethermind.server.admission import AdmissionController, Limits
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
@@ -44,14 +45,16 @@ def create_app(
     log_prompts: bool = False,
     tracing: Tracing | None = None,
     strict_requests: bool = False,
+    admin_key: str | None = None,
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
     With `tenants`, clients need the API key of one. With `only_local`, requests have to name this machine as their
     host. Web pages of `origins` may call the API as the server's own page does; `*` allows all. Prompts are logged only
     with `log_prompts`; each request is a span of `tracing`. Unknown fields of requests are ignored, or errors with
-    `strict_requests`.
+    `strict_requests`. `admin_key` opens the paths below `/admin/`; without it they are closed.
     """
+    tenants = tenants or Tenants()
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     state = app.state
     state.limits = limits or Limits()
@@ -64,12 +67,13 @@ def create_app(
     app.add_middleware(DirectDispatch, routes=openai_routes.routes)
     app.add_middleware(
         AccessMiddleware,
-        tenants=tenants or Tenants(),
+        tenants=tenants,
         admission=state.admission,
         admitted=_post_paths(openai_routes),
         max_header_bytes=state.limits.max_header_bytes,
         only_local=only_local,
         origins=frozenset(origins),
+        admin_key_hash=None if admin_key is None else admin_key_hash(admin_key, tenants),
     )
     if origins:
         app.add_middleware(
@@ -82,9 +86,10 @@ def create_app(
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     app.include_router(openai_routes)
     _add_probes(app)
-    for routes in (model_routes, token_routes, request_routes, web_ui_routes):
+    for routes in (model_routes, token_routes, request_routes, admin_routes, web_ui_routes):
         app.include_router(routes)
     state.documented_paths = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
+    state.documented_paths += _paths(admin_routes)
     return app
 
 

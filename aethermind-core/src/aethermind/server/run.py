@@ -73,6 +73,7 @@ async def serve(
     log_prompts: bool = False,
     tracing: Tracing | None = None,
     strict_requests: bool = False,
+    admin_key: str | None = None,
     chat_template: ChosenTemplate | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
@@ -86,6 +87,7 @@ async def serve(
         "log_prompts": log_prompts,
         "tracing": tracing,
         "strict_requests": strict_requests,
+        "admin_key": admin_key,
         "chat_template": chat_template,
     }
     async with running(models, listening, limits=limits, tenants=tenants, **options) as app:
@@ -106,6 +108,7 @@ async def running(
     log_prompts: bool = False,
     tracing: Tracing | None = None,
     strict_requests: bool = False,
+    admin_key: str | None = None,
     chat_template: ChosenTemplate | None = None,
 ) -> AsyncIterator[FastAPI]:
     """Serve the models while the context is open; yields the application."""
@@ -123,6 +126,7 @@ async def running(
             log_prompts=log_prompts,
             tracing=tracing,
             strict_requests=strict_requests,
+            admin_key=admin_key,
         )
         limit_send_buffer(listening)
         config = uvicorn.Config(

@@ -23,7 +23,7 @@ class EngineStats:
     and preempted requests are recomputed. `kv_store` has the counters of a KV store, if there is one; requests that
     wait for it are among `num_waiting`. Of `num_draft_tokens` that were verified, `num_accepted_tokens` were accepted
     (see `engine.speculative`). A model with recurrent layers has `num_state_slots` for the states of requests, and
-    others none.
+    others none. `max_num_seqs`, `max_num_batched_tokens` and `max_prefill_chunk` are the limits of a step in force.
     """
 
     num_waiting: int
@@ -42,6 +42,18 @@ class EngineStats:
     num_accepted_tokens: int = 0
     num_state_slots: int = 0
     num_free_state_slots: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_prefill_chunk: int | None = None
+
+    @property
+    def step_limits(self) -> dict[str, int | None]:
+        """The limits of a step by name."""
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_prefill_chunk": self.max_prefill_chunk,
+        }
 
     @property
     def acceptance_rate(self) -> float:
@@ -77,4 +89,7 @@ class EngineStats:
             num_accepted_tokens=speculator.num_accepted_tokens if speculator else 0,
             num_state_slots=spec.num_sequence_slots,
             num_free_state_slots=engine.cache.num_free_slots,
+            max_num_seqs=engine.budget.max_num_seqs,
+            max_num_batched_tokens=engine.budget.max_num_batched_tokens,
+            max_prefill_chunk=engine.budget.max_prefill_chunk,
         )

@@ -77,6 +77,7 @@ class EngineProcess(EngineClient):
         self._on_progress = on_progress
         self._loaded: Loaded | None = None
         self._stats: EngineStats | None = None
+        self._adjusted: dict[str, int | None] | None = None
         self._supervisor = Supervisor(
             Setup(self._model, config, logging.getLogger("aethermind").getEffectiveLevel()),
             policy,
@@ -126,6 +127,12 @@ class EngineProcess(EngineClient):
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """Tokenize a prompt in this process; `generate` takes either form."""
         return await self.frontend.prompts.read_beside(prompt)
+
+    async def adjust(self, **limits: int | None) -> dict[str, int | None]:
+        """Change the limits of later steps, and return all by name; a restarted process keeps them."""
+        self._adjusted = adjusted = await super().adjust(**limits)
+        self._stats = replace(self.stats, **adjusted)  # type: ignore[arg-type]  # names of fields
+        return adjusted
 
     async def close(self) -> None:
         """End the process after the current step; open requests fail with EngineDeadError."""
@@ -206,6 +213,8 @@ class EngineProcess(EngineClient):
 
     def _on_up(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        if self._adjusted is not None:  # a restarted engine has the limits of its configuration
+            self._supervisor.send(UtilityCall(next(self._numbers), "adjust", self._adjusted))
         self._requests.failure = None
 
     def _on_down(self, failure: EngineDeadError) -> None:

@@ -139,14 +139,15 @@ class EngineClient(ABC):
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_prefill_chunk: int | None = None,
-    ) -> None:
-        """Change the limits of later steps (see `Engine.adjust`), until the engine is restarted."""
-        await self._call_utility(
+    ) -> dict[str, int | None]:
+        """Change the limits of later steps, and return all by name (see `Engine.adjust`)."""
+        limits: dict[str, int | None] = await self._call_utility(
             "adjust",
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_prefill_chunk=max_prefill_chunk,
         )
+        return limits
 
     async def drain(self) -> None:
         """Wait until no request is open. New requests are still accepted; the caller has to reject them."""
