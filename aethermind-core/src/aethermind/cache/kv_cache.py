@@ -453,7 +453,8 @@ class KVCache:
             self._swapper.drop_reservation(sequence)
             if self._snapshots is not None and sequence.num_tokens < sequence.num_snapshot_tokens:
                 self._snapshots.drop(sequence)
-            self.has_moved = self.has_moved or sequence.positions is not PLAIN
+            if self.has_moved or sequence.positions is not PLAIN:
+                self.has_moved = any(not each.positions.are_indices for each in self._sequences.values())
         return outcome
 
     # -- parking, pinning, swapping --------------------------------------------------------------------------

@@ -53,6 +53,11 @@ class TokenPositions:
     def __repr__(self) -> str:
         return f"TokenPositions({list(self.runs)})"
 
+    @property
+    def are_indices(self) -> bool:
+        """Whether every position equals its token's index; keys may still have to be rotated."""
+        return all(run.position == run.first for run in self.runs)
+
     def position(self, index: int) -> int:
         """Return the position of the token at `index`, or the one that it will have when it is appended."""
         run = self._run(index)

@@ -51,6 +51,10 @@ class PrefixCache(Protocol):
         """Free up to `num_blocks` blocks that no sequence references, the least valuable first."""
         ...
 
+    def forget(self, block: int) -> None:
+        """Stop caching a block, which the only sequence that uses it is about to change."""
+        ...
+
 
 class NoPrefixCache:
     """A prefix cache that caches nothing."""
@@ -81,6 +85,9 @@ class NoPrefixCache:
 
     def evict(self, num_blocks: int) -> None:
         """Free nothing."""
+
+    def forget(self, block: int) -> None:
+        """Do nothing."""
 
 
 _TOKEN_TYPE = "q"
@@ -301,6 +308,12 @@ class HashedPrefixCache:
                 self._forget(entry)
             else:
                 self._drop_companion(entry, entry.companions.index(block))
+
+    def forget(self, block: int) -> None:
+        """Stop caching a block of group 0 with its companions; blocks behind it are no longer found."""
+        entry = self._by_block.get(block)
+        if entry is not None and entry.block == block:
+            self._forget(entry)
 
     def _next_to_evict(self) -> int:
         """Return the next block to evict.

@@ -20,7 +20,8 @@ def grow(
 ) -> ReserveResult:
     """Reserve slots for `sequence` from its last computed token up to index `end`; all or nothing.
 
-    Blocks that it writes, or whose keys are rotated, must not be shared: shared ones are replaced by copies.
+    Blocks that it writes, or whose keys are rotated, must not be shared: shared ones are replaced by copies. If too few
+    blocks are free for that, those that only the prefix cache shares leave it.
     """
     table, pool = sequence.block_table, swapper.pool
     num_tokens = sequence.num_tokens
@@ -34,6 +35,10 @@ def grow(
     shared = sorted(index for index in changed if pool.ref_count(table[index]) > 1)
     num_missing = max(-(-end // block_size) - len(table), 0)
     blocks = swapper.allocate(num_missing + len(shared))
+    if blocks is None and shifts:
+        swapper.uncache(table[index] for index in shared)
+        shared = [index for index in shared if pool.ref_count(table[index]) > 1]
+        blocks = swapper.allocate(num_missing + len(shared))
     if blocks is None:
         return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
     copies = []

@@ -8,6 +8,7 @@ out.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.outcome import CacheOutcome
@@ -121,6 +122,12 @@ class SequenceSwapper:
         """Allocate blocks, swapping out parked sequences first if needed."""
         self.swap_out_parked(num_blocks)
         return self._allocator.allocate(num_blocks)
+
+    def uncache(self, blocks: Iterable[int]) -> None:
+        """Take those blocks out of the prefix cache that one sequence uses besides, so that it may change them."""
+        for block in blocks:
+            if self.pool.num_users(block) == 1:
+                self._allocator.prefix_cache.forget(block)
 
     def swap_out_parked(self, num_blocks: int) -> None:
         """Swap parked sequences out until the threshold holds with `num_blocks` more blocks in use, or none is left.

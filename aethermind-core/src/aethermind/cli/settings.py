@@ -122,6 +122,8 @@ class KvCacheOptions(_EngineGroup):
 class OfflineEngineOptions(KvCacheOptions):
     """Options of an engine that answers one request at a time."""
 
+    context_shift: bool = _engine("context_shift")
+    num_keep: int = _engine("num_keep")
     kv_store: str | None = _engine("kv_store")
     num_threads: int | None = _engine("num_threads")
     max_num_batched_tokens: int = _engine("max_num_batched_tokens")
@@ -133,6 +135,8 @@ class OfflineEngineOptions(KvCacheOptions):
 class ServedEngineOptions(KvCacheOptions):
     """Options of an engine that a server runs: memory, batching, scheduling and sessions."""
 
+    context_shift: bool = _engine("context_shift")
+    num_keep: int = _engine("num_keep")
     kv_store: str | None = _engine("kv_store")
     swap_space: float = _engine("swap_space")
     num_threads: int | None = _engine("num_threads")

@@ -42,6 +42,8 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     swap_space: float
     enable_prefix_caching: bool
+    context_shift: bool
+    num_keep: int
     kv_store: str | None
     max_sessions: int
     session_ttl: float
@@ -199,6 +201,19 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = setting(
         True, "Prefix caching: reuse computed keys and values for prompts with the same prefix.", check=_FLAG
+    )
+    context_shift: bool = setting(
+        False,
+        "When the context is full, drop its oldest tokens behind the first num_keep (--keep) and go on.",
+        check=_FLAG,
+        details="Prompts that are too long are shortened likewise. An answer without max_tokens has at most as many "
+        "tokens as the context.",
+    )
+    num_keep: int = setting(
+        4,
+        "Tokens at the beginning of a text that a context shift keeps, rounded up to whole blocks.",
+        check=Check(lambda value: _is_number(value, int) and 0 <= value < 2**40, "an integer of 0 or more"),
+        flags=("--keep",),
     )
     kv_store: str | None = setting(
         None,

@@ -21,6 +21,7 @@ from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddi
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
 from aethermind.engine.requests.sessions import Sessions
+from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
@@ -98,6 +99,7 @@ class Engine(ThreadSafeEngine):
         config = compiled.config
         self.tokenizer = tokenizer
         self.costs = SwapVsRecomputeCosts(clock=clock)
+        self.context_shift = ContextShift.of(compiled)
         self.executor = executor or parts.create_executor(compiled)
         super().__init__()
         memory = self.executor.kv_memory
@@ -112,7 +114,11 @@ class Engine(ThreadSafeEngine):
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = self.executor.load(self.cache, on_progress)
         self.scheduler = Scheduler(
-            self.cache, parts.policy, self.costs, overlaps_swaps_with_steps=memory.overlaps_swaps_with_steps
+            self.cache,
+            parts.policy,
+            self.costs,
+            overlaps_swaps_with_steps=memory.overlaps_swaps_with_steps,
+            context_shift=self.context_shift,
         )
         self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -190,6 +196,8 @@ class Engine(ThreadSafeEngine):
         """
         options = (options or RequestOptions()).within(self.compiled.config.max_new_tokens)
         self._check_id(request_id, params.n)
+        if self.context_shift is not None and not embeddings:
+            prompt_token_ids = self.context_shift.shortened(prompt_token_ids)
         check_prompt(self.compiled, prompt_token_ids, params, options)
         constraints = self._constraints_builder.build(params, guide)
         adapter = self.compiled.choose_adapter(options.adapter)
@@ -221,6 +229,7 @@ class Engine(ThreadSafeEngine):
                 embeddings=embeddings,
                 constraints=constraints,
                 adapter=adapter,
+                shifts_context=self.context_shift is not None,
             )
             if index:  # the first answer keeps the seed, so that it equals the answer with n = 1
                 request.seed = derive_seed(seed, index)

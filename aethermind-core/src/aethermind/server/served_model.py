@@ -93,11 +93,11 @@ class ServedModel:
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """Tokenise a prompt.
 
-        ContextLengthError if the beginning of a text alone has too many tokens (see `check_length`): to tokenise
-        megabytes of text takes seconds.
+        Without a context shift, ContextLengthError if the beginning of a text alone has too many tokens (see
+        `check_length`): to tokenise megabytes of text takes seconds.
         """
         limit = self.info.max_model_len
-        if isinstance(prompt, str) and len(prompt) > limit * _CHARS_PER_TOKEN:
+        if not self.info.has_context_shift and isinstance(prompt, str) and len(prompt) > limit * _CHARS_PER_TOKEN:
             beginning = await self.engine.read(type(prompt)(prompt[: limit * _CHARS_PER_TOKEN]))
             self.check_length(len(beginning.token_ids))
         return await self.engine.read(prompt)

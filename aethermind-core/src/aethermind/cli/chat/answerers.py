@@ -57,7 +57,7 @@ class Answerer(Protocol):
     """Answers a conversation."""
 
     max_model_len: int | None
-    """The longest context in tokens; None if that is not known."""
+    """The longest conversation in tokens; None if that is not known, or a context shift shortens what is longer."""
     interrupts_between_tokens: bool
     """Whether an answer may be interrupted only between two tokens."""
     default_settings: str | None
@@ -75,7 +75,7 @@ class LocalAnswerer:
     default_settings: str | None = None
 
     def __init__(self, llm: LLM, chat_template: str | None = None, adapter: str = "") -> None:
-        self.max_model_len: int | None = llm.info.max_model_len
+        self.max_model_len: int | None = None if llm.info.has_context_shift else llm.info.max_model_len
         self._llm = llm
         self._memory = ConversationTokenCache(llm.tokenizer)
         self._chat_template = chat_template

@@ -93,8 +93,9 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
     """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token.
 
     Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
-    there is one group, because stored blocks hold all layers of their tokens. A model without attention stores nothing
-    in its blocks, so their number is limited instead: a context has at most `_MAX_EMPTY_BLOCKS`.
+    there is one group, because stored blocks hold all layers of their tokens, and with a context shift, because that
+    drops blocks in the middle. A model without attention stores nothing in its blocks, so their number is limited
+    instead: a context has at most `_MAX_EMPTY_BLOCKS`.
     """
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
@@ -110,7 +111,8 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
             "auto as kv_cache_dtype.",
             param="kv_cache_dtype",
         )
-    groups = group_layers(layers, block_size, max_model_len, max_new_tokens) if config.kv_store is None else ()
+    has_groups = config.kv_store is None and not config.context_shift
+    groups = group_layers(layers, block_size, max_model_len, max_new_tokens) if has_groups else ()
     spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, max_new_tokens)
     return (
         spec

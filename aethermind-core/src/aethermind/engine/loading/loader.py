@@ -13,7 +13,7 @@ from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
 from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv
-from aethermind.engine.loading.model_graph import StepGraphs
+from aethermind.engine.loading.model_graph import StepGraphs, check_context_shift
 from aethermind.engine.loading.model_weights import is_base_model, remapped_checkpoint, stored_formats
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
@@ -78,6 +78,8 @@ def compile_model(
     graphs = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype)
     network, builder, is_headless = _build_graph(architecture, raw, source, config, graphs)
     graph = builder.finish()
+    if config.context_shift:
+        check_context_shift(graph, kv.spec)
     stored = {} if config.load_format == "dummy" else held_formats(stored_formats(source, network), opened.dispatcher)
     adapters = _read_adapters(config, source, name, network, graph, operators, dtype)
     if parallel is not None:
@@ -242,6 +244,7 @@ def _compile_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, open
         adapters=None,
         executor="auto",
         tensor_parallel_size=1,
+        context_shift=False,
     )
     draft = compile_model(runtime, config.draft_model, draft_config, opened=opened)
     if draft.cache_spec.is_recurrent:
@@ -262,14 +265,15 @@ def _max_symbols(
     sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     if config.speculative_method is not None:
         rows += min(sequences * config.num_speculative_tokens, _MAX_DRAFTS)
+    longest = vocab_size if config.context_shift else max_model_len
     return {
         "T": config.max_num_batched_tokens,
         "S": sequences,
         "R": rows,
         "B": cache.table_width(max_model_len),
-        "X": rows * min(max_model_len, vocab_size),
+        "X": rows * min(longest, vocab_size),
         "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + MAX_END_TOKENS + 2 * MAX_BAD_WORDS, vocab_size),
-        "Z": rows * min(MAX_LOGIT_BIAS + max_model_len, vocab_size),
+        "Z": rows * min(MAX_LOGIT_BIAS + longest, vocab_size),
         "E": config.max_num_batched_tokens,
     }
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from aethermind.cache.layers import has_latent
 from aethermind.cache.positions import BlockShift
-from aethermind.errors import ConfigError
+from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.executor import PlanExecutor
-from aethermind.graph.ir import Value
+from aethermind.graph.ir import Graph, Node, Value
 from aethermind.hal.dtype import DType
 from aethermind.model.architecture import CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig, frequencies_name
@@ -38,6 +39,8 @@ __all__ = [
     "ROW_INPUTS",
     "StepGraphs",
     "apply_rope_shift",
+    "check_context_shift",
+    "reads_positions",
     "write_key_shift",
 ]
 
@@ -170,6 +173,39 @@ def _report_logprobs(builder: GraphBuilder, logits: Value, token_ids: Value) -> 
     values = builder.op("token_logprobs", logits, token_ids, k=MAX_LOGPROBS)
     for name, value in zip(LOGPROB_OUTPUTS, values, strict=True):
         builder.output(name, value)
+
+
+def check_context_shift(graph: Graph, cache: KVCacheSpec) -> None:
+    """Raise InvalidArgumentError if the keys of a step's graph, before lowering, cannot be moved to other positions.
+
+    They can if positions enter the graph as the angles of rotary embeddings of half-split pairs, which add up, or not
+    at all (ALiBi, which counts the keys between).
+    """
+    others = {node.operator for node in graph.nodes if _reads_positions(node)} - {"rope_table"}
+    reason = ""
+    if cache.is_recurrent:
+        reason = "recurrent layers keep one state of all tokens, from which none can be dropped"
+    elif has_latent(cache.layers):
+        reason = "cached latent vectors cannot be rotated to other positions"
+    elif not cache.has_attention or "hidden_states" in graph.outputs:
+        reason = "it generates nothing"
+    elif others:
+        reason = f"positions are computed by {', '.join(sorted(others))}, so keys contain more than a rotation"
+    elif any(node.operator == "rope" and node.attributes.get("interleaved") for node in graph.nodes):
+        reason = "its rotary embeddings interleave pairs, which cached keys are not rotated by"
+    if reason:
+        raise InvalidArgumentError(
+            f"A context shift is wrong for this model: {reason}. Leave context_shift out.", param="context_shift"
+        )
+
+
+def reads_positions(graph: Graph) -> bool:
+    """Whether the graph of a step depends on the positions of tokens, by rotary embeddings or otherwise."""
+    return any(map(_reads_positions, graph.nodes))
+
+
+def _reads_positions(node: Node) -> bool:
+    return any(value is not None and value.name == "positions" for value in node.inputs)
 
 
 def write_key_shift(

@@ -44,6 +44,8 @@ class ModelInfo:
     adapters: tuple[str, ...] = ()
     state_bytes: int = 0
     """Those of `kv_cache_bytes` that are recurrent states, a fixed number for each of the requests that run at once."""
+    has_context_shift: bool = False
+    """Whether prompts and answers may be longer than the context (see `engine.scheduling.context_shift`)."""
 
 
 def log_loaded(info: ModelInfo) -> None:
@@ -96,4 +98,5 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         ignored_options=ignored_options(engine.scheduler.policy),
         adapters=tuple(compiled.config.adapters or ()),
         state_bytes=compiled.cache_spec.num_slots * compiled.cache_spec.bytes_per_slot,
+        has_context_shift=engine.context_shift is not None,
     )

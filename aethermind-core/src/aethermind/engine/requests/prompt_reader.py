@@ -111,7 +111,7 @@ class PromptReader:
             tokenizer,
             compiled.architecture,
             open_processor,
-            max_model_len=compiled.max_model_len,
+            max_model_len=None if compiled.config.context_shift else compiled.max_model_len,
             text_limit=compiled.source.text_limit(),
         )
 

@@ -75,9 +75,16 @@ class RequestOptions:
             return self
         return replace(self, max_new_tokens=max_new_tokens)
 
-    def max_total_tokens(self, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
-        """Prompt and output tokens at which a request ends: the lowest of all limits."""
-        limits = [max_model_len, self.max_context_tokens]
+    def max_total_tokens(
+        self, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, shifts_context: bool = False
+    ) -> int:
+        """Prompt and output tokens at which a request ends: the lowest of all limits.
+
+        With `shifts_context` it may go on beyond the context, without `max_tokens` by as many tokens as that has.
+        """
+        limits = [None if shifts_context else max_model_len, self.max_context_tokens]
+        if shifts_context and max_tokens is None:
+            max_tokens = max_model_len
         limits += [None if limit is None else num_prompt_tokens + limit for limit in (max_tokens, self.max_new_tokens)]
         return min(limit for limit in limits if limit is not None)
 
@@ -132,12 +139,14 @@ class Request:
         "extra_key",
         "finish_reason",
         "fork_at",
+        "max_model_len",
         "max_total_tokens",
         "needs_prompt_logprobs",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_draft_tokens",
+        "num_dropped_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens_at_resume",
@@ -168,11 +177,13 @@ class Request:
         embeddings: Sequence[EmbeddingSpan] = (),
         constraints: LogitsConstraints | None = None,
         adapter: AdapterChoice = NO_ADAPTER,
+        shifts_context: bool = False,
     ) -> None:
         """Create a waiting request.
 
         `arrival` is in seconds of the engine's clock. `seed` is used if `params.seed` is None. The prompt must have at
-        least one token and be shorter than `max_model_len`; callers check that (`check_prompt`).
+        least one token and be shorter than `max_model_len`; callers check that (`check_prompt`). With `shifts_context`
+        the answer may go on beyond `max_model_len` (see `scheduling.context_shift`).
         """
         assert 0 < len(prompt_token_ids) < max_model_len, (
             f"request {request_id}: {len(prompt_token_ids)} prompt tokens in a context of {max_model_len}"
@@ -206,7 +217,11 @@ class Request:
         self.extra_key = adapter.key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
         """Part of the prefix cache's key: what keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
-        self.max_total_tokens = options.max_total_tokens(self.num_prompt_tokens, params.max_tokens, max_model_len)
+        self.max_model_len = max_model_len
+        """The most tokens whose keys and values are in the cache at once."""
+        self.max_total_tokens = options.max_total_tokens(
+            self.num_prompt_tokens, params.max_tokens, max_model_len, shifts_context=shifts_context
+        )
         """Prompt and output tokens at which the request ends."""
         self.all_token_ids = list(self.prompt_token_ids)
         """Prompt and output tokens in one list."""
@@ -218,6 +233,9 @@ class Request:
         """Draft tokens that were verified; `num_accepted_tokens` of them were accepted."""
         self.num_accepted_tokens = 0
         self.num_computed_tokens = 0
+        self.num_dropped_tokens = 0
+        """Computed tokens that a context shift dropped from the cache: token *i* of `all_token_ids` has the index
+        *i - num_dropped_tokens* there, if it is kept and behind them."""
         self.num_cached_tokens = 0
         """Leading prompt tokens that hit the prefix cache when the request was first admitted."""
         self.num_preemptions = 0
@@ -252,6 +270,16 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are still to be computed, including the newest."""
         return len(self.all_token_ids) - self.num_computed_tokens
+
+    @property
+    def context_end(self) -> int:
+        """The number of computed tokens at which the cache of the request is full."""
+        return self.max_model_len + self.num_dropped_tokens
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """The most tokens of the text so far that are in the cache at once."""
+        return min(len(self.all_token_ids) - self.num_dropped_tokens, self.max_model_len)
 
     @property
     def place(self) -> float:

@@ -53,8 +53,8 @@ class SampleGroup:
         """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
 
         If no sibling's prompt is computed they remain pending. If none is being computed either, or windows of all
-        siblings have freed blocks that the prompt's last token sees, or their recurrent states are those of more
-        tokens, one is queued.
+        siblings have freed blocks that the prompt's last token sees, or context shifts dropped tokens of it, or their
+        recurrent states are those of more tokens, one is queued.
         """
         num_started = 0
         while self.pending and num_started < num_slots:
@@ -119,7 +119,9 @@ class SampleGroup:
             (
                 request
                 for request in self.requests
-                if _holds_prompt(request) and cache.may_truncate(request.request_id, request.num_prompt_tokens - 1)
+                if _holds_prompt(request)
+                and request.num_dropped_tokens == 0
+                and cache.may_truncate(request.request_id, request.num_prompt_tokens - 1)
             ),
             None,
         )

@@ -7,6 +7,7 @@ from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.sequence import CacheState
 from aethermind.engine.policies.base import SchedulingPolicy, SharingPolicy
 from aethermind.engine.requests.request import Request, RequestState
+from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduledRequest, SchedulingStep, StepBudget
 from aethermind.engine.scheduling.preemption import Preemptor
 from aethermind.engine.scheduling.reserved_share import ReservedShare
@@ -21,7 +22,7 @@ class Admission:
     step has others to compute.
     """
 
-    __slots__ = ("_cache", "_overlaps_swaps", "_policy", "_preemptor", "_sharing", "reserved")
+    __slots__ = ("_cache", "_context_shift", "_overlaps_swaps", "_policy", "_preemptor", "_sharing", "reserved")
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class Admission:
         preemptor: Preemptor,
         *,
         overlaps_swaps_with_steps: bool,
+        context_shift: ContextShift | None,
     ) -> None:
         """`sharing` is the policy as a `SharingPolicy`, None if it does not share."""
         self._cache = cache
@@ -38,6 +40,7 @@ class Admission:
         self._sharing = sharing
         self._preemptor = preemptor
         self._overlaps_swaps = overlaps_swaps_with_steps
+        self._context_shift = context_shift
         self.reserved = ReservedShare(cache, policy)
 
     def admit(self, step: SchedulingStep, before: Request | None = None) -> None:
@@ -51,7 +54,7 @@ class Admission:
         while step.chunk(1) and (request := waiting.first(now)) is not None:
             if before is not None and order(before, now) < order(request, now):
                 break
-            num_tokens = request.num_tokens
+            num_tokens = request.num_kv_tokens
             if num_tokens > cache.capacity_tokens:
                 waiting.remove(request)
                 self._preemptor.reject(step, request, num_tokens)
@@ -76,10 +79,10 @@ class Admission:
             request.state = RequestState.RUNNING
             if request.admitted is None:
                 request.admitted = now
-            request.num_tokens_at_resume = num_tokens
+            request.num_tokens_at_resume = request.num_tokens
             running.append(request)
             if not (is_brought_back and self._overlaps_swaps and decision.can_defer):
-                is_last = request.num_computed_tokens + chunk == num_tokens
+                is_last = chunk == request.num_uncomputed_tokens
                 decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
                 decision.num_batched_tokens += chunk
             if decision.preempted:  # a preempted request is not admitted again in the same step
@@ -124,7 +127,9 @@ class Admission:
             return True
         num_blocks_for = self._cache.spec.num_blocks_for
         promised = [other for other in running if not self._preemptor.rank(other, now)[0]]
-        num_blocks = sum(num_blocks_for(other.max_total_tokens) for other in [*promised, request])
+        num_blocks = sum(
+            num_blocks_for(min(other.max_total_tokens, other.max_model_len)) for other in [*promised, request]
+        )
         return not promised or num_blocks <= self._cache.pool.num_blocks
 
     def _open(self, step: SchedulingStep, request: Request) -> int:
@@ -133,15 +138,17 @@ class Admission:
         if cache.state(request_id) is CacheState.SWAPPED:
             if step.decision.copies:  # swap-in writes immediately, possibly to source blocks of pending copies
                 return 0
-            if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
+            if cache.spec.num_blocks_for(request.num_kv_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
+            if self._context_shift is not None:
+                self._context_shift.apply(cache, request)
             chunk = step.chunk_of(request, request.num_computed_tokens, cache.chunk_alignment)
             result = cache.reserve(request_id, chunk)
             assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted, but no blocks are free"
             step.decision.prepare(result)
             return chunk
-        opened = cache.open(request_id, request.all_token_ids, request.extra_key)
+        opened = cache.open(request_id, request.all_token_ids[: request.max_model_len], request.extra_key)
         assert opened.outcome is CacheOutcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
         chunk = step.chunk_of(request, opened.num_cached_tokens, cache.chunk_alignment)
         if cache.reserve(request_id, chunk).outcome is not CacheOutcome.OK:
@@ -161,7 +168,7 @@ class _BlockNeed:
     def __init__(self, cache: KVCache, request: Request) -> None:
         self._cache = cache
         self._num_available = cache.num_available_blocks
-        self._num_wanted = cache.spec.num_blocks_for(request.num_tokens)
+        self._num_wanted = cache.spec.num_blocks_for(request.num_kv_tokens)
         self._num_users: dict[int, int] = {}
         self._shared: frozenset[int] = frozenset()
         # Blocks of its prompt that others hold are free of cost. Finding them takes a hash of the prompt.

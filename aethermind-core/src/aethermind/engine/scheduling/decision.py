@@ -186,10 +186,12 @@ class SchedulingStep(NamedTuple):
     def chunk_of(self, request: Request, num_computed: int, alignment: int) -> int:
         """Return how many tokens of a request after the first `num_computed` the step computes.
 
-        The chunk ends at a multiple of `alignment` tokens if it reaches one, so that a state is kept there. The end of
-        a short prompt is not cut off for that: computing such a prompt again costs no more than another step.
+        They do not exceed the context. The chunk ends at a multiple of `alignment` tokens if it reaches one, so that a
+        state is kept there. The end of a short prompt is not cut off for that: computing such a prompt again costs no
+        more than another step.
         """
         end = request.fork_at if num_computed < request.fork_at else request.num_tokens
+        end = min(end, request.context_end)
         stop = num_computed + self.chunk(end - num_computed)
         aligned = stop // alignment * alignment
         is_cut = aligned > num_computed and (stop < end or aligned >= _MIN_SNAPSHOT_TOKENS)

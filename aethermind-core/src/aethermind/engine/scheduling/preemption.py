@@ -45,7 +45,7 @@ class Preemptor:
                 return True
             if not step.budget.may_preempt:
                 return False
-            needed = request.num_computed_tokens + num_tokens
+            needed = request.num_computed_tokens - request.num_dropped_tokens + num_tokens
             can_never_fit = result.outcome is not CacheOutcome.NO_FREE_BLOCKS or needed > self._cache.capacity_tokens
             if can_never_fit or len(step.running) == 1:
                 step.running.remove(request)
@@ -80,7 +80,7 @@ class Preemptor:
             had_block_ops = decision.unprepare(frozenset(cache.held_blocks(victim.request_id)))
         if had_block_ops or not self._swap_out(victim):
             cache.release(victim.request_id, victim.all_token_ids)
-            victim.num_computed_tokens = 0
+            victim.num_computed_tokens = victim.num_dropped_tokens = 0
         victim.num_preemptions += 1
         victim.state = RequestState.PREEMPTED
         step.running.remove(victim)

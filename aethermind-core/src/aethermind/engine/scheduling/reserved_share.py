@@ -42,7 +42,7 @@ class ReservedShare:
             return True
         held = {block for other in others for block in self._cache.held_blocks(other.request_id)}
         num_blocks = self._cache.pool.num_blocks
-        num_wanted = self._cache.spec.num_blocks_for(request.num_tokens)
+        num_wanted = self._cache.spec.num_blocks_for(request.num_kv_tokens)
         return len(held) + num_wanted <= num_blocks - int(share * num_blocks)
 
     def _share(self, request: Request) -> float:

@@ -17,11 +17,12 @@ from aethermind.engine.policies import FirstComeFirstServed
 from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, sharing_policy
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
 from aethermind.engine.scheduling.admission import Admission
+from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest, SchedulingStep, StepBudget
 from aethermind.engine.scheduling.preemption import Preemptor
 from aethermind.engine.scheduling.preemption_cost import PreemptionCosts
 
-__all__ = ["Scheduler", "WaitingQueue", "publish_prefix"]
+__all__ = ["Scheduler", "WaitingQueue", "publish_prefix", "take_back"]
 
 
 _MAX_EXTENSION_TOKENS = 64
@@ -35,7 +36,7 @@ class Scheduler:
     `overlaps_swaps_with_steps`.
     """
 
-    __slots__ = ("_admission", "_cache", "_preemptor", "policy", "sharing")
+    __slots__ = ("_admission", "_cache", "_context_shift", "_preemptor", "policy", "sharing")
 
     def __init__(
         self,
@@ -44,14 +45,21 @@ class Scheduler:
         costs: PreemptionCosts | None = None,
         *,
         overlaps_swaps_with_steps: bool = False,
+        context_shift: ContextShift | None = None,
     ) -> None:
         self._cache = cache
+        self._context_shift = context_shift
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
         self.sharing = sharing_policy(self.policy)
         """The policy as a `SharingPolicy`, None if it does not share; checked once, because the check is slow."""
         self._preemptor = Preemptor(cache, self.policy, costs)
         self._admission = Admission(
-            cache, self.policy, self.sharing, self._preemptor, overlaps_swaps_with_steps=overlaps_swaps_with_steps
+            cache,
+            self.policy,
+            self.sharing,
+            self._preemptor,
+            overlaps_swaps_with_steps=overlaps_swaps_with_steps,
+            context_shift=context_shift,
         )
 
     def schedule(
@@ -70,6 +78,9 @@ class Scheduler:
         prefills: list[Request] = []
         extended: list[Request] = []
         starved: list[Request] = []
+        if self._context_shift is not None:
+            for request in running:
+                self._context_shift.apply(self._cache, request)
         for request in running:
             num_uncomputed = len(request.all_token_ids) - request.num_computed_tokens  # inlined: this loop is hot
             if num_uncomputed > 1:
@@ -108,7 +119,11 @@ class Scheduler:
     def runs_without_preemption(
         self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
     ) -> bool:
-        """Whether the next step needs no preemption, by an upper bound of the blocks that it takes."""
+        """Whether the next step needs no preemption, by an upper bound of the blocks that it takes, and no context
+        shift.
+        """
+        if self._context_shift is not None and any(map(self._context_shift.is_due, running)):
+            return False
         max_tokens, block_size = budget.max_num_batched_tokens, self._cache.spec.block_size
         num_blocks = 0
         for request in running:
@@ -133,8 +148,7 @@ class Scheduler:
     def rollback(self, decision: ScheduleDecision) -> None:
         """Undo `advance` for a step that failed, whose tokens are to be computed again."""
         for request, num_tokens, _ in decision.scheduled:
-            num_tokens = request.num_computed_tokens - num_tokens
-            request.num_computed_tokens = self._cache.truncate_or_reset(request.request_id, num_tokens)
+            take_back(self._cache, request, request.num_computed_tokens - num_tokens)
 
     def discard(self, decision: ScheduleDecision) -> None:
         """Drop what a failed step may have left of the recurrent states of its requests, which run on: a repeated step
@@ -290,6 +304,12 @@ class WaitingQueue:
                 return request
             heapreplace(heap, (current, number, request))
         return None
+
+
+def take_back(cache: KVCache, request: Request, num_tokens: int) -> None:
+    """Take the computed tokens of a request back to `num_tokens`, or to 0 if its cache resets."""
+    num_dropped = request.num_dropped_tokens
+    request.num_computed_tokens = cache.truncate_or_reset(request.request_id, num_tokens - num_dropped) + num_dropped
 
 
 def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aethermind.engine.scheduling.scheduler import take_back
 from aethermind.engine.speculative.controller import Candidate, SpeculationController
 from aethermind.engine.steps.batch import count_accepted
 
@@ -129,7 +130,7 @@ class Speculator:
     def _record_acceptance(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         if num_accepted < num_drafts:
             num_tokens = request.num_computed_tokens - (num_drafts - num_accepted)
-            request.num_computed_tokens = self._cache.truncate_or_reset(request.request_id, num_tokens)
+            take_back(self._cache, request, num_tokens)
         request.num_draft_tokens += num_drafts
         request.num_accepted_tokens += num_accepted
         self.num_draft_tokens += num_drafts

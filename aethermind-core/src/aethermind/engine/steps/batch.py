@@ -141,6 +141,7 @@ class BatchWriter:
             start = request.num_computed_tokens
             end = position + count
             token_ids = request.all_token_ids[start : start + count]
+            start -= request.num_dropped_tokens
             num_drafts = count - len(token_ids)
             self._token_ids[position:end] = token_ids + request.draft_token_ids[:num_drafts]
             first = cache.position(request.request_id, start) if cache.has_moved else start
@@ -189,7 +190,7 @@ class BatchWriter:
         count = decision.num_decodes
         cache, block_size = self._cache, self._cache.spec.block_size
         requests = [entry.request for entry in decision.scheduled[:count]]
-        indices = [request.num_computed_tokens for request in requests]
+        indices = [request.num_computed_tokens - request.num_dropped_tokens for request in requests]
         self._token_ids[:count] = [request.all_token_ids[-1] for request in requests]
         self._positions[:count] = indices
         if cache.has_moved:

@@ -13,7 +13,13 @@ from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.positions import BlockShift
 from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.engine.loading.compiled_model import CompiledModel
-from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKey, GraphKind, apply_rope_shift
+from aethermind.engine.loading.model_graph import (
+    LOGPROB_OUTPUTS,
+    GraphKey,
+    GraphKind,
+    apply_rope_shift,
+    reads_positions,
+)
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.scheduling.decision import ScheduleDecision
@@ -253,9 +259,11 @@ class ModelRunner:
     def apply_rope_shift(self, shifts: Sequence[BlockShift]) -> None:
         """Rotate cached keys to the current positions of their tokens (K-shift), before a step reads them.
 
-        ConfigError if the model has no rotary embedding.
+        Keys of a model without positions remain as they are. ConfigError if it has positions of another kind.
         """
         if FREQUENCIES not in self.compiled.computed:
+            if not reads_positions(self.compiled.step.graph):
+                return
             raise ConfigError("This model's keys have no rotary positions, so its cached tokens cannot be moved.")
         apply_rope_shift(self.executor_of(GraphKind.KEY_SHIFT), shifts)
 

@@ -130,11 +130,15 @@ async def answer_request(
 
 
 def _check_lengths(model: ServedModel, prompts: Sequence[EnginePrompt], body: GenerationParams) -> None:
-    """ApiError 400 or ContextLengthError for an empty prompt, or one that exceeds the context with its answer."""
+    """ApiError 400 or ContextLengthError for an empty prompt, or, without a context shift, one that exceeds the context
+    with its answer.
+    """
     limit, requested = model.info.max_model_len, body.requested_max_tokens
     lengths = [len(prompt.token_ids) for prompt in prompts]
     if not all(lengths):
         raise ApiError(400, "The prompt is empty; give it at least one token.", param="prompt")
+    if model.info.has_context_shift:
+        return
     longest = max(lengths)
     if requested is None and longest >= limit:
         raise ContextLengthError(
@@ -154,8 +158,12 @@ def _output_budget(
     model: ServedModel, prompts: Sequence[EnginePrompt], params: SamplingParams, body: GenerationParams
 ) -> OutputTokenBudget:
     """The upper bound of the output tokens of all prompts."""
-    left = [max(model.info.max_model_len - len(prompt.token_ids), 0) for prompt in prompts]
-    num_tokens = sum(num_left if params.max_tokens is None else min(num_left, params.max_tokens) for num_left in left)
+    limit, max_tokens = model.info.max_model_len, params.max_tokens
+    if model.info.has_context_shift:
+        num_tokens = len(prompts) * (limit if max_tokens is None else max_tokens)
+    else:
+        left = [max(limit - len(prompt.token_ids), 0) for prompt in prompts]
+        num_tokens = sum(num_left if max_tokens is None else min(num_left, max_tokens) for num_left in left)
     field = None if body.requested_max_tokens is None else body.max_tokens_field
     return OutputTokenBudget(num_tokens * body.num_answers, field)
 

@@ -1,0 +1,80 @@
+"""Context shift: answers and conversations that go on when the context is full, by dropping the oldest tokens.
+
+    kept      dropped                later tokens
+    K K K K | D D D D D D D D D D D | L L L L L L L L L L      the context is full
+    K K K K | L L L L L L L L L L                              keys of L are rotated back by the number of D
+
+A text drops tokens when its KV cache is full and one more is to be computed, so the point depends on the text alone.
+A request that is recomputed after a preemption drops the same tokens at the same points, and gets the same keys and
+values. A prompt that does not fit is shortened by the same multiples, so that the next turns of a conversation begin
+alike and find the prefix cache.
+
+Sources: llama.cpp's `--context-shift` and `--keep`; Xiao et al., Efficient Streaming Language Models with Attention
+Sinks, 2023 (https://arxiv.org/abs/2309.17453).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.engine.requests.request import Request
+
+__all__ = ["ContextShift"]
+
+
+class ContextShift(NamedTuple):
+    """Which tokens a full context drops: `num_dropped` behind the first `num_kept`, both multiples of a block."""
+
+    max_model_len: int
+    num_kept: int
+    num_dropped: int
+
+    @classmethod
+    def of(cls, compiled: CompiledModel) -> Self | None:
+        """The context shift of an engine's options; None without one.
+
+        InvalidArgumentError if a context has too few blocks for it.
+        """
+        config, block_size = compiled.config, compiled.cache_spec.block_size
+        if not config.context_shift:
+            return None
+        num_kept = -(-config.num_keep // block_size) * block_size
+        num_dropped = max((compiled.max_model_len - num_kept) // 2 // block_size, 1) * block_size
+        if num_kept + num_dropped >= compiled.max_model_len:
+            raise InvalidArgumentError(
+                f"A context of {compiled.max_model_len} tokens in blocks of {block_size} cannot keep its first "
+                f"{config.num_keep} tokens and drop others. Lower num_keep or block_size, or raise max_model_len.",
+                param="num_keep",
+            )
+        return cls(compiled.max_model_len, num_kept, num_dropped)
+
+    def shortened(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """A prompt that fits the context with at least one token of its answer."""
+        num_excess = len(token_ids) - (self.max_model_len - 1)
+        if num_excess <= 0:
+            return token_ids
+        end = self.num_kept + -(-num_excess // self.num_dropped) * self.num_dropped
+        return [*token_ids[: self.num_kept], *token_ids[end:]]
+
+    def is_due(self, request: Request) -> bool:
+        """Whether the KV cache of a request is full, so that its next token needs a shift."""
+        return request.num_computed_tokens == request.context_end
+
+    def apply(self, cache: KVCache, request: Request) -> None:
+        """Drop the oldest tokens of a running request whose context is full; its next reservation rotates the keys."""
+        if not self.is_due(request):
+            return
+        end = self.num_kept + self.num_dropped
+        for outcome in (
+            cache.remove(request.request_id, self.num_kept, end),
+            cache.shift(request.request_id, end, -self.num_dropped),
+        ):
+            assert outcome is CacheOutcome.OK, f"request {request.request_id} cannot be shifted: {outcome.value}"
+        request.num_dropped_tokens += self.num_dropped
