@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.core.engine.speculative.drafting import Scripted, speculate_with
 from tests.end_to_end.recurrent_model import OpenRecurrent, expected_logits, recurrent_models, weights_of
 
 from aethermind import Runtime, SamplingParams
@@ -22,8 +23,9 @@ from aethermind.engine.loading.kv_plan import MemoryNeeds
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.observation.profiler import Profiler
-from aethermind.engine.requests.request import RequestOptions
+from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.speculative.prompt_lookup import PromptLookup
 from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.text_passes.text_pass import text_logits
@@ -49,7 +51,8 @@ def run(engine: Engine, answers: dict[str, list[list[int]]] | None = None) -> di
         for output in engine.step():
             answers[output.request_id] = [completion.token_ids for completion in output.outputs]
     stats = EngineStats.of(engine)
-    assert stats.num_free_state_slots == stats.num_state_slots == engine.compiled.cache_spec.max_sequences + 1
+    spec = engine.compiled.cache_spec
+    assert stats.num_free_state_slots == stats.num_state_slots == spec.max_sequences + spec.num_checkpoints + 1
     assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
     return answers
 
@@ -190,6 +193,38 @@ def test_steps_that_run_ahead(open_model: OpenRecurrent, monkeypatch: pytest.Mon
     assert answers == {
         str(index): [answer[: answer.index(answer[2 + index]) + 1]] for index, answer in enumerate(expected)
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on", ["cpu", "sim"])
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.2, seed=5)], ids=["greedy", "sampled"])
+def test_answers_do_not_depend_on_drafts(open_model: OpenRecurrent, kind: str, on: str, params: SamplingParams) -> None:
+    """After a wrong draft a state is that before all drafts, and the right ones are computed again."""
+    expected = ask(open_model(kind, enable_prefix_caching=False), params)
+    wholes = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, expected, strict=True)]
+
+    def draft(request: Request, most: int) -> list[int]:
+        """As many right tokens as the answer's length says, then a wrong one."""
+        start = request.num_tokens
+        right = wholes[int(request.request_id)][start : start + most]
+        num_right = start % 4
+        return [*right[:num_right], *(399 - token for token in right[num_right:])]
+
+    engine = open_model(kind, device=on, speculative_method="prompt_lookup", block_size=4, max_num_seqs=3)
+    speculator = speculate_with(engine, Scripted(draft), 3)
+    assert ask(engine, params) == expected
+    assert 20 < speculator.num_accepted_tokens < speculator.num_draft_tokens - 5
+    assert ask(engine, params) == expected, "snapshots in the prefix cache are those of their tokens"
+
+
+def test_prompt_lookup_drafts_for_a_model_with_states(open_model: OpenRecurrent) -> None:
+    engine = open_model("hybrid", speculative_method="prompt_lookup", prompt_lookup_min=1, prompt_lookup_max=1)
+    plain = open_model("hybrid")
+    assert engine.compiled.cache_spec.max_sequences == plain.compiled.cache_spec.max_sequences
+    assert engine.compiled.cache_spec.num_slots == plain.compiled.cache_spec.num_slots + engine.budget.max_num_seqs
+    speculator = speculate_with(engine, PromptLookup(engine.compiled))
+    assert ask(engine) == ask(plain)
+    assert speculator.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("fails", ["before", "after", "when read"])
@@ -337,11 +372,10 @@ def test_a_profiled_step_advances_states_once(open_model: OpenRecurrent) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculative_method": "prompt_lookup"}, "Speculative decoding drops"),
         ({"kv_store": "host:1MiB"}, "A KV store shares"),
         ({"tensor_parallel_size": 2}, "not split between ranks"),
     ],
-    ids=["speculation", "store", "ranks"],
+    ids=["store", "ranks"],
 )
 def test_options_that_need_keys_of_each_token_are_refused(
     open_model: OpenRecurrent, options: dict[str, Any], message: str

@@ -135,6 +135,31 @@ def test_a_state_is_that_of_all_tokens() -> None:
     assert kv.load("b", b"", None, []).outcome is CacheOutcome.RECURRENT_STATE  # type: ignore[arg-type]
 
 
+def test_a_sequence_returns_to_the_state_of_its_checkpoint() -> None:
+    kv = cache(num_slots=3)
+    kv.open("a")
+    grow(kv, "a", 6)
+    slot = kv.state_slot("a")
+    assert kv.checkpoint("a") is CacheOutcome.OK
+    ((source, kept),) = kv.state_copies
+    assert source == slot != kept
+    kv.state_copies.clear()
+    grow(kv, "a", 4)
+    assert not kv.may_truncate("a", 8)
+    assert kv.truncate_or_reset("a", 8) == 6, "the tokens behind the checkpoint are computed again"
+    assert (kv.num_tokens("a"), kv.state_slot("a")) == (6, kept)
+    grow(kv, "a", 2)
+    assert kv.truncate_or_reset("a", 7) == 0, "the copy is the state now"
+    grow(kv, "a", 3)
+    assert kv.checkpoint("a") is CacheOutcome.OK
+    assert kv.state_copies == [(kept, slot)], "a sequence has one checkpoint at most"
+    assert kv.truncate_or_reset("a", 2) == 0
+    assert kv.num_free_slots == 0
+    kv.release("a")
+    assert kv.num_free_slots == 2
+    assert kv.checkpoint("a") is CacheOutcome.UNKNOWN_SEQUENCE
+
+
 def test_a_parked_sequence_remains_in_device_memory() -> None:
     kv = cache()
     kv.open("a")

@@ -374,6 +374,7 @@ class KVCache:
         self._allocator.trim(sequence, 0)
         if self._slots is not None:
             self._slots.free(sequence.state_slot)
+            self._slots.free(sequence.checkpoint)
         if self._snapshots is not None:
             self._snapshots.drop(sequence)
         self._swapper.forget(seq_id, sequence)
@@ -395,7 +396,7 @@ class KVCache:
         """Drop all but the first `num_tokens` committed tokens, and every reservation.
 
         `BEHIND_WINDOW` if blocks were freed that a window of the next token sees; `RECURRENT_STATE` if the model has
-        recurrent layers, unless all tokens are dropped or none.
+        recurrent layers, unless all tokens are dropped or none, or those behind the last `checkpoint`.
         """
         return self._change(seq_id, lambda sequence: truncate_tokens(sequence, num_tokens, self._block_size))
 
@@ -406,15 +407,29 @@ class KVCache:
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
     def truncate_or_reset(self, seq_id: str, num_tokens: int) -> int:
-        """Truncate a sequence to `num_tokens`, or to 0 if windows freed what the next token sees or the recurrent state
-        is that of more tokens; returns which.
+        """Truncate a sequence to `num_tokens`, or to fewer if the recurrent state is that of more tokens: to its
+        `checkpoint`, or to 0, as where windows freed what the next token sees. Returns to how many.
 
         The caller computes the tokens from that index on again.
         """
-        if self.truncate(seq_id, num_tokens) not in (CacheOutcome.BEHIND_WINDOW, CacheOutcome.RECURRENT_STATE):
-            return num_tokens
-        self.truncate(seq_id, 0)
-        return 0
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None and not sequence.has_state_of(num_tokens):
+            num_tokens = min(num_tokens, sequence.num_checkpoint_tokens)
+        if self.truncate(seq_id, num_tokens) in (CacheOutcome.BEHIND_WINDOW, CacheOutcome.RECURRENT_STATE):
+            num_tokens = 0
+            self.truncate(seq_id, 0)
+        return num_tokens
+
+    def checkpoint(self, seq_id: str) -> CacheOutcome:
+        """Copy the recurrent state of a sequence, if there is one, before tokens that `truncate_or_reset` may drop.
+
+        The copy replaces the sequence's last one. `NO_FREE_BLOCKS` if no state slot is free for it.
+        """
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            return CacheOutcome.UNKNOWN_SEQUENCE
+        is_kept = sequence.state_slot == NULL_SLOT or self._slots is None or self._slots.checkpoint(sequence)
+        return CacheOutcome.OK if is_kept else CacheOutcome.NO_FREE_BLOCKS
 
     def remove(self, seq_id: str, start: int = 0, end: int | None = None) -> CacheOutcome:
         """Drop the tokens at positions from `start` up to `end` (None: to the last), and every reservation.

@@ -34,8 +34,8 @@ class CacheOutcome(Enum):
     token is, and what its window sees, follow from its index."""
     RECURRENT_STATE = "the sequence has a recurrent state"
     """The state stands for all tokens of the sequence and is in device memory only: it cannot be that of fewer tokens
-    (truncate the sequence to 0 and compute it again, see `KVCache.truncate_or_reset`), and is not swapped out or
-    saved."""
+    than it has, unless it is that of a checkpoint (truncate the sequence to 0 and compute it again, see
+    `KVCache.truncate_or_reset`), and is not swapped out or saved."""
 
     LATENT_KEYS = "the model caches latent vectors"
     """Positions cannot be shifted with multi-head latent attention: a cached row is not a key alone."""

@@ -83,8 +83,10 @@ class CachedSequence:
 
     __slots__ = (
         "block_table",
+        "checkpoint",
         "extra_key",
         "is_pinned",
+        "num_checkpoint_tokens",
         "num_freed",
         "num_original",
         "num_snapshot_tokens",
@@ -128,6 +130,10 @@ class CachedSequence:
         self.snapshot = NULL_SLOT
         """The slot of a copy of the state after its first `num_snapshot_tokens` tokens, not published yet."""
         self.num_snapshot_tokens = 0
+        self.checkpoint = NULL_SLOT
+        """The slot of a copy of the state after its first `num_checkpoint_tokens` tokens, to which `truncate` returns;
+        a copy of no tokens is none."""
+        self.num_checkpoint_tokens = 0
         self.is_pinned = False
 
     def fork(self, state_slot: int) -> CachedSequence:
@@ -167,15 +173,23 @@ class CachedSequence:
         """Whether no window hides keys that a token at index `num_tokens` sees, and the recurrent state, if there is
         one, is that of so many tokens.
         """
-        if self.state_slot != NULL_SLOT and num_tokens not in (0, self.num_tokens):
+        if not self.has_state_of(num_tokens):
             return False
         return num_tokens == 0 or all(
             num_freed <= num_hidden_blocks(num_tokens, window, block_size)
             for window, num_freed in zip(self.windows, self.num_freed, strict=True)
         )
 
+    def has_state_of(self, num_tokens: int) -> bool:
+        """Whether `truncate` can give the sequence the recurrent state of so many tokens, if it has a state."""
+        return self.state_slot == NULL_SLOT or num_tokens in (0, self.num_checkpoint_tokens, self.num_tokens)
+
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from index `num_tokens` on; the block table is unchanged."""
+        if 0 < num_tokens == self.num_checkpoint_tokens < self.num_tokens:
+            self.state_slot, self.checkpoint = self.checkpoint, self.state_slot
+        if num_tokens <= self.num_checkpoint_tokens:
+            self.num_checkpoint_tokens = 0
         self.num_tokens = self.num_writable = num_tokens
         if self.positions is not PLAIN:
             self.positions = self.positions.truncated(num_tokens)
@@ -251,9 +265,10 @@ def _indices(sequence: CachedSequence, start: int, end: int | None) -> tuple[int
 
 
 def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int) -> RangeResult:
-    if sequence.state_slot != NULL_SLOT and last - first not in (0, sequence.num_tokens):
+    is_end = last == sequence.num_tokens
+    if sequence.state_slot != NULL_SLOT and first < last and not (is_end and sequence.has_state_of(first)):
         return CacheOutcome.RECURRENT_STATE, []
-    if last == sequence.num_tokens:
+    if is_end:
         if sequence.windows and not sequence.may_truncate(first, block_size):
             return CacheOutcome.BEHIND_WINDOW, []
         sequence.truncate(first)

@@ -38,6 +38,8 @@ class KVCacheSpec:
     """The most tokens for which a sequence reserves blocks at a time, for `num_blocks_for` with several groups."""
     num_slots: int = 0
     """State slots of a model with recurrent layers, the null slot 0 and snapshots among them (see `state_slots`)."""
+    num_checkpoints: int = 0
+    """How many of these are for checkpoints of sequences whose drafts are verified, see `StateSlots.checkpoint`."""
     num_snapshots: int = 0
     """The last slots, which keep states for the prefix cache (see `state_snapshots`)."""
 
@@ -107,7 +109,7 @@ class KVCacheSpec:
     @property
     def max_sequences(self) -> int:
         """Requests that can run at once in a model with recurrent layers."""
-        return self.num_slots - self.num_snapshots - NUM_RESERVED_SLOTS
+        return self.num_slots - self.num_snapshots - self.num_checkpoints - NUM_RESERVED_SLOTS
 
     @property
     def bytes_per_slot(self) -> int:

@@ -3,8 +3,9 @@
 A state tensor is [num_slots, …], and slot *s* of the cache is row *s* of all state tensors. A sequence has one slot
 from its first reservation until it ends. Blocks of keys can be shared and dropped one by one, because each token has
 its own; a state stands for all tokens of its sequence at once and is overwritten by each step. So it can be copied, but
-not shared, and a sequence can drop either none of its tokens or all. (vLLM: the state indices of `mamba_cache_params`;
-llama.cpp: `llama_memory_recurrent`.)
+not shared, and a sequence can drop its tokens only down to a number of which there is a copy: none, or those of its
+*checkpoint*, which is taken before drafts are verified. (vLLM: the state indices of `mamba_cache_params`; llama.cpp:
+`llama_memory_recurrent`.)
 
 A slot is not cleared: the operators count the state of a sequence as zero in the step that computes its first token
 (see `ops.catalog`), whatever the slot holds. No sequence has slot 0, the null slot: the padding of steps reads and
@@ -12,6 +13,11 @@ writes there.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aethermind.cache.sequence import CachedSequence
 
 __all__ = ["NULL_SLOT", "NUM_RESERVED_SLOTS", "StateSlots"]
 
@@ -31,8 +37,8 @@ class StateSlots:
     def __init__(self, end: int) -> None:
         self._free = list(range(end - 1, NULL_SLOT, -1))
         self.copies: list[tuple[int, int]] = []
-        """`(source, destination)` slots of forks and snapshots, to copy in order before the next run of a graph. Until
-        then no graph has written to a source, even if its sequence has ended since."""
+        """`(source, destination)` slots of forks, snapshots and checkpoints, to copy in order before the next run of a
+        graph. Until then no graph has written to a source, even if its sequence has ended since."""
 
     @property
     def num_free(self) -> int:
@@ -55,6 +61,16 @@ class StateSlots:
         if taken != NULL_SLOT:
             self.copies.append((slot, taken))
         return taken
+
+    def checkpoint(self, sequence: CachedSequence) -> bool:
+        """Copy the state of a sequence to a slot of its own, in place of its last checkpoint; False if none is free."""
+        if sequence.checkpoint == NULL_SLOT:
+            sequence.checkpoint = self.allocate()
+        if sequence.checkpoint == NULL_SLOT:
+            return False
+        sequence.num_checkpoint_tokens = sequence.num_tokens
+        self.copies.append((sequence.state_slot, sequence.checkpoint))
+        return True
 
     def free(self, slot: int) -> None:
         """Give a slot back; the null slot is none."""

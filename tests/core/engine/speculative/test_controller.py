@@ -21,13 +21,18 @@ class Machine:
     seconds: Callable[[int], float]
     chance: Callable[[int], float]
     search: float = 0.0
-    controller: SpeculationController = field(default_factory=lambda: SpeculationController(8))
+    controller: SpeculationController = field(init=False)
     num_sequences: int = 1
     noise: float = 0.0
+    replays: bool = False
     now: float = 0.0
     num_tokens: int = 0
     num_drafts: int = 0
+    num_replayed: int = 0
     random: Random = field(default_factory=lambda: Random(1))
+
+    def __post_init__(self) -> None:
+        self.controller = SpeculationController(8, replays=self.replays)
 
     def run(self, num_tokens: int) -> float:
         """How many times faster it was than without drafts."""
@@ -37,7 +42,16 @@ class Machine:
         return num_tokens / self.num_sequences * self.seconds(self.num_sequences) / (self.now - started)
 
     def _step(self) -> None:
-        if not self.controller.begin_step():
+        is_active = self.controller.begin_step()
+        if self.num_replayed:
+            seconds = self.seconds(self.num_sequences - 1 + self.num_replayed)
+            self.num_replayed = 0
+            self.now += seconds
+            self.num_tokens += self.num_sequences
+            if is_active:
+                self.controller.observe_replay(self.num_sequences, seconds)
+            return
+        if not is_active:
             self.now += self.seconds(self.num_sequences) * self.random.uniform(1 - self.noise, 1 + self.noise)
             self.num_tokens += self.num_sequences
             return
@@ -52,6 +66,8 @@ class Machine:
             num_yielded += accepted
             if count:
                 self.controller.observe_acceptance(candidate.request_id, count, accepted)
+            if self.replays and accepted < count:
+                self.num_replayed += accepted + 2
         self.now += seconds + self.search
         self.num_drafts += sum(chosen)
         self.num_tokens += num_yielded
@@ -73,11 +89,12 @@ def bound_by_arithmetic(tokens: int) -> float:
 @pytest.mark.parametrize("chance", [0.0, 0.05, 0.3, 0.6])
 @pytest.mark.parametrize("num_sequences", [1, 16])
 @pytest.mark.parametrize("num_tokens", [64, 1000])
+@pytest.mark.parametrize(("replays", "least"), [(False, 0.95), (True, 0.93)])
 def test_a_run_is_never_much_slower_than_without_drafts(
-    seconds: Callable[[int], float], chance: float, num_sequences: int, num_tokens: int
+    seconds: Callable[[int], float], chance: float, num_sequences: int, num_tokens: int, replays: bool, least: float
 ) -> None:
-    machine = Machine(seconds, lambda _: chance, num_sequences=num_sequences, noise=0.1)
-    assert machine.run(num_tokens * num_sequences) > 0.95
+    machine = Machine(seconds, lambda _: chance, num_sequences=num_sequences, noise=0.1, replays=replays)
+    assert machine.run(num_tokens * num_sequences) > least
 
 
 def test_a_slow_proposer_is_not_used() -> None:
@@ -113,6 +130,11 @@ def test_trials_that_lose_become_rare() -> None:
 @pytest.mark.parametrize(("chance", "least"), [(0.95, 3.5), (0.8, 2.3), (0.5, 1.3)])
 def test_right_drafts_pay_where_memory_bounds(chance: float, least: float) -> None:
     assert Machine(bound_by_memory, lambda _: chance, noise=0.1).run(400) > least
+
+
+@pytest.mark.parametrize(("chance", "least"), [(0.95, 3.0), (0.8, 1.7), (0.65, 1.05)])
+def test_right_drafts_pay_even_where_wrong_ones_take_a_step_more(chance: float, least: float) -> None:
+    assert Machine(bound_by_memory, lambda _: chance, noise=0.1, replays=True).run(400) > least
 
 
 def test_no_drafts_where_each_costs_a_token() -> None:

@@ -122,8 +122,8 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
 
 
 def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> KVCacheSpec:
-    """Add state slots for all requests that run at once, and two snapshots for each if prefixes are cached: one of its
-    own, and one that the prefix cache keeps.
+    """Add state slots for all requests that run at once, as many for checkpoints with speculative decoding, and two
+    snapshots for each if prefixes are cached: one of its own, and one that the prefix cache keeps.
 
     If a third of the device's memory holds fewer, half of the slots are for snapshots.
     """
@@ -134,7 +134,8 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs
     num_snapshots = min(2 * max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
-    num_seqs = min(max_num_seqs, max(1, num_affordable - num_snapshots))
+    with_checkpoint = 1 if config.speculative_method is None else 2
+    num_seqs = min(max_num_seqs, max(1, (num_affordable - num_snapshots) // with_checkpoint))
     if num_seqs < max_num_seqs:
         logger.warning(
             "The state of a sequence takes %s, and %s holds those of %s, so no more requests run at once, though "
@@ -144,17 +145,13 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
             num_seqs,
             max_num_seqs,
         )
-    return replace(spec, num_slots=num_seqs + NUM_RESERVED_SLOTS + num_snapshots, num_snapshots=num_snapshots)
+    num_slots = with_checkpoint * num_seqs + NUM_RESERVED_SLOTS + num_snapshots
+    num_checkpoints = num_slots - num_snapshots - NUM_RESERVED_SLOTS - num_seqs
+    return replace(spec, num_slots=num_slots, num_checkpoints=num_checkpoints, num_snapshots=num_snapshots)
 
 
 def _refuse_options_of_attention(config: EngineConfig) -> None:
     """Raise InvalidArgumentError for options that need keys and values of each token in all layers."""
-    if config.speculative_method is not None:
-        raise InvalidArgumentError(
-            "Speculative decoding drops the tokens of wrong drafts, and this model's recurrent layers keep one state "
-            "of all tokens, from which none can be dropped. Leave speculative_method out.",
-            param="speculative_method",
-        )
     if config.kv_store is not None:
         raise InvalidArgumentError(
             "A KV store shares the keys and values of prefixes, and this model's recurrent layers keep a state of "

@@ -185,7 +185,7 @@ class Scheduler:
         decodes, verifications = [], []
         for entry in decision.scheduled:
             request, count = entry.request, min(len(entry.request.draft_token_ids), max(num_left, 0))
-            if count and self._cache.reserve(request.request_id, 1 + count).outcome is CacheOutcome.OK:
+            if count and self._reserve_drafts(request.request_id, count):
                 verifications.append(ScheduledRequest(request, 1 + count, True))
                 num_left -= count
             else:
@@ -193,6 +193,11 @@ class Scheduler:
         decision.scheduled[:] = decodes + verifications
         decision.num_decodes, decision.num_extensions = len(decodes), len(verifications)
         decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
+
+    def _reserve_drafts(self, request_id: str, num_drafts: int) -> bool:
+        """Reserve slots for the drafts of a decode, and keep its recurrent state to return to if they are wrong."""
+        is_reserved = self._cache.reserve(request_id, 1 + num_drafts).outcome is CacheOutcome.OK
+        return is_reserved and self._cache.checkpoint(request_id) is CacheOutcome.OK
 
     def _schedule_extensions(
         self, decision: ScheduleDecision, budget: StepBudget, extended: list[Request]

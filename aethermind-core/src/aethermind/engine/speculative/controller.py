@@ -169,9 +169,14 @@ class Candidate(NamedTuple):
 class SpeculationController:
     """Chooses numbers of drafts and learns from the results. It has no clock: the caller passes seconds. Mutable."""
 
-    def __init__(self, max_drafts: int) -> None:
-        """`max_drafts` is the largest number of drafts of one request in a step."""
+    def __init__(self, max_drafts: int, *, replays: bool = False) -> None:
+        """`max_drafts` is the largest number of drafts of one request in a step.
+
+        `replays`: after a wrong draft the next step computes the tokens before it again, because a recurrent state is
+        that of all tokens.
+        """
         self._max_drafts = max_drafts
+        self._replays = replays
         self._plain_times = StepTimes()
         self._plain_seen: dict[int, int] = {}
         self._verify_times = StepTimes()
@@ -247,6 +252,12 @@ class SpeculationController:
                 gain_s = max(gain_s, -max_debt_steps * plain_s)
             self._credit(gain_s, num_sequences)
 
+    def observe_replay(self, num_sequences: int, seconds: float) -> None:
+        """Record a step that computed tokens before wrong drafts again, besides one new token for each sequence."""
+        plain_s = self._plain_times.known(num_sequences)
+        if plain_s is not None:
+            self._credit(plain_s - seconds, num_sequences)
+
     def observe_acceptance(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
         """Record how many of a request's drafts were accepted."""
         self._acceptance.observe(request_id, self._step, num_drafts, num_accepted)
@@ -269,11 +280,18 @@ class SpeculationController:
                 probability *= rate
         drafts.sort(key=lambda entry: -entry[0])
         num_tokens, num_best, best_rate = float(num_sequences), 0, _MIN_GAIN * num_sequences / plain_s
-        for num_drafts, (probability, _) in enumerate(drafts[:max_drafts], start=1):
+        whole: dict[int, float] = {}
+        for num_drafts, (probability, index) in enumerate(drafts[:max_drafts], start=1):
             num_tokens += probability
+            whole[index] = probability
             seconds = self._verify_times.estimate(num_sequences + num_drafts, (num_sequences, plain_s))
-            if seconds is not None and num_tokens / seconds > best_rate:
-                num_best, best_rate = num_drafts, num_tokens / seconds
+            if seconds is None:
+                continue
+            # A replay takes no longer than the verification, and yields a token for each sequence.
+            num_replays = 1 - math.prod(whole.values()) if self._replays else 0.0
+            rate = (num_tokens + num_replays * num_sequences) / (seconds * (1 + num_replays))
+            if rate > best_rate:
+                num_best, best_rate = num_drafts, rate
         chosen = [0] * len(candidates)
         for _, index in drafts[:num_best]:
             chosen[index] += 1

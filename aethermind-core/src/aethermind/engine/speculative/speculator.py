@@ -52,6 +52,8 @@ class Speculator:
         self._known: set[str] = set()
         self._has_first_drafts = False
         self._is_active = False
+        self._is_replaying = False
+        """Whether a request computes tokens again whose recurrent state was dropped with that of wrong drafts."""
         self._started_s = self._proposed_s = self._verifying_s = 0.0
 
     def propose(self, running: Sequence[Request], max_drafts: int, *, is_alone: bool) -> None:
@@ -92,6 +94,7 @@ class Speculator:
         if not self._is_active:
             return sampled
         now = self._clock()
+        is_replay, self._is_replaying = self._is_replaying, False
         kept, position = sampled[: decision.num_decodes], decision.num_decodes
         for request, _, needs_logits in decision.scheduled[position : position + decision.num_extensions]:
             num_drafts = request.num_computed_tokens - len(request.all_token_ids)
@@ -105,8 +108,10 @@ class Speculator:
                 self._record_acceptance(request, num_drafts, num_accepted)
             kept += tokens[: num_accepted + 1]
         kept += sampled[position:]
-        if len(sampled) == decision.num_batched_tokens:  # otherwise a grammar forced tokens, which have no row
+        if len(sampled) == decision.num_batched_tokens:  # otherwise tokens were forced or replayed, without a row
             self._observe_step_time(decision, len(kept), now)
+        elif is_replay and decision.phase == "decode" and not decision.preempted:
+            self._controller.observe_replay(len(decision.scheduled), now - self._proposed_s)
         self._clear_drafts()
         self._verifying_s = self._clock() - now
         return kept
@@ -131,6 +136,7 @@ class Speculator:
         if num_accepted < num_drafts:
             num_tokens = request.num_computed_tokens - (num_drafts - num_accepted)
             take_back(self._cache, request, num_tokens)
+            self._is_replaying = self._is_replaying or request.num_computed_tokens < num_tokens
         request.num_draft_tokens += num_drafts
         request.num_accepted_tokens += num_accepted
         self.num_draft_tokens += num_drafts
@@ -159,5 +165,5 @@ def open_speculator(
     """Create the speculator that the model was compiled with, for an engine with this cache; None if there is none."""
     if create_proposer is None:
         return None
-    controller = SpeculationController(compiled.config.num_speculative_tokens)
+    controller = SpeculationController(compiled.config.num_speculative_tokens, replays=cache.is_recurrent)
     return Speculator(create_proposer(compiled), controller, cache, compiled.model.config.vocab_size, clock)
