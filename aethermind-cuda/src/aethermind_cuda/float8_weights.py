@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from os import cpu_count
 from typing import TYPE_CHECKING, Any
 
 from aethermind.dispatch.kernel import Pack
 from aethermind.hal.dtype import DType
-from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.hal.memory import align_up
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.weight_format import FP8, QuantizedWeight, WeightFormat
 from aethermind_cuda.device_packing import pack_rows_on_device
 from aethermind_cuda.launch import DeviceArray, Launch
-from aethermind_cuda.quantized_weights import quantized_pack
+from aethermind_cuda.quantized_weights import pack_rows_on_host, quantized_pack
 
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
@@ -29,7 +26,6 @@ _ROWS_OF_SCALES = 16
 _VALUES_PER_THREAD = 16
 _MAX_THREADS = 512
 _WARP = 32
-_VALUES_AT_ONCE = 1 << 21
 
 Array = Any
 
@@ -102,7 +98,7 @@ def _quantize_on_device(backend: CudaBackend, source: Array, destination: Tensor
 
 
 def _pack_on_host(source: Array | QuantizedWeight, destination: int) -> None:
-    """Pack on all cores, some rows at a time; raises InvalidArgumentError as the format does."""
+    """Pack into host memory at an address; raises InvalidArgumentError as the format does."""
     import numpy as np
 
     rows, columns = source.shape
@@ -111,21 +107,14 @@ def _pack_on_host(source: Array | QuantizedWeight, destination: int) -> None:
     codes = memory[: layout.code_bytes].reshape(rows, layout.row_bytes)
     scales = memory[layout.code_bytes :][: layout.scale_bytes].view(np.float32)
     memory[layout.code_bytes + layout.scale_bytes :] = 0
-    num_rows = max(1, _VALUES_AT_ONCE // max(1, columns))
 
-    def pack_rows(begin: int) -> None:
-        end = min(begin + num_rows, rows)
-        if isinstance(source, QuantizedWeight):
-            part = source.rows(begin, end)
-        else:
-            part = FP8.quantize(source[begin:end])
-            drop_mapped_pages(source[begin:end])
+    def pack_rows(begin: int, part: QuantizedWeight) -> None:
+        end = begin + part.shape[0]
         codes[begin:end, :columns] = part.codes.view(np.uint8)
         codes[begin:end, columns:] = 0
         scales[begin:end] = part.scales[:, 0] if columns else 0
 
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        list(pool.map(pack_rows, range(0, rows, num_rows)))
+    pack_rows_on_host(FP8, source, pack_rows)
 
 
 def _nbytes(shape: tuple[int, ...], _: DType) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import cpu_count
@@ -13,7 +14,7 @@ from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import MXFP4, QuantizedWeight, WeightFormat
 from aethermind_cuda.device_packing import blocks_per_scale_vector, quantize_on_device
 
-__all__ = ["GROUP_CHUNKS", "QuantizedLayout", "quantized_pack"]
+__all__ = ["GROUP_CHUNKS", "QuantizedLayout", "pack_rows_on_host", "quantized_pack"]
 
 _TILE_OUTPUTS = 16
 GROUP_CHUNKS = 4
@@ -23,7 +24,7 @@ _THREADS = 4
 _PAIRS = 4
 _WHOLE_ROW = 31
 """log2 of a bound on the number of chunks."""
-_VALUES_AT_ONCE = 1 << 21
+_VALUES_PER_PART = 1 << 21
 
 Array = Any
 
@@ -111,29 +112,47 @@ def quantized_pack(format: WeightFormat) -> Pack:
     )
 
 
+def pack_rows_on_host(
+    format: WeightFormat,
+    source: Array | QuantizedWeight,
+    pack_rows: Callable[[int, QuantizedWeight], None],
+    *,
+    row_multiple: int = 1,
+) -> None:
+    """Call `pack_rows(first row, rows)` for the rows of a matrix [N, K] in a format, in parts and on all cores.
+
+    Floating-point rows are quantised, which raises InvalidArgumentError as the format does. The first row of each part
+    is a multiple of `row_multiple`.
+    """
+    num_rows, columns = source.shape
+    rows_per_part = max(1, _VALUES_PER_PART // max(1, columns * row_multiple)) * row_multiple
+
+    def pack(begin: int) -> None:
+        end = min(begin + rows_per_part, num_rows)
+        if isinstance(source, QuantizedWeight):
+            pack_rows(begin, source.rows(begin, end))
+            return
+        pack_rows(begin, format.quantize(source[begin:end]))
+        drop_mapped_pages(source[begin:end])
+
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        list(pool.map(pack, range(0, num_rows, rows_per_part)))
+
+
 def _pack_on_host(format: WeightFormat, source: Array | QuantizedWeight, destination: int) -> None:
-    """Pack on all cores, some tiles at a time; raises InvalidArgumentError as the format does."""
+    """Pack into host memory at an address; raises InvalidArgumentError as the format does."""
     layout = QuantizedLayout(format, _matrix(source.shape))
     codes, scales, terms = _parts(layout, destination)
-    rows, columns = layout.shape
-    tiles = max(1, _VALUES_AT_ONCE // max(1, columns * _TILE_OUTPUTS))
 
-    def pack_tiles(first: int) -> None:
-        last = min(first + tiles, layout.num_tiles)
-        begin, end = first * _TILE_OUTPUTS, min(last * _TILE_OUTPUTS, rows)
-        if isinstance(source, QuantizedWeight):
-            part = source.rows(begin, end)
-        else:
-            part = format.quantize(source[begin:end])
-            drop_mapped_pages(source[begin:end])
+    def pack_rows(begin: int, part: QuantizedWeight) -> None:
+        first, last = begin // _TILE_OUTPUTS, -(-(begin + part.shape[0]) // _TILE_OUTPUTS)
         codes[first:last] = _words(layout, part.codes, last - first)
         scales[first:last] = _by_tile(layout, part.scales, last - first)
         part_terms = part.zeros if part.zeros is not None else part.offsets
         if terms is not None and part_terms is not None:
             terms[first:last] = _by_tile(layout, part_terms, last - first)
 
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        list(pool.map(pack_tiles, range(0, layout.num_tiles, tiles)))
+    pack_rows_on_host(format, source, pack_rows, row_multiple=_TILE_OUTPUTS)
 
 
 def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array | None]:

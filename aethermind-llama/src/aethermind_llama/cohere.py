@@ -7,14 +7,14 @@ four layers; the others have no positions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from aethermind.checkpoint import AdaptedTensors, StoredTensors, interleaved_heads
 from aethermind.errors import ConfigError
 from aethermind.model import DecoderConfig, read_decoder_config
-from aethermind.model.blocks import DecoderVariant, VariantModel
+from aethermind.model.blocks import DecoderVariant
 from aethermind.model.known_fields import FieldTable, refused, used
+from aethermind_llama.interleaved_rope import InterleavedRopeModel
 
 __all__ = ["COHERE", "COHERE2"]
 
@@ -39,24 +39,13 @@ _COHERE2_FIELDS: FieldTable = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cohere(VariantModel):
-    """A Command R model."""
-
-    def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Put queries and keys in the order of half-split rotation."""
-        config = self.config
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        return AdaptedTensors(stored, interleaved_heads(stored.names, heads, config.head_dim))
-
-
 class CohereArchitecture:
     """`CohereForCausalLM`: Command R, Aya 23 and Aya Expanse 8B."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _COHERE_FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Cohere:
+    def create(self, raw: Mapping[str, Any]) -> InterleavedRopeModel:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         if raw.get("use_qk_norm"):
             raise ConfigError("use_qk_norm is true in config.json; this package computes no norms of single heads.")
@@ -69,7 +58,7 @@ class Cohere2Architecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _COHERE2_FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Cohere:
+    def create(self, raw: Mapping[str, Any]) -> InterleavedRopeModel:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         fields: dict[str, Any] = {"sliding_window": 4096, **raw}
         if fields.get("layer_types") is None:
@@ -90,7 +79,7 @@ def _config(raw: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config({**raw, **eps}, defaults=_DEFAULTS)
 
 
-def _model(raw: Mapping[str, Any], config: DecoderConfig) -> Cohere:
+def _model(raw: Mapping[str, Any], config: DecoderConfig) -> InterleavedRopeModel:
     factor = raw.get("logit_scale")
     factor = 0.0625 if factor is None else factor
     if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
@@ -103,7 +92,7 @@ def _model(raw: Mapping[str, Any], config: DecoderConfig) -> Cohere:
         has_output_bias=has_bias,
         logits_factor=float(factor),
     )
-    return Cohere(config, variant)
+    return InterleavedRopeModel(config, variant)
 
 
 COHERE = CohereArchitecture()

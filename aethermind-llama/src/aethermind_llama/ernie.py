@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from aethermind.checkpoint import AdaptedTensors, StoredTensors, interleaved_heads
 from aethermind.errors import ConfigError
 from aethermind.model import read_decoder_config
-from aethermind.model.blocks import VariantModel
 from aethermind.model.known_fields import FieldTable, refused
+from aethermind_llama.interleaved_rope import InterleavedRopeModel
 
 __all__ = ["ERNIE4_5"]
 
@@ -25,28 +23,17 @@ _DEFAULTS: Mapping[str, Any] = {
 _FIELDS: FieldTable = {**refused("biases are not computed; take another model", use_bias=False)}
 
 
-@dataclass(frozen=True, slots=True)
-class Ernie(VariantModel):
-    """An ERNIE 4.5 model."""
-
-    def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Put queries and keys in the order of half-split rotation."""
-        config = self.config
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        return AdaptedTensors(stored, interleaved_heads(stored.names, heads, config.head_dim))
-
-
 class ErnieArchitecture:
     """`Ernie4_5ForCausalLM`: ERNIE-4.5-0.3B."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _FIELDS
 
-    def create(self, raw: Mapping[str, Any]) -> Ernie:
+    def create(self, raw: Mapping[str, Any]) -> InterleavedRopeModel:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         if raw.get("use_bias"):
             raise ConfigError("use_bias is true in config.json; this package computes ERNIE 4.5 without biases.")
-        return Ernie(read_decoder_config(raw, defaults=_DEFAULTS))
+        return InterleavedRopeModel(read_decoder_config(raw, defaults=_DEFAULTS))
 
 
 ERNIE4_5 = ErnieArchitecture()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
@@ -30,9 +30,20 @@ if TYPE_CHECKING:
     from aethermind.server.observation.tracing import Tracing
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["create_app"]
+__all__ = ["AppOptions", "create_app"]
 
 _PROBES = ("/health", "/ready", "/version", "/metrics")
+
+
+class AppOptions(TypedDict, total=False):
+    """The options of `create_app` that do not depend on the address."""
+
+    tenants: Tenants | None
+    origins: Sequence[str]
+    log_prompts: bool
+    tracing: Tracing | None
+    strict_requests: bool
+    admin_key: str | None
 
 
 def create_app(

@@ -7,9 +7,9 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import uvicorn
 
@@ -18,7 +18,7 @@ from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.server.access import is_loopback
-from aethermind.server.app import create_app
+from aethermind.server.app import AppOptions, create_app
 from aethermind.server.http_protocol import bounded_protocol, limit_send_buffer
 from aethermind.server.served_model import ServedModel
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from aethermind.llm import LLM
-    from aethermind.server.access import Tenants
     from aethermind.server.admission import AdmissionController, Limits
-    from aethermind.server.observation.tracing import Tracing
     from aethermind.text.chat_templates import ChosenTemplate
 
 __all__ = ["bind", "fail_unfinished", "running", "serve"]
@@ -68,29 +66,16 @@ async def serve(
     listening: socket.socket,
     *,
     limits: Limits,
-    tenants: Tenants | None = None,
-    origins: Sequence[str] = (),
-    log_prompts: bool = False,
-    tracing: Tracing | None = None,
-    strict_requests: bool = False,
-    admin_key: str | None = None,
     chat_template: ChosenTemplate | None = None,
     on_ready: Callable[[], None] = lambda: None,
+    **options: Unpack[AppOptions],
 ) -> None:
     """Start the models' engines and serve them under their names until SIGINT or SIGTERM.
 
-    Requests in flight are finished first, unless a second signal comes. `strict_requests` refuses requests with unknown
-    fields, which are ignored otherwise. Raises the errors of loading a model.
+    Requests in flight are finished first, unless a second signal comes. `options` are those of `create_app`. Raises the
+    errors of loading a model.
     """
-    options: dict[str, Any] = {
-        "origins": origins,
-        "log_prompts": log_prompts,
-        "tracing": tracing,
-        "strict_requests": strict_requests,
-        "admin_key": admin_key,
-        "chat_template": chat_template,
-    }
-    async with running(models, listening, limits=limits, tenants=tenants, **options) as app:
+    async with running(models, listening, limits=limits, chat_template=chat_template, **options) as app:
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
@@ -103,13 +88,8 @@ async def running(
     listening: socket.socket,
     *,
     limits: Limits,
-    tenants: Tenants | None = None,
-    origins: Sequence[str] = (),
-    log_prompts: bool = False,
-    tracing: Tracing | None = None,
-    strict_requests: bool = False,
-    admin_key: str | None = None,
     chat_template: ChosenTemplate | None = None,
+    **options: Unpack[AppOptions],
 ) -> AsyncIterator[FastAPI]:
     """Serve the models while the context is open; yields the application."""
     async with AsyncExitStack() as stack:
@@ -117,17 +97,7 @@ async def running(
         if chat_template is not None:
             served = [model.with_chat_template(chat_template) for model in served]
         only_local = is_loopback(listening.getsockname()[0])
-        app = create_app(
-            served,
-            limits=limits,
-            tenants=tenants,
-            only_local=only_local,
-            origins=origins,
-            log_prompts=log_prompts,
-            tracing=tracing,
-            strict_requests=strict_requests,
-            admin_key=admin_key,
-        )
+        app = create_app(served, limits=limits, only_local=only_local, **options)
         limit_send_buffer(listening)
         config = uvicorn.Config(
             app,

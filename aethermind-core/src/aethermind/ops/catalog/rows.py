@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from aethermind.ops.catalog._index_checks import rows_of
 from aethermind.ops.catalog._sample_inputs import normal
@@ -19,18 +21,19 @@ def _embedding_reference(token_ids: Array, table: Array) -> Array:
     return table[token_ids]
 
 
-def _embedding_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, vocab_size, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
-        token_ids = rng.integers(0, vocab_size, num_tokens, dtype=np.int32)
-        yield Sample(f"T{num_tokens}_V{vocab_size}_D{hidden_size}", (token_ids, normal(rng, vocab_size, hidden_size)))
-    yield Sample("first_and_last_row", (np.array([0, 8, 0, 8], np.int32), normal(rng, 9, 5)))
+def _lookup_samples(rng: np.random.Generator, dtype: DTypeLike) -> Iterator[Sample]:
+    """Samples of rows of a table [V, D], whose indices have a dtype."""
+    for num_tokens, num_rows, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
+        indices = rng.integers(0, num_rows, num_tokens, dtype=dtype)
+        yield Sample(f"T{num_tokens}_V{num_rows}_D{hidden_size}", (indices, normal(rng, num_rows, hidden_size)))
+    yield Sample("first_and_last_row", (np.array([0, 8, 0, 8], dtype), normal(rng, 9, 5)))
 
 
 EMBEDDING = Operator(
     schema=OperatorSchema.parse("embedding(token_ids: i32[T], table: W[V, D]) -> (out: F[T, D])"),
     summary="Row token_ids[t] of the table, which is row-major unless another operator needs it packed.",
     reference=_embedding_reference,
-    samples=_embedding_samples,
+    samples=partial(_lookup_samples, dtype=np.int32),
     tolerances=EXACT,
     gathered=frozenset({"table"}),
     check=rows_of("table", "token_ids"),
@@ -42,19 +45,11 @@ def _position_embedding_reference(positions: Array, table: Array) -> Array:
     return table[positions]
 
 
-def _position_embedding_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, num_positions, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
-        positions = rng.integers(0, num_positions, num_tokens, dtype=np.int64)
-        label = f"T{num_tokens}_V{num_positions}_D{hidden_size}"
-        yield Sample(label, (positions, normal(rng, num_positions, hidden_size)))
-    yield Sample("first_and_last_row", (np.array([0, 8, 0, 8], np.int64), normal(rng, 9, 5)))
-
-
 POSITION_EMBEDDING = Operator(
     schema=OperatorSchema.parse("position_embedding(positions: i64[T], table: W[V, D]) -> (out: F[T, D])"),
     summary="Row positions[t] of the table, which is row-major and never packed.",
     reference=_position_embedding_reference,
-    samples=_position_embedding_samples,
+    samples=partial(_lookup_samples, dtype=np.int64),
     tolerances=EXACT,
     gathered=frozenset({"table"}),
     check=rows_of("table", "positions"),
