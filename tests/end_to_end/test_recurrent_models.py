@@ -15,9 +15,11 @@ from tests.core.engine.speculative.drafting import Scripted, speculate_with
 from tests.end_to_end.recurrent_model import OpenRecurrent, expected_logits, recurrent_models, weights_of
 
 from aethermind import Runtime, SamplingParams
+from aethermind.cache.serialization import read_blocks, write_blocks
 from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.cli.models import estimate_memory
 from aethermind.engine.engine import Engine
+from aethermind.engine.kv_memory.memory import MemoryContents
 from aethermind.engine.kv_reuse.sharing import kv_similarity
 from aethermind.engine.loading.kv_plan import MemoryNeeds
 from aethermind.engine.observation.engine_stats import EngineStats
@@ -29,7 +31,7 @@ from aethermind.engine.speculative.prompt_lookup import PromptLookup
 from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.text_passes.text_pass import text_logits
-from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.errors import AetherMindError, CacheContentError, InvalidArgumentError
 from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.hal.device import DeviceProperties
 from aethermind.hal.host_memory import HostDevices
@@ -104,7 +106,45 @@ def test_tokens_equal_those_of_each_prompt_alone(open_model: OpenRecurrent, kind
     assert ask(engine) == expected
     if kind == "hybrid" and "num_kv_blocks" in options:
         assert engine.num_preemptions > 0
-        assert engine.compiled.num_swap_blocks == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on", ["cpu", "sim"])
+def test_preempted_requests_are_swapped_with_their_states(open_model: OpenRecurrent, kind: str, on: str) -> None:
+    """Nothing is computed twice: a state that moved to host memory and back is that of the request alone."""
+    expected = alone(open_model(kind))
+    options = {"num_kv_blocks": 22, "block_size": 4, "swap_space": 0.01, "enable_prefix_caching": False}
+    engine = open_model(kind, device=on, max_num_batched_tokens=16, **options)
+    engine.costs.seconds_per_byte, engine.costs.seconds_per_token = 0.0, 1e6
+    num_computed = _count_calls(engine, lambda decision, *_: decision.num_batched_tokens)
+    assert ask(engine) == expected
+    assert engine.num_preemptions > 0
+    assert engine.swap_store is not None
+    assert engine.swap_store.num_moved_in > 0
+    if on == "cpu":
+        assert num_computed() == sum(len(prompt) + 12 - 1 for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_engine_resumes_a_saved_sequence(open_model: OpenRecurrent, kind: str) -> None:
+    first, second = (open_model(kind, block_size=4) for _ in range(2))
+    whole = alone(first)[1]
+    tokens = [*PROMPTS[1], *whole[:5]]
+    first.add_request("r", PROMPTS[1], GREEDY)
+    while "r" not in [each.request_id for each in first.running] or first.cache.num_tokens("r") < len(tokens):
+        first.step()
+    stored = first.cache.save("r", MemoryContents(first.runner.kv_memory, "same"), tokens).data
+    first.abort("r")
+    contents = MemoryContents(second.runner.kv_memory, "same")
+    without = write_blocks(replace(read_blocks(stored), states={}))
+    with pytest.raises(CacheContentError, match="other tensors"):
+        second.cache.load("s", without, contents, tokens)
+    assert second.cache.load("s", stored, contents, tokens).num_cached_tokens == len(tokens) == 28
+    second.cache.release("s", tokens)
+    num_computed = _count_calls(second, lambda decision, *_: decision.num_batched_tokens)
+    second.add_request("r", [*tokens, whole[5]], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    assert run(second)["r"] == [whole[6:]]
+    assert num_computed() == 6
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.cache.memories import Memory
 
-from aethermind.cache import BlockPool, CacheOutcome, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
+from aethermind.cache import BlockPool, CacheOutcome, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
 from aethermind.cache.layers import Hybrid, Paged, Recurrent, Shared, Window
 from aethermind.errors import InvalidArgumentError
 
@@ -12,24 +13,17 @@ STATE = Recurrent((("conv_state", (3, 8)), ("recurrent_state", (2, 4, 5))))
 PAGED = Paged(1, 8, 8)
 
 
-class NoMoves:
-    """A mover of blocks that must not move any."""
-
-    def move_out(self, *_: object) -> None:
-        raise AssertionError("a block was swapped out")
-
-    move_in = move_out
-
-
-def cache(num_slots: int = 4, num_blocks: int = 16) -> KVCache:
-    spec = KVCacheSpec((PAGED, STATE, Hybrid(PAGED, STATE)), "float32", 4, num_slots=num_slots)
+def cache(num_slots: int = 4, num_blocks: int = 16, num_host_slots: int = 0) -> KVCache:
+    spec = KVCacheSpec(
+        (PAGED, STATE, Hybrid(PAGED, STATE)), "float32", 4, num_slots=num_slots, num_host_slots=num_host_slots
+    )
     pool = BlockPool(num_blocks)
     return KVCache(
         spec,
         num_blocks,
         64,
         prefix_cache=HashedPrefixCache(pool, 4),
-        swap_store=HostSwapStore(NoMoves(), 16),
+        swap_store=HostSwapStore(Memory(num_blocks, 4, 16), 16),
         swap_threshold=0.0,
         pool=pool,
     )
@@ -123,8 +117,6 @@ def test_a_state_is_that_of_all_tokens() -> None:
         kv.keep("a", 4),
         kv.keep("a", 0, 4),
         kv.shift("a", 4, 3),
-        kv.swap_out("a"),
-        kv.save("a", None, [1] * 6).outcome,  # type: ignore[arg-type]
     )
     assert set(refused) == {CacheOutcome.RECURRENT_STATE}
     assert kv.truncate("a", 6) is kv.keep("a", 0) is kv.remove("a", 6) is CacheOutcome.OK
@@ -132,7 +124,6 @@ def test_a_state_is_that_of_all_tokens() -> None:
     assert kv.truncate_or_reset("a", 6) == 6
     assert kv.truncate_or_reset("a", 3) == 0
     assert (kv.num_tokens("a"), kv.state_slot("a"), kv.num_free_blocks) == (0, slot, 16)
-    assert kv.load("b", b"", None, []).outcome is CacheOutcome.RECURRENT_STATE  # type: ignore[arg-type]
 
 
 def test_a_sequence_returns_to_the_state_of_its_checkpoint() -> None:
@@ -160,15 +151,53 @@ def test_a_sequence_returns_to_the_state_of_its_checkpoint() -> None:
     assert kv.checkpoint("a") is CacheOutcome.UNKNOWN_SEQUENCE
 
 
-def test_a_parked_sequence_remains_in_device_memory() -> None:
-    kv = cache()
+def test_a_state_is_swapped_with_its_blocks() -> None:
+    kv = cache(num_host_slots=1)
+    for name in "ab":
+        kv.open(name)
+        grow(kv, name, 6)
+    slot = kv.state_slot("a")
+    assert kv.swap_out("a") is CacheOutcome.OK
+    assert kv.state_copies == [(slot, 4)]
+    assert kv.swap_out("b") is CacheOutcome.NO_FREE_BLOCKS, "the slot in host memory is taken"
+    assert kv.state("b") is CacheState.ACTIVE
+    for name in "cd":
+        kv.open(name)
+        grow(kv, name, 1)
+    assert kv.num_free_slots == 0
+    assert kv.swap_in("a") is CacheOutcome.NO_FREE_BLOCKS
+    kv.release("c")
+    assert kv.swap_in("a") is CacheOutcome.OK
+    assert kv.state_copies == [(slot, 4), (4, kv.state_slot("a"))]
+    assert kv.swap_out("b") is CacheOutcome.OK
+    assert kv.release("b") is CacheOutcome.OK
+    assert kv.swap_out("d") is CacheOutcome.OK, "the slot of a swapped sequence is freed with it"
+
+
+@pytest.mark.parametrize("num_host_slots", [0, 1])
+def test_a_parked_sequence_makes_way_if_its_state_can_be_swapped(num_host_slots: int) -> None:
+    kv = cache(num_host_slots=num_host_slots)
     kv.open("a")
     grow(kv, "a", 6)
     kv.park("a")
+    assert kv.state("a") is (CacheState.SWAPPED if num_host_slots else CacheState.STANDBY)
     kv.open("b")
     grow(kv, "b", 40)
     assert kv.resume("a") is CacheOutcome.OK
     assert kv.num_tokens("a") == 6
+
+
+def test_a_slot_is_taken_from_a_parked_sequence() -> None:
+    kv = cache(num_slots=2, num_host_slots=1)
+    kv.open("a")
+    grow(kv, "a", 1)
+    kv.pin("a")
+    kv.park("a")
+    kv.open("b")
+    assert kv.reserve("b", 1).outcome is CacheOutcome.NO_FREE_BLOCKS, "a pinned one keeps its slot"
+    kv.pin("a", False)
+    grow(kv, "b", 1)
+    assert (kv.state("a"), kv.state_slot("b")) == (CacheState.SWAPPED, 1)
 
 
 def test_no_prefix_is_reused() -> None:

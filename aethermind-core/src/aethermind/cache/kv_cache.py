@@ -29,6 +29,7 @@ from aethermind.cache.sequence import (
     drop_tokens,
     is_legal,
     keep_tokens,
+    restart_tokens,
     shift_tokens,
     truncate_tokens,
 )
@@ -110,11 +111,15 @@ class KVCache:
         self._allocator = BlockAllocator(
             BlockPool(num_blocks) if pool is None else pool, NoPrefixCache() if prefix_cache is None else prefix_cache
         )
-        self._swapper = SequenceSwapper(
-            self._allocator, self._block_size, NoSwapStore() if swap_store is None else swap_store, swap_threshold
-        )
         self._sequences: dict[str, CachedSequence] = {}
-        self._slots = StateSlots(self.spec.num_slots - self.spec.num_snapshots) if self.spec.is_recurrent else None
+        self._slots = StateSlots.of(self.spec) if self.spec.is_recurrent else None
+        self._swapper = SequenceSwapper(
+            self._allocator,
+            self._block_size,
+            NoSwapStore() if swap_store is None else swap_store,
+            swap_threshold,
+            self._slots,
+        )
         self._snapshots: StateSnapshots | None = None
         if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
             self._snapshots = StateSnapshots(self.spec, self._slots, prefix_cache)
@@ -275,8 +280,9 @@ class KVCache:
         tables = self._match_tables(token_ids, extra_key)
         state_slot = NULL_SLOT
         if self._snapshots is not None and tables[0]:
-            state_slot = self._snapshots.restore(tables[0][-1])
-            if state_slot == NULL_SLOT:  # none is free, and the first reservation will have none either
+            if self._swapper.has_free_slot():
+                state_slot = self._snapshots.restore(tables[0][-1])
+            else:  # the first reservation will have none either
                 tables = ((),) * self.num_groups
         blocks, *window_blocks = tables
         num_cached_tokens = len(blocks) * self._block_size
@@ -305,7 +311,7 @@ class KVCache:
         if end > self.max_model_len:
             return ReserveResult(CacheOutcome.TOO_LONG)
         needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT
-        if needs_slot and not self.num_free_slots:
+        if needs_slot and not self._swapper.has_free_slot():
             return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
         reserve = grow_groups if self._windows else grow
         result = reserve(sequence, end, self._swapper, self._block_size, self.max_model_len)
@@ -372,9 +378,6 @@ class KVCache:
         if sequence.state is not CacheState.SWAPPED:
             self._offer(sequence, token_ids)
         self._allocator.trim(sequence, 0)
-        if self._slots is not None:
-            self._slots.free(sequence.state_slot)
-            self._slots.free(sequence.checkpoint)
         if self._snapshots is not None:
             self._snapshots.drop(sequence)
         self._swapper.forget(seq_id, sequence)
@@ -407,15 +410,15 @@ class KVCache:
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
     def truncate_or_reset(self, seq_id: str, num_tokens: int) -> int:
-        """Truncate a sequence to `num_tokens`, or to fewer if the recurrent state is that of more tokens: to its
-        `checkpoint`, or to 0, as where windows freed what the next token sees. Returns to how many.
+        """Truncate a sequence to `num_tokens`, or to fewer if the recurrent state is that of more tokens (`restart`), or
+        to 0 if windows freed what the next token sees. Returns to how many.
 
         The caller computes the tokens from that index on again.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is not None and not sequence.has_state_of(num_tokens):
-            num_tokens = min(num_tokens, sequence.num_checkpoint_tokens)
-        if self.truncate(seq_id, num_tokens) in (CacheOutcome.BEHIND_WINDOW, CacheOutcome.RECURRENT_STATE):
+            return self.restart(seq_id, num_tokens)
+        if self.truncate(seq_id, num_tokens) is CacheOutcome.BEHIND_WINDOW:
             num_tokens = 0
             self.truncate(seq_id, 0)
         return num_tokens
@@ -430,6 +433,24 @@ class KVCache:
             return CacheOutcome.UNKNOWN_SEQUENCE
         is_kept = sequence.state_slot == NULL_SLOT or self._slots is None or self._slots.checkpoint(sequence)
         return CacheOutcome.OK if is_kept else CacheOutcome.NO_FREE_BLOCKS
+
+    def restart(self, seq_id: str, num_tokens: int | None = None) -> int:
+        """Truncate a sequence to the last copy of its recurrent state, a checkpoint or snapshot, among its first
+        `num_tokens` tokens (None: all), or to 0 without one; returns the tokens that are left.
+
+        It gets the state of the copy: see `state_copies`. For a step that failed: it may have advanced the state.
+        """
+        sequence = self._sequences[seq_id]
+        limit = sequence.num_tokens if num_tokens is None else num_tokens
+        num_left, copy = (0, NULL_SLOT) if self._snapshots is None else self._snapshots.last_of(sequence, limit)
+        if num_left < sequence.num_checkpoint_tokens <= limit:
+            num_left, copy = sequence.num_checkpoint_tokens, sequence.checkpoint
+        if not sequence.sees_all(num_left, self._block_size):
+            num_left = 0
+        self._change(seq_id, lambda sequence: restart_tokens(sequence, num_left, self._block_size))
+        if num_left and copy != sequence.state_slot:
+            self.state_copies.append((copy, sequence.state_slot))
+        return num_left
 
     def remove(self, seq_id: str, start: int = 0, end: int | None = None) -> CacheOutcome:
         """Drop the tokens at positions from `start` up to `end` (None: to the last), and every reservation.
@@ -490,9 +511,7 @@ class KVCache:
         return self._with(seq_id, lambda sequence: self._swapper.pin(sequence, is_pinned))
 
     def swap_out(self, seq_id: str) -> CacheOutcome:
-        """Move a sequence's committed tokens to the swap store and release its blocks; `RECURRENT_STATE` for one that
-        has a state.
-        """
+        """Move a sequence's committed tokens to the swap store, with its recurrent state, and release its blocks."""
         return self._with(seq_id, lambda sequence: self._swapper.swap_out(seq_id, sequence))
 
     def swap_in(self, seq_id: str) -> CacheOutcome:
@@ -516,10 +535,9 @@ class KVCache:
             return SaveResult(CacheOutcome.UNKNOWN_SEQUENCE)
         if sequence.state is CacheState.SWAPPED:
             return SaveResult(CacheOutcome.ILLEGAL_STATE)
-        if sequence.state_slot != NULL_SLOT:
-            return SaveResult(CacheOutcome.RECURRENT_STATE)
         num_blocks = self.spec.table_width(sequence.num_tokens)
-        return SaveResult(CacheOutcome.OK, pack_sequence(sequence, num_blocks, contents, token_ids))
+        data = pack_sequence(sequence, num_blocks, contents, token_ids, self.state_copies)
+        return SaveResult(CacheOutcome.OK, data)
 
     def load(self, seq_id: str, data: bytes, contents: BlockContents, token_ids: Sequence[int]) -> OpenResult:
         """Start a sequence from the bytes of `save`, with all of its tokens committed.
@@ -528,21 +546,29 @@ class KVCache:
         """
         if seq_id in self._sequences:
             return OpenResult(CacheOutcome.ALREADY_OPEN)
-        if self._slots is not None:
-            return OpenResult(CacheOutcome.RECURRENT_STATE)
-        sequence, tensors = unpack_sequence(data, contents, token_ids, self._block_size, self._windows)
+        sequence, stored = unpack_sequence(data, contents, token_ids, self._block_size, self._windows)
         if sequence.num_tokens > self.max_model_len:
             return OpenResult(CacheOutcome.TOO_LONG)
+        has_state = self._slots is not None and sequence.num_tokens > 0
+        if has_state and not self._swapper.has_free_slot():
+            return OpenResult(CacheOutcome.NO_FREE_BLOCKS)
         num_blocks = self.spec.table_width(sequence.num_tokens)
         blocks = self._swapper.allocate(sequence.num_held(num_blocks))
         if blocks is None:
             return OpenResult(CacheOutcome.NO_FREE_BLOCKS)
+        if has_state and self._slots is not None:
+            sequence.state_slot = self._slots.allocate()
         try:
-            contents.write(tensors, blocks)
+            contents.write(stored.tensors, blocks)
+            if has_state:
+                contents.write_states(stored.states, sequence.state_slot, self.state_copies)
         except BaseException:
             self._allocator.release(blocks)
+            self._swapper.forget(seq_id, sequence)
             raise
         sequence.attach(blocks, num_blocks)
+        if self._snapshots is not None and has_state and sequence.num_tokens % self._block_size == 0:
+            self._snapshots.take(sequence)
         self._sequences[seq_id] = sequence
         self.has_moved = self.has_moved or sequence.positions is not PLAIN
         return OpenResult(CacheOutcome.OK, sequence.num_tokens)

@@ -15,7 +15,7 @@ class CacheOutcome(Enum):
 
     OK = "ok"
     NO_FREE_BLOCKS = "no free blocks"
-    """Too few blocks, or state slots, are free now; more are when other sequences end."""
+    """Too few blocks, or state slots, are free now, on the device or in the swap store; more are when others end."""
     TOO_LONG = "too long"
     """The sequence would exceed `max_model_len`."""
     UNKNOWN_SEQUENCE = "unknown sequence"
@@ -33,9 +33,8 @@ class CacheOutcome(Enum):
     """Tokens in the middle cannot be dropped or moved where layers with a sliding window free blocks: in which block a
     token is, and what its window sees, follow from its index."""
     RECURRENT_STATE = "the sequence has a recurrent state"
-    """The state stands for all tokens of the sequence and is in device memory only: it cannot be that of fewer tokens
-    than it has, unless it is that of a checkpoint (truncate the sequence to 0 and compute it again, see
-    `KVCache.truncate_or_reset`), and is not swapped out or saved."""
+    """The state stands for all tokens of the sequence and cannot become that of fewer, unless there is a copy: compute
+    the sequence again from one, see `KVCache.truncate_or_reset`."""
 
     LATENT_KEYS = "the model caches latent vectors"
     """Positions cannot be shifted with multi-head latent attention: a cached row is not a key alone."""

@@ -36,6 +36,7 @@ __all__ = [
     "drop_tokens",
     "is_legal",
     "keep_tokens",
+    "restart_tokens",
     "shift_tokens",
     "truncate_tokens",
 ]
@@ -173,8 +174,10 @@ class CachedSequence:
         """Whether no window hides keys that a token at index `num_tokens` sees, and the recurrent state, if there is
         one, is that of so many tokens.
         """
-        if not self.has_state_of(num_tokens):
-            return False
+        return self.has_state_of(num_tokens) and self.sees_all(num_tokens, block_size)
+
+    def sees_all(self, num_tokens: int, block_size: int) -> bool:
+        """Whether no window hides keys that a token at index `num_tokens` sees."""
         return num_tokens == 0 or all(
             num_freed <= num_hidden_blocks(num_tokens, window, block_size)
             for window, num_freed in zip(self.windows, self.num_freed, strict=True)
@@ -212,6 +215,11 @@ def truncate_tokens(sequence: CachedSequence, num_tokens: int, block_size: int) 
     """Drop all but the first `num_tokens` tokens, of which the sequence must have as many."""
     assert 0 <= num_tokens <= sequence.num_tokens, f"cannot truncate {sequence.num_tokens} tokens to {num_tokens}"
     return _drop_range(sequence, num_tokens, sequence.num_tokens, block_size)
+
+
+def restart_tokens(sequence: CachedSequence, num_tokens: int, block_size: int) -> RangeResult:
+    """Drop all but the first `num_tokens` tokens, after which the caller replaces the recurrent state by theirs."""
+    return _drop_end(sequence, num_tokens, block_size)
 
 
 def drop_tokens(sequence: CachedSequence, start: int, end: int | None, block_size: int) -> RangeResult:
@@ -269,24 +277,31 @@ def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int
     if sequence.state_slot != NULL_SLOT and first < last and not (is_end and sequence.has_state_of(first)):
         return CacheOutcome.RECURRENT_STATE, []
     if is_end:
-        if sequence.windows and not sequence.may_truncate(first, block_size):
-            return CacheOutcome.BEHIND_WINDOW, []
-        sequence.truncate(first)
-        begin, end = -(-first // block_size), len(sequence.block_table)
-    elif first == last:
+        return _drop_end(sequence, first, block_size)
+    if first == last:
         return CacheOutcome.OK, []
-    elif sequence.windows:
+    if sequence.windows:
         return CacheOutcome.WINDOWS_FREED, []
-    elif first % block_size or last % block_size:
+    if first % block_size or last % block_size:
         return CacheOutcome.PARTIAL_BLOCK, []
-    else:
-        sequence.set_positions(first, sequence.positions.without(first, last))
-        sequence.num_tokens -= last - first
-        begin, end = first // block_size, last // block_size
+    sequence.set_positions(first, sequence.positions.without(first, last))
+    sequence.num_tokens -= last - first
+    return CacheOutcome.OK, _drop_entries(sequence, first // block_size, last // block_size)
+
+
+def _drop_end(sequence: CachedSequence, first: int, block_size: int) -> RangeResult:
+    if not sequence.sees_all(first, block_size):
+        return CacheOutcome.BEHIND_WINDOW, []
+    sequence.truncate(first)
+    return CacheOutcome.OK, _drop_entries(sequence, -(-first // block_size), len(sequence.block_table))
+
+
+def _drop_entries(sequence: CachedSequence, begin: int, end: int) -> list[int]:
+    """Delete entries of all block tables; returns the blocks that were there."""
     dropped = []
     for table in sequence.tables:
         dropped += live(table[begin:end])
         del table[begin:end]
     if begin == 0:
         sequence.num_freed = [0] * len(sequence.windows)
-    return CacheOutcome.OK, dropped
+    return dropped

@@ -2,7 +2,7 @@
 
 Once sequences hold more than a threshold of the blocks, parked ones (Standby) are swapped out, the least recently used
 first. Running sequences (Active), pinned ones (Protected) and blocks that a prefix cache keeps (Warm) are never swapped
-out.
+out. With its blocks moves the recurrent state of a sequence, if it has one (see `state_slots`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.sequence import CachedSequence, CacheState, is_legal
-from aethermind.cache.state_slots import NULL_SLOT
+from aethermind.cache.state_slots import NULL_SLOT, StateSlots
 from aethermind.cache.swap_store import SwapStore
 
 __all__ = ["SequenceSwapper"]
@@ -22,14 +22,19 @@ __all__ = ["SequenceSwapper"]
 class SequenceSwapper:
     """Parks, pins and swaps sequences: moves them between Active, Standby and Swapped."""
 
-    __slots__ = ("_allocator", "_block_size", "_parked", "_store", "_threshold")
+    __slots__ = ("_allocator", "_block_size", "_parked", "_slots", "_store", "_threshold")
 
-    def __init__(self, allocator: BlockAllocator, block_size: int, store: SwapStore, threshold: float) -> None:
-        """`threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out."""
+    def __init__(
+        self, allocator: BlockAllocator, block_size: int, store: SwapStore, threshold: float, slots: StateSlots | None
+    ) -> None:
+        """`threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out; `slots`
+        are those of recurrent states.
+        """
         self._allocator = allocator
         self._block_size = block_size
         self._store = store
         self._threshold = threshold
+        self._slots = slots
         self._parked: OrderedDict[str, CachedSequence] = OrderedDict()
 
     @property
@@ -85,16 +90,22 @@ class SequenceSwapper:
         if sequence.state is CacheState.SWAPPED:
             self._store.drop(seq_id)
         self._parked.pop(seq_id, None)
+        if self._slots is not None:
+            self._slots.free(sequence.state_slot)
+            self._slots.drop_checkpoint(sequence)
 
     def swap_out(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
         """Move a sequence to the store, drop its reservations and release its blocks."""
         if not _can_become(sequence, CacheState.SWAPPED):
             return CacheOutcome.ILLEGAL_STATE
-        if sequence.state_slot != NULL_SLOT:
-            return CacheOutcome.RECURRENT_STATE
+        if sequence.state_slot != NULL_SLOT and not self._num_free_slots_on_host:
+            return CacheOutcome.NO_FREE_BLOCKS
         self._allocator.release_hidden(sequence, self._block_size)
         if not self._store.save(seq_id, sequence.held_blocks(self._num_blocks(sequence))):
             return CacheOutcome.NO_FREE_BLOCKS
+        if self._slots is not None and sequence.state_slot != NULL_SLOT:
+            self._slots.drop_checkpoint(sequence)
+            sequence.state_slot = self._slots.swap_out(sequence.state_slot)
         self._allocator.trim(sequence, 0)
         sequence.num_writable = sequence.num_tokens
         sequence.state = CacheState.SWAPPED
@@ -105,11 +116,15 @@ class SequenceSwapper:
         """Move a sequence from the store to blocks of its own, and make it Active."""
         if sequence.state is not CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
+        if sequence.state_slot != NULL_SLOT and not self.has_free_slot():
+            return CacheOutcome.NO_FREE_BLOCKS
         num_blocks = self._num_blocks(sequence)
         blocks = self.allocate(sequence.num_held(num_blocks))
         if blocks is None:
             return CacheOutcome.NO_FREE_BLOCKS
         self._store.load(seq_id, blocks)
+        if self._slots is not None and sequence.state_slot != NULL_SLOT:
+            sequence.state_slot = self._slots.swap_in(sequence.state_slot)
         sequence.attach(blocks, num_blocks)
         sequence.state = CacheState.ACTIVE
         return CacheOutcome.OK
@@ -128,6 +143,13 @@ class SequenceSwapper:
         for block in blocks:
             if self.pool.num_users(block) == 1:
                 self._allocator.prefix_cache.forget(block)
+
+    def has_free_slot(self) -> bool:
+        """Whether a state slot is free, after swapping out the least recently used parked sequence if needed."""
+        if self._slots is None or self._slots.num_free:
+            return self._slots is not None
+        parked = [(seq_id, each) for seq_id, each in self._parked.items() if each.state_slot != NULL_SLOT]
+        return any(self.swap_out(seq_id, sequence) is CacheOutcome.OK for seq_id, sequence in parked)
 
     def swap_out_parked(self, num_blocks: int) -> None:
         """Swap parked sequences out until the threshold holds with `num_blocks` more blocks in use, or none is left.
@@ -150,9 +172,7 @@ class SequenceSwapper:
         blocks that frees.
         """
         swappable = {
-            seq_id: parked
-            for seq_id, parked in self._parked.items()
-            if parked.state_slot == NULL_SLOT and _can_become(parked, CacheState.SWAPPED)
+            seq_id: parked for seq_id, parked in self._parked.items() if _can_become(parked, CacheState.SWAPPED)
         }
         held = {seq_id: sequence.held_blocks() for seq_id, sequence in swappable.items()}
         holders = Counter(block for blocks in held.values() for block in blocks)
@@ -160,12 +180,15 @@ class SequenceSwapper:
             block: count for block, count in holders.items() if count == self._allocator.pool.num_users(block)
         }
         num_free_in_store, num_freed = self._store.num_blocks - self._store.num_used_blocks, 0
+        num_free_slots = self._num_free_slots_on_host
         victims: dict[str, CachedSequence] = {}
         for seq_id, sequence in swappable.items():
             blocks = [block for block in held[seq_id] if block in num_users_left]
-            if not blocks or len(held[seq_id]) > num_free_in_store:
+            num_slots = int(sequence.state_slot != NULL_SLOT)
+            if not blocks or len(held[seq_id]) > num_free_in_store or num_slots > num_free_slots:
                 continue
             victims[seq_id] = sequence
+            num_free_slots -= num_slots
             num_free_in_store -= len(held[seq_id])
             for block in blocks:
                 num_users_left[block] -= 1
@@ -178,6 +201,10 @@ class SequenceSwapper:
         """Release the reserved blocks after the one that holds the last token."""
         self._allocator.trim(sequence, self._num_blocks(sequence))
         sequence.num_writable = sequence.num_tokens
+
+    @property
+    def _num_free_slots_on_host(self) -> int:
+        return 0 if self._slots is None else self._slots.num_free_on_host
 
     def _num_blocks(self, sequence: CachedSequence) -> int:
         return -(-sequence.num_tokens // self._block_size)

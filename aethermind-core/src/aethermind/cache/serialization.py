@@ -11,7 +11,8 @@ of its readers can open it; none of it is ever executed. The header's `__metadat
 
 A saved sequence adds the positions of its tokens as runs, num_original (how many leading tokens were computed before
 any token was dropped or moved: only these may be published for prefix reuse), extra_key, and num_freed (how many
-leading blocks each sliding window has freed).
+leading blocks each sliding window has freed). The tensors of its recurrent state are [1, …], after those of blocks;
+their names begin with `state/`.
 
 Source of the format: https://github.com/huggingface/safetensors#format
 """
@@ -28,6 +29,7 @@ from typing import Any, NoReturn, Protocol
 
 from aethermind.cache.positions import PositionRun, TokenPositions
 from aethermind.cache.sequence import CachedSequence
+from aethermind.cache.state_slots import NULL_SLOT
 from aethermind.errors import CacheContentError, InvalidArgumentError
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
 _FORMAT = "aethermind-kv-blocks/1"
 _FIELDS = ("format", "fingerprint", "token_hash", "num_tokens", "checksum")
 _METADATA = "__metadata__"
+_STATE = "state/"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64  # values begin at multiples of it where the bytes do
 _DTYPES = {
@@ -76,7 +79,7 @@ class BlockTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """The content of blocks with its metadata.
+    """The content of blocks, or a recurrent state, with its metadata.
 
     Attributes:
         fingerprint: all that the values depend on besides tokens: model, adapter, quantisation, tenant.
@@ -84,6 +87,7 @@ class StoredBlocks:
         num_tokens: positions filled, from the first on; the rest of the last block is undefined.
         tensors: every tensor's rows, by the tensor's name, in one order of blocks.
         notes: further entries of the writer's own.
+        states: the recurrent state after the tokens, by tensor, each of shape [1, …].
     """
 
     fingerprint: str
@@ -91,6 +95,7 @@ class StoredBlocks:
     num_tokens: int
     tensors: Mapping[str, BlockTensor]
     notes: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, BlockTensor] = field(default_factory=dict)
 
     @property
     def num_blocks(self) -> int:
@@ -108,8 +113,10 @@ def write_blocks(blocks: StoredBlocks) -> bytes:
         raise InvalidArgumentError(f"Nothing stored can be called {taken[0]!r}: the format uses that name itself.")
     entries: dict[str, Any] = {}
     position = 0
-    for name, tensor in blocks.tensors.items():
-        short, size = _checked(name, tensor, blocks.num_blocks)
+    of_states = {_STATE + name: tensor for name, tensor in blocks.states.items()}
+    tensors = {**blocks.tensors, **of_states}
+    for name, tensor in tensors.items():
+        short, size = _checked(name, tensor, 1 if name in of_states else blocks.num_blocks)
         end = position + size
         entries[name] = {"dtype": short, "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
@@ -122,7 +129,7 @@ def write_blocks(blocks: StoredBlocks) -> bytes:
         "checksum": "",
     }
     header = {_METADATA: metadata, **entries}
-    content = [memoryview(tensor.data).cast("B") for tensor in blocks.tensors.values() if len(tensor.data)]
+    content = [memoryview(tensor.data).cast("B") for tensor in tensors.values() if len(tensor.data)]
     metadata["checksum"] = _checksum(header, content)
     text = _dump(header)
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
@@ -154,7 +161,8 @@ def read_blocks(data: bytes | bytearray | memoryview, fingerprint: str | None = 
     del header[_METADATA]
     try:
         tensors = {name: _tensor(entry, values) for name, entry in header.items()}
-        return StoredBlocks(written_by, token_hash, int(num_tokens), tensors, metadata)
+        states = {name.removeprefix(_STATE): tensors.pop(name) for name in header if name.startswith(_STATE)}
+        return StoredBlocks(written_by, token_hash, int(num_tokens), tensors, metadata, states)
     except (KeyError, TypeError, ValueError) as error:
         _fail(f"have a header that does not describe them ({type(error).__name__}: {error})")
 
@@ -217,7 +225,7 @@ def _fail(problem: str) -> NoReturn:
 
 
 class BlockContents(Protocol):
-    """Copies the content of device blocks, of all layers, to host memory and back."""
+    """Copies the content of device blocks and state slots, of all layers, to host memory and back."""
 
     @property
     def fingerprint(self) -> str:
@@ -232,6 +240,17 @@ class BlockContents(Protocol):
         """Write `tensors` to `blocks`; CacheContentError, and no write, if shapes or dtypes are not the cache's."""
         ...
 
+    def read_states(self, slot: int, copies: list[tuple[int, int]]) -> Mapping[str, BlockTensor]:
+        """Return the recurrent state in a slot, each tensor [1, …], after the pending `copies` of states.
+
+        The list is cleared. Called for models with recurrent layers only.
+        """
+        ...
+
+    def write_states(self, tensors: Mapping[str, BlockTensor], slot: int, copies: list[tuple[int, int]]) -> None:
+        """Write a recurrent state to a slot, like `read_states`; CacheContentError as of `write`."""
+        ...
+
 
 def hash_tokens(token_ids: Sequence[int]) -> str:
     """Return a hash of the tokens in their order, as 32 hexadecimal digits."""
@@ -239,10 +258,14 @@ def hash_tokens(token_ids: Sequence[int]) -> str:
 
 
 def pack_sequence(
-    sequence: CachedSequence, num_blocks: int, contents: BlockContents, token_ids: Sequence[int]
+    sequence: CachedSequence,
+    num_blocks: int,
+    contents: BlockContents,
+    token_ids: Sequence[int],
+    copies: list[tuple[int, int]],
 ) -> bytes:
     """Serialise the first `num_blocks` entries of the tables of a sequence in device memory, whose tokens are
-    `token_ids`.
+    `token_ids`, and its recurrent state, after the pending `copies` of states.
     """
     notes = {
         "positions": json.dumps(sequence.positions.runs),
@@ -253,7 +276,8 @@ def pack_sequence(
         notes["num_freed"] = json.dumps(sequence.num_freed)
     token_hash = hash_tokens(token_ids[: sequence.num_tokens])
     tensors = contents.read(sequence.held_blocks(num_blocks))
-    return write_blocks(StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, notes))
+    states = {} if sequence.state_slot == NULL_SLOT else contents.read_states(sequence.state_slot, copies)
+    return write_blocks(StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, notes, states))
 
 
 def unpack_sequence(
@@ -262,8 +286,8 @@ def unpack_sequence(
     token_ids: Sequence[int],
     block_size: int,
     windows: tuple[int, ...] = (),
-) -> tuple[CachedSequence, Mapping[str, BlockTensor]]:
-    """Return a sequence without blocks, and the content that its blocks need; `windows` are those of its groups.
+) -> tuple[CachedSequence, StoredBlocks]:
+    """Return a sequence without blocks, and the content that it needs; `windows` are those of its groups.
 
     Raises CacheContentError for damaged data, data of another model or of other groups of layers, and data of other
     tokens than `token_ids`.
@@ -288,4 +312,4 @@ def unpack_sequence(
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CacheContentError(f"Stored keys and values are not those of a saved sequence ({error}).") from error
-    return sequence, stored.tensors
+    return sequence, stored

@@ -42,6 +42,8 @@ class KVCacheSpec:
     """How many of these are for checkpoints of sequences whose drafts are verified, see `StateSlots.checkpoint`."""
     num_snapshots: int = 0
     """The last slots, which keep states for the prefix cache (see `state_snapshots`)."""
+    num_host_slots: int = 0
+    """State slots in host memory, numbered behind those of the device, for the states of swapped sequences."""
 
     def __post_init__(self) -> None:
         if not self.layers or self.block_size < 1:

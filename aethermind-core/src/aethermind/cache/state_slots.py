@@ -10,14 +10,18 @@ not shared, and a sequence can drop its tokens only down to a number of which th
 A slot is not cleared: the operators count the state of a sequence as zero in the step that computes its first token
 (see `ops.catalog`), whatever the slot holds. No sequence has slot 0, the null slot: the padding of steps reads and
 writes there.
+
+Swapped sequences have slots in host memory, which are numbered behind those of the device. Forks, snapshots and swaps
+are copies in one list: they are carried out in order before a graph runs next, so a slot can be reused at once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from aethermind.cache.sequence import CachedSequence
+    from aethermind.cache.spec import KVCacheSpec
 
 __all__ = ["NULL_SLOT", "NUM_RESERVED_SLOTS", "StateSlots"]
 
@@ -30,20 +34,35 @@ moment, a fork of a request that ends or a text that is embedded or scored."""
 
 
 class StateSlots:
-    """Slots of sequences, `1 … end - 1`, each free or one sequence's, and the copies of states. Not thread-safe."""
+    """Slots of sequences, `1 … end - 1` and those of `on_host`, each free or one sequence's, and the copies of states.
 
-    __slots__ = ("_free", "copies")
+    Not thread-safe.
+    """
 
-    def __init__(self, end: int) -> None:
+    __slots__ = ("_first_on_host", "_free", "_free_on_host", "copies")
+
+    def __init__(self, end: int, on_host: range = range(0)) -> None:
         self._free = list(range(end - 1, NULL_SLOT, -1))
+        self._free_on_host = list(reversed(on_host))
+        self._first_on_host = on_host.start if on_host else end
         self.copies: list[tuple[int, int]] = []
-        """`(source, destination)` slots of forks, snapshots and checkpoints, to copy in order before the next run of a
-        graph. Until then no graph has written to a source, even if its sequence has ended since."""
+        """`(source, destination)` slots of forks, snapshots, checkpoints and swaps, to copy in order before the next
+        run of a graph. Until then no graph has written to a source, even if its sequence has ended since."""
+
+    @classmethod
+    def of(cls, spec: KVCacheSpec) -> Self:
+        """The slots of a cache: the last of the device are those of snapshots."""
+        return cls(spec.num_slots - spec.num_snapshots, range(spec.num_slots, spec.num_slots + spec.num_host_slots))
 
     @property
     def num_free(self) -> int:
         """Slots that no sequence has."""
         return len(self._free)
+
+    @property
+    def num_free_on_host(self) -> int:
+        """Slots in host memory that no swapped sequence has."""
+        return len(self._free_on_host)
 
     def allocate(self) -> int:
         """Take the slot that was freed last; the null slot if there is none.
@@ -72,8 +91,28 @@ class StateSlots:
         self.copies.append((sequence.state_slot, sequence.checkpoint))
         return True
 
+    def drop_checkpoint(self, sequence: CachedSequence) -> None:
+        """Give back the slot of a sequence's checkpoint, if it has one."""
+        self.free(sequence.checkpoint)
+        sequence.checkpoint, sequence.num_checkpoint_tokens = NULL_SLOT, 0
+
+    def swap_out(self, slot: int) -> int:
+        """Exchange a slot for one in host memory, of which one must be free."""
+        on_host = self._free_on_host.pop()
+        self.copies.append((slot, on_host))
+        self.free(slot)
+        return on_host
+
+    def swap_in(self, on_host: int) -> int:
+        """Exchange a slot in host memory for one of the device, of which one must be free."""
+        slot = self._free.pop()
+        self.copies.append((on_host, slot))
+        self.free(on_host)
+        return slot
+
     def free(self, slot: int) -> None:
         """Give a slot back; the null slot is none."""
         if slot != NULL_SLOT:
-            assert slot not in self._free, f"state slot {slot} is already free"
-            self._free.append(slot)
+            free = self._free if slot < self._first_on_host else self._free_on_host
+            assert slot not in free, f"state slot {slot} is already free"
+            free.append(slot)

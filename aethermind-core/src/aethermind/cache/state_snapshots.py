@@ -45,6 +45,16 @@ class StateSnapshots:
         self._by_block.move_to_end(block)
         return self._slots.copy(self._by_block[block])
 
+    def last_of(self, sequence: CachedSequence, num_tokens: int) -> tuple[int, int]:
+        """Return the last snapshot of a sequence's first `num_tokens` tokens or fewer: how many, and its slot; (0, null
+        slot) if there is none.
+        """
+        blocks = sequence.block_table[: num_tokens // self._block_size]
+        num_blocks = self.longest_prefix(blocks)
+        if num_blocks * self._block_size < sequence.num_snapshot_tokens <= num_tokens:
+            return sequence.num_snapshot_tokens, sequence.snapshot
+        return (num_blocks * self._block_size, self._by_block[blocks[num_blocks - 1]]) if num_blocks else (0, NULL_SLOT)
+
     def take(self, sequence: CachedSequence) -> None:
         """Copy the state of a sequence, whose last block is full, unless all snapshots are other sequences' own."""
         if sequence.snapshot == NULL_SLOT:

@@ -1,7 +1,7 @@
 """The scheduler over a cache with recurrent states: each step finds in a sequence's slot the state of its tokens.
 
-A state is the list of tokens that it has taken up. Requests share prefixes, are preempted, cancelled and forked, steps
-fail after they have changed states, and blocks and snapshots are evicted.
+A state is the list of tokens that it has taken up. Requests share prefixes, are swapped out, recomputed, cancelled and
+forked, steps fail after they have changed states, and blocks and snapshots are evicted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from tests.core.engine.loops import MAX_MODEL_LEN, Loop
+from tests.core.engine.loops import MAX_MODEL_LEN, Loop, SwapBlocks, Swaps
 
 from aethermind.cache import BlockPool, CacheOutcome, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.cache.groups import group_layers
@@ -32,17 +32,29 @@ BLOCK_SIZE = 4
 class StateLoop(Loop):
     """A loop whose steps take up tokens in the states of slots, and check what they continue from."""
 
-    def __init__(self, kind: str, rng: Random, num_blocks: int, num_seqs: int, num_snapshots: int) -> None:
+    def __init__(
+        self, kind: str, rng: Random, num_blocks: int, num_seqs: int, num_snapshots: int, num_host_slots: int
+    ) -> None:
         super().__init__(1, BLOCK_SIZE, max_num_seqs=num_seqs, max_num_batched_tokens=12)
         num_slots = num_seqs + 2 + num_snapshots
-        spec = KVCacheSpec(LAYERS[kind], "float32", BLOCK_SIZE, num_slots=num_slots, num_snapshots=num_snapshots)
+        spec = KVCacheSpec(
+            LAYERS[kind],
+            "float32",
+            BLOCK_SIZE,
+            num_slots=num_slots,
+            num_snapshots=num_snapshots,
+            num_host_slots=num_host_slots,
+        )
         pool = BlockPool(num_blocks)
         prefix_cache = HashedPrefixCache(pool, BLOCK_SIZE)
-        self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, prefix_cache=prefix_cache, pool=pool)
-        self.scheduler = Scheduler(self.cache, self.scheduler.policy)
+        self.swaps = SwapBlocks(num_blocks)
+        self.cache = KVCache(
+            spec, num_blocks, MAX_MODEL_LEN, prefix_cache=prefix_cache, swap_store=self.swaps, pool=pool
+        )
+        self.scheduler = Scheduler(self.cache, self.scheduler.policy, Swaps())
         self.rng = rng
-        self.states: list[list[int]] = [[-1] for _ in range(num_slots)]
-        self.num_reused = self.num_failed = self.num_forked = 0
+        self.states: list[list[int]] = [[-1] for _ in range(num_slots + num_host_slots)]
+        self.num_reused = self.num_failed = self.num_forked = self.num_restarted = 0
 
     def schedule(self) -> ScheduleDecision:
         decision = super().schedule()
@@ -68,6 +80,7 @@ class StateLoop(Loop):
             self.states[self.cache.state_slot(request.request_id)] = [-2]
         self.scheduler.discard(decision)
         self.num_failed += bool(decision.scheduled)
+        self.num_restarted += any(request.num_computed_tokens for request, _, _ in decision.scheduled)
 
     def fork(self, parent: Request) -> None:
         """Start a request that continues a running one."""
@@ -98,16 +111,21 @@ class StateLoop(Loop):
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))
-@pytest.mark.parametrize(("num_blocks", "num_snapshots"), [(60, 4), (14, 4), (14, 1), (30, 0)])
-def test_states_are_those_of_their_tokens(kind: str, num_blocks: int, num_snapshots: int) -> None:
-    num_reused = num_failed = num_forked = num_finished = num_preempted = 0
+@pytest.mark.parametrize(
+    ("num_blocks", "num_snapshots", "num_host_slots"), [(60, 4, 0), (14, 4, 0), (14, 1, 3), (14, 0, 1), (30, 0, 0)]
+)
+def test_states_are_those_of_their_tokens(kind: str, num_blocks: int, num_snapshots: int, num_host_slots: int) -> None:
+    num_reused = num_failed = num_forked = num_finished = num_preempted = num_swapped = num_restarted = 0
     for seed in range(12):
-        loop = StateLoop(kind, Random(seed), num_blocks, num_seqs=4, num_snapshots=num_snapshots)
+        loop = StateLoop(kind, Random(seed), num_blocks, 4, num_snapshots, num_host_slots)
         for _ in range(250):
             loop.act()
         loop.run()
         assert loop.cache.num_free_slots == 4 + 1
         assert loop.cache.num_available_blocks == num_blocks
+        assert loop.swaps.num_used_blocks == 0
+        num_swapped += loop.swaps.num_loads
+        num_restarted += loop.num_restarted
         num_reused += loop.num_reused
         num_failed += loop.num_failed
         num_forked += loop.num_forked
@@ -117,6 +135,8 @@ def test_states_are_those_of_their_tokens(kind: str, num_blocks: int, num_snapsh
     assert num_finished > 300
     assert (num_preempted > 20) == (num_blocks < 30)
     assert (num_reused > 10) == (num_snapshots > 0)
+    assert (num_swapped > 20) == (num_host_slots > 0)
+    assert (num_restarted > 10) == (num_snapshots > 0)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +217,26 @@ def test_a_new_snapshot_replaces_the_least_recently_used() -> None:
     compute(kv, "2", texts[2], 4)
     kv.release("2", texts[2])
     assert [kv.query(text) for text in texts] == [4, 0, 4]
+
+
+def test_a_sequence_is_taken_back_to_a_snapshot_of_its_own_or_a_published_one() -> None:
+    kv, tokens = open_cache(), list(range(20))
+    compute(kv, "a", tokens, 8, 11)
+    kv.publish("a", tokens[:8])
+    assert kv.reserve("a", 7).outcome is CacheOutcome.OK
+    kv.commit("a", 5)  # a snapshot of its own, after 16 tokens
+    kv.commit("a", 2)
+    slot, blocks = kv.state_slot("a"), list(kv.block_table("a"))
+    kv.state_copies.clear()
+    assert (kv.take_back("a", 17), kv.take_back("a", 16), kv.restart("a")) == (16, 16, 16)
+    assert (kv.take_back("a", 15), kv.restart("a")) == (8, 8)
+    assert kv.take_back("a", 7) == kv.restart("a") == 0
+    assert (kv.state_slot("a"), kv.num_tokens("a"), list(kv.block_table("a"))) == (slot, 0, [])
+    own, _, published, _ = kv.state_copies
+    assert own[1] == published[1] == slot
+    assert own[0] != published[0]
+    assert len(blocks) == 5
+    assert kv.query(tokens) == 8, "the published one remains"
 
 
 def test_a_sequence_that_is_taken_back_publishes_no_snapshot() -> None:

@@ -41,8 +41,16 @@ class KVMemory:
     of recurrent states is [num_slots, …] (see `cache.state_slots`).
     """
 
-    def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice, state_names: Iterable[str] = ()) -> None:
-        """Allocate memory; `state_names` are the tensors of recurrent states among `types`."""
+    def __init__(
+        self,
+        types: Mapping[str, TensorType],
+        opened: OpenDevice,
+        state_names: Iterable[str] = (),
+        num_host_slots: int = 0,
+    ) -> None:
+        """Allocate memory; `state_names` are the tensors of recurrent states among `types`, of which `num_host_slots`
+        more are in host memory.
+        """
         allocator = opened.backend.allocator
         self.tensors = {
             name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
@@ -57,12 +65,14 @@ class KVMemory:
         allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
         self._opened = opened
         self._swaps: SwapStream | None = None
+        self._host_states = self._on_host(num_host_slots, self.state_tensors) if num_host_slots else {}
 
     @classmethod
     def of(cls, compiled: CompiledModel) -> Self:
         """Allocate memory for the blocks and state slots of a compiled model."""
         types = {value.name: value.type for value in compiled.step.graph.states}
-        return cls(types, compiled.open_device, compiled.cache_spec.state_shapes)
+        spec = compiled.cache_spec
+        return cls(types, compiled.open_device, spec.state_shapes, spec.num_host_slots)
 
     @property
     def nbytes(self) -> int:
@@ -75,16 +85,20 @@ class KVMemory:
         copy_blocks(self._opened.backend.transfer, self.block_tensors, self.block_tensors, runs, self._default_stream)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
-        """Enqueue copies of state slots like those of blocks, and clear the list.
+        """Enqueue copies of state slots like those of blocks, and clear the list. Slots behind those of the device are
+        in host memory.
 
         Call this before a graph runs, with `KVCache.state_copies`.
         """
-        if copies:
-            runs = ((source, destination, 1) for source, destination in copies)
-            copy_blocks(
-                self._opened.backend.transfer, self.state_tensors, self.state_tensors, runs, self._default_stream
-            )
-            copies.clear()
+        for copy in copies:
+            (sources, source), (destinations, destination) = map(self._place_of_state, copy)
+            run = (source, destination, 1)
+            copy_blocks(self._opened.backend.transfer, sources, destinations, [run], self._default_stream)
+        copies.clear()
+
+    def _place_of_state(self, slot: int) -> tuple[Mapping[str, Tensor], int]:
+        num_slots = next(tensor.shape[0] for tensor in self.state_tensors.values())
+        return (self.state_tensors, slot) if slot < num_slots else (self._host_states, slot - num_slots)
 
     def save_states(self, slots: Sequence[int]) -> Callable[[], None]:
         """Copy the recurrent states in `slots` to host memory; returns a function that writes them back.
@@ -93,12 +107,19 @@ class KVMemory:
         """
         if not self.state_tensors or not slots:
             return lambda: None
-        on_host = self._on_host(len(slots), self.state_tensors)
-        host = _HostBlocks(
-            self._opened.backend.transfer, self.state_tensors, on_host, self._default_stream, self._make_wait
-        )
+        host = self.alloc_staging_states(len(slots))
         host.move_out(slots, range(len(slots)))
         return lambda: host.move_in(range(len(slots)), slots)
+
+    @property
+    def state_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """By tensor of recurrent states, its dtype and the shape of one sequence's."""
+        return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.state_tensors.items()}
+
+    def alloc_staging_states(self, num_slots: int) -> StagingBlocks:
+        """Allocate staging memory for the states in `num_slots` slots, like `alloc_staging_blocks` for blocks."""
+        on_host, transfer = self._on_host(num_slots, self.state_tensors), self._opened.backend.transfer
+        return _HostBlocks(transfer, self.state_tensors, on_host, self._default_stream, self._make_wait)
 
     @property
     def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -154,6 +175,8 @@ class KVMemory:
 
         It is touched at once, so that the budget is known to fit and the first move is as fast as later ones.
         """
+        if not tensors:  # a model without attention has no blocks
+            return {}
         sizes = [tensor.nbytes // tensor.shape[0] * num_rows for tensor in tensors.values()]
         starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
         backend = self._opened.backend
@@ -237,21 +260,45 @@ class MemoryContents:
         kinds = self._memory.block_kinds
         if not blocks:
             return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in kinds.items()}
-        host = self._memory.alloc_staging_blocks(len(blocks))
-        host.move_out(blocks, range(len(blocks)))
-        return {
-            name: BlockTensor(kinds[name][0], (len(blocks), *kinds[name][1]), rows.tobytes())
-            for name, rows in host.rows().items()
-        }
+        return _read(self._memory.alloc_staging_blocks(len(blocks)), kinds, blocks)
 
     def write(self, tensors: Mapping[str, BlockTensor], blocks: Sequence[int]) -> None:
         """Write `tensors` to `blocks`; CacheContentError, and no write, if shapes or dtypes are not the memory's."""
-        wanted = {name: (dtype, (len(blocks), *shape)) for name, (dtype, shape) in self._memory.block_kinds.items()}
-        if {name: (tensor.dtype_name, tensor.shape) for name, tensor in tensors.items()} != wanted:
-            raise CacheContentError("Stored keys and values have other tensors than this model. Compute them again.")
-        if not blocks:
-            return
-        host = self._memory.alloc_staging_blocks(len(blocks))
-        for name, rows in host.rows().items():
-            rows[:] = np.frombuffer(tensors[name].data, np.uint8).reshape(rows.shape)
-        host.move_in(range(len(blocks)), blocks)
+        _check_kinds(tensors, self._memory.block_kinds, len(blocks))
+        if blocks:
+            _write(self._memory.alloc_staging_blocks(len(blocks)), tensors, blocks)
+
+    def read_states(self, slot: int, copies: list[tuple[int, int]]) -> Mapping[str, BlockTensor]:
+        """Return the recurrent state in a slot, each tensor [1, …], after the pending `copies` of states."""
+        self._memory.copy_states(copies)
+        return _read(self._memory.alloc_staging_states(1), self._memory.state_kinds, [slot])
+
+    def write_states(self, tensors: Mapping[str, BlockTensor], slot: int, copies: list[tuple[int, int]]) -> None:
+        """Write a recurrent state to a slot, after the pending `copies`; CacheContentError as of `write`."""
+        _check_kinds(tensors, self._memory.state_kinds, 1)
+        self._memory.copy_states(copies)
+        _write(self._memory.alloc_staging_states(1), tensors, [slot])
+
+
+def _read(
+    host: StagingBlocks, kinds: Mapping[str, tuple[str, tuple[int, ...]]], rows: Sequence[int]
+) -> dict[str, BlockTensor]:
+    host.move_out(rows, range(len(rows)))
+    return {
+        name: BlockTensor(kinds[name][0], (len(rows), *kinds[name][1]), data.tobytes())
+        for name, data in host.rows().items()
+    }
+
+
+def _write(host: StagingBlocks, tensors: Mapping[str, BlockTensor], rows: Sequence[int]) -> None:
+    for name, data in host.rows().items():
+        data[:] = np.frombuffer(tensors[name].data, np.uint8).reshape(data.shape)
+    host.move_in(range(len(rows)), rows)
+
+
+def _check_kinds(
+    tensors: Mapping[str, BlockTensor], kinds: Mapping[str, tuple[str, tuple[int, ...]]], num_rows: int
+) -> None:
+    wanted = {name: (dtype, (num_rows, *shape)) for name, (dtype, shape) in kinds.items()}
+    if {name: (tensor.dtype_name, tensor.shape) for name, tensor in tensors.items()} != wanted:
+        raise CacheContentError("Stored keys and values have other tensors than this model. Compute them again.")

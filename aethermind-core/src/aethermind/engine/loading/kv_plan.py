@@ -62,8 +62,8 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     if not isinstance(model, TextEncoder):
         spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
-        config = replace(config, num_kv_blocks=(spec.max_sequences + 1) * spec.num_blocks_for(wanted_len))
-    num_swap_blocks = _num_swap_blocks(config, spec)
+        config = replace(config, num_kv_blocks=(spec.most_sequences + 1) * spec.num_blocks_for(wanted_len))
+    spec, num_swap_blocks = _with_swap_space(config, spec, wanted_len)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _max_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
@@ -222,22 +222,33 @@ def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None
         )
 
 
-def _num_swap_blocks(config: EngineConfig, cache: KVCacheSpec) -> int:
-    if cache.is_recurrent:  # a state is not swapped out, so preempted requests are recomputed
-        return 0
-    wanted, total = config.swap_space * 2**30, host_memory_bytes()
+def _with_swap_space(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> tuple[KVCacheSpec, int]:
+    """Divide the swap space: state slots for as many sequences as run at once, in at most half of it beside blocks, and
+    blocks. Returns the spec with these slots, and the number of blocks.
+    """
+    wanted, total = int(config.swap_space * 2**30), host_memory_bytes()
     if total and wanted > total:
         raise OutOfMemoryError(
             f"A swap space of {config.swap_space} GiB does not fit: the host has {total / 2**30:.1f} GiB in all. "
             "Lower swap_space."
         )
-    num_blocks = int(wanted // cache.bytes_per_block)
-    if wanted and not num_blocks:
+    if cache.is_recurrent:
+        num_slots = min(wanted // (2 if cache.bytes_per_block else 1) // cache.bytes_per_slot, cache.most_sequences)
+        cache, wanted = replace(cache, num_host_slots=num_slots), wanted - num_slots * cache.bytes_per_slot
+        if config.swap_space and not num_slots:
+            raise InvalidArgumentError(
+                f"A swap space of {config.swap_space} GiB holds no recurrent state of {_size(cache.bytes_per_slot)} "
+                "beside blocks. Raise swap_space, or set it to 0 for none."
+            )
+        if not cache.bytes_per_block:  # blocks take no memory: those of as many whole contexts
+            return cache, num_slots * cache.num_blocks_for(max_model_len)
+    num_blocks = wanted // cache.bytes_per_block
+    if config.swap_space and not num_blocks:
         raise InvalidArgumentError(
             f"A swap space of {config.swap_space} GiB holds no block of {cache.bytes_per_block} bytes. "
             "Raise swap_space, or set it to 0 for none."
         )
-    return num_blocks
+    return cache, num_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,8 @@ class Admission:
                 return 0
             if cache.spec.num_blocks_for(request.num_kv_tokens) > cache.num_available_blocks:
                 return 0
-            cache.swap_in(request_id)
+            if cache.swap_in(request_id) is not CacheOutcome.OK:  # no state slot is free
+                return 0
             if self._context_shift is not None:
                 self._context_shift.apply(cache, request)
             chunk = step.chunk_of(request, request.num_computed_tokens, cache.chunk_alignment)

@@ -110,7 +110,8 @@ class Preemptor:
         known = cache.match(victim.all_token_ids, victim.extra_key)
         num_shared = sum(cache.pool.num_users(block) > (block in blocks) for block in known)
         num_tokens = victim.num_computed_tokens - num_shared * spec.block_size
-        num_bytes = min(spec.num_blocks_for(victim.num_computed_tokens), len(blocks)) * spec.bytes_per_block
+        num_blocks = min(spec.num_blocks_for(victim.num_computed_tokens), len(blocks))
+        num_bytes = num_blocks * spec.bytes_per_block + spec.bytes_per_slot
         if num_tokens <= 0 or not self._costs.prefers_swap(num_tokens, num_bytes):
             return False
         return cache.swap_out(victim.request_id) is CacheOutcome.OK

@@ -60,6 +60,8 @@ class SwapVsRecomputeCosts:
 
     def observe_move(self, num_bytes: int, seconds: float) -> None:
         """Update the rate of swapping by a move in either direction."""
+        if not num_bytes:  # blocks of a model without attention
+            return
         weight = 1.0 - (1.0 - _WEIGHT) * self._trust()
         self.seconds_per_byte += weight * (seconds / num_bytes - self.seconds_per_byte)
         self._refusing_since = None

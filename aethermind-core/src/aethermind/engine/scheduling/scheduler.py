@@ -152,13 +152,13 @@ class Scheduler:
 
     def discard(self, decision: ScheduleDecision) -> None:
         """Drop what a failed step may have left of the recurrent states of its requests, which run on: a repeated step
-        would advance them twice. Their tokens are computed again. Keys and values need nothing: they are overwritten.
+        would advance them twice. Their tokens after the last snapshot are computed again. Keys and values need nothing:
+        they are overwritten.
         """
         if self._cache.is_recurrent:
             for request, _, _ in decision.scheduled:
                 if request.state is RequestState.RUNNING:
-                    request.num_computed_tokens = 0
-                    self._cache.truncate(request.request_id, 0)
+                    request.num_computed_tokens = self._cache.restart(request.request_id)
 
     def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
         """End a request in any state, between steps, and release its blocks."""
