@@ -6,7 +6,7 @@ Its recurrent layers have the simplest state there is, a sum that decays; their 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from tests.end_to_end.models import copy_demo
 
 from aethermind import Runtime
+from aethermind.cache.stores.kv_store import KVStore
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.model_weights import open_weights
 from aethermind.engine.parts import EngineParts
@@ -141,7 +142,9 @@ def weights_of(engine: Engine) -> dict[str, Array]:
 
 
 def recurrent_models(monkeypatch: pytest.MonkeyPatch, folder: Path) -> OpenRecurrent:
-    """A function that opens a model of one kind under the architecture of the demo model; all states begin as NaN."""
+    """A function that opens a model of one kind under the architecture of the demo model, perhaps with a KV store; all
+    states begin as NaN.
+    """
     fields = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": HEAD_DIM, "num_key_value_heads": 1}
     directories = {
         kind: copy_demo(
@@ -162,9 +165,13 @@ def recurrent_models(monkeypatch: pytest.MonkeyPatch, folder: Path) -> OpenRecur
 
     monkeypatch.setattr(type(architecture), "create", create)
 
-    def opened(kind: str, **options: Any) -> Engine:
+    def opened(kind: str, store: KVStore | None = None, **options: Any) -> Engine:
+        if store is not None:
+            options["kv_store"] = "host:1MiB"
         given = {"device": "cpu", "dtype": "float32", "load_format": "dummy", "max_model_len": 128, "fallback": "allow"}
         parts = EngineParts.of(runtime, directories[kind], **{**given, **options})
+        if store is not None:
+            parts = replace(parts, open_kv_store=lambda: store)
         engine = Engine(parts, parts.compiled.source.tokenizer())
         backend = engine.compiled.open_device.backend
         for tensor in engine.runner.kv_memory.state_tensors.values():

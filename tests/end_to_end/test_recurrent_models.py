@@ -412,10 +412,9 @@ def test_a_profiled_step_advances_states_once(open_model: OpenRecurrent) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_store": "host:1MiB"}, "A KV store shares"),
         ({"tensor_parallel_size": 2}, "not split between ranks"),
     ],
-    ids=["store", "ranks"],
+    ids=["ranks"],
 )
 def test_options_that_need_keys_of_each_token_are_refused(
     open_model: OpenRecurrent, options: dict[str, Any], message: str

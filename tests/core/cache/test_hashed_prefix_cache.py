@@ -138,7 +138,7 @@ class Diary:
 
 def test_a_listener_is_notified_of_cached_and_evicted_blocks() -> None:
     prefixes = Prefixes()
-    prefixes.cache.listener = diary = Diary()
+    prefixes.cache.listeners.append(diary := Diary())
     first = prefixes.remember(range(12))
     keys = prefixes.cache.keys([*range(12), 99])
     assert [diary.key_of[block] for block in first] == keys

@@ -292,6 +292,26 @@ class KVCache:
         self._sequences[seq_id] = sequence
         return OpenResult(CacheOutcome.OK, num_cached_tokens)
 
+    def open_to_load(self, seq_id: str, token_ids: Sequence[int], extra_key: bytes) -> OpenResult:
+        """Start a sequence whose further blocks the caller fills with stored keys and values, up to its release.
+
+        It begins with all cached blocks, also those behind the last snapshot, and has no recurrent state: see
+        `StateSnapshots.add`.
+        """
+        if self._snapshots is None:
+            return self.open(seq_id, token_ids, extra_key)
+        tables = self._cached_tables(token_ids[:-1], extra_key)
+        sequence = CachedSequence(tables[0], len(tables[0]) * self._block_size, extra_key, self._windows, tables[1:])
+        sequence.is_loading = True
+        self._allocator.acquire(sequence.held_blocks())
+        self._sequences[seq_id] = sequence
+        return OpenResult(CacheOutcome.OK, sequence.num_tokens)
+
+    @property
+    def snapshots(self) -> StateSnapshots | None:
+        """The snapshots of recurrent states for prefix caching; None if there are none."""
+        return self._snapshots
+
     def reserve(self, seq_id: str, num_new_tokens: int) -> ReserveResult:
         """Make the next `num_new_tokens` slots after the committed ones writable; all or nothing.
 
@@ -311,6 +331,7 @@ class KVCache:
         if end > self.max_model_len:
             return ReserveResult(CacheOutcome.TOO_LONG)
         needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT
+        needs_slot = needs_slot and not sequence.is_loading
         if needs_slot and not self._swapper.has_free_slot():
             return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
         reserve = grow_groups if self._windows else grow
@@ -327,7 +348,7 @@ class KVCache:
         num_tokens = sequence.num_tokens + num_new_tokens
         assert num_tokens <= sequence.num_writable, f"{num_tokens} tokens committed, {sequence.num_writable} reserved"
         sequence.num_tokens = num_tokens
-        if self._snapshots is not None and num_tokens % self._block_size == 0:
+        if self._snapshots is not None and num_tokens % self._block_size == 0 and not sequence.is_loading:
             self._snapshots.take(sequence)
         return CacheOutcome.OK
 
@@ -410,8 +431,8 @@ class KVCache:
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
     def truncate_or_reset(self, seq_id: str, num_tokens: int) -> int:
-        """Truncate a sequence to `num_tokens`, or to fewer if the recurrent state is that of more tokens (`restart`), or
-        to 0 if windows freed what the next token sees. Returns to how many.
+        """Truncate a sequence to `num_tokens`, or to fewer if the recurrent state is that of more tokens (`restart`) or
+        windows freed what the next token sees. Returns to how many.
 
         The caller computes the tokens from that index on again.
         """

@@ -143,7 +143,7 @@ class HashedPrefixCache:
     Evicting a companion shortens what can be matched; evicting a block of the chain evicts its companions, too.
     """
 
-    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "_windows", "listener", "salt")
+    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "_windows", "listeners", "salt")
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class HashedPrefixCache:
         self._pool = pool
         self._block_size = block_size
         self._hash = hash
-        self.listener: PrefixCacheListener | None = None
-        """Receives blocks that are cached and evicted from now on."""
+        self.listeners: list[PrefixCacheListener] = []
+        """Receive blocks that are cached and evicted from now on."""
         self.salt = salt
         self._root = hash(b"", salt)
         self._by_key: dict[bytes, CachedBlock] = {}
@@ -188,6 +188,10 @@ class HashedPrefixCache:
             (content[end - stride : end] for end in ends), self._hash, initial=self._first_key(extra_key)
         )
         return list(chain)[1:]
+
+    def key_of(self, block: int) -> bytes:
+        """Return the key of a cached block."""
+        return self._by_block[block].key
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         """Return the full blocks of the longest cached prefix of `token_ids`, in order, without a new reference.
@@ -344,11 +348,11 @@ class HashedPrefixCache:
         entry.block = block
         self._by_block[block] = entry
         self._pool.keep(block)
-        if self.listener is not None:
-            self.listener.block_cached(entry.key, block)
+        for listener in self.listeners:
+            listener.block_cached(entry.key, block)
 
     def _drop(self, block: int) -> None:
-        if self.listener is not None:
-            self.listener.block_evicted(block)
+        for listener in self.listeners:
+            listener.block_evicted(block)
         del self._by_block[block]
         self._pool.drop(block)

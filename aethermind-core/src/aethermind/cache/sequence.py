@@ -86,6 +86,7 @@ class CachedSequence:
         "block_table",
         "checkpoint",
         "extra_key",
+        "is_loading",
         "is_pinned",
         "num_checkpoint_tokens",
         "num_freed",
@@ -136,6 +137,8 @@ class CachedSequence:
         a copy of no tokens is none."""
         self.num_checkpoint_tokens = 0
         self.is_pinned = False
+        self.is_loading = False
+        """Whether its blocks are filled with stored keys and values, without a recurrent state."""
 
     def fork(self, state_slot: int) -> CachedSequence:
         """Return a sequence on the same blocks and tokens, with a state of its own. The caller adds the references."""

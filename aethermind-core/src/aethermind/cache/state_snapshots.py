@@ -7,7 +7,8 @@ the sequence are published, so is its snapshot, under the last block before it. 
 longest cached prefix that ends at a snapshot. (vLLM: `mamba_cache_mode="align"`; SGLang: `MambaRadixCache`.)
 
 Snapshots are in the last slots of the state tensors. A new one replaces the least recently used one, and one
-whose block leaves the prefix cache is dropped.
+whose block leaves the prefix cache is dropped. A KV store has published snapshots beside blocks: `listener` receives
+them, and `add` takes one that was fetched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from aethermind.cache.prefix_cache import HashedPrefixCache
+from aethermind.cache.prefix_cache import HashedPrefixCache, PrefixCacheListener
 from aethermind.cache.sequence import CachedSequence
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.cache.state_slots import NULL_SLOT, StateSlots
@@ -26,7 +27,7 @@ __all__ = ["StateSnapshots"]
 class StateSnapshots:
     """The snapshots of one cache; the `PrefixCacheListener` of its prefix cache. Not thread-safe."""
 
-    __slots__ = ("_block_size", "_by_block", "_free", "_prefix_cache", "_slots")
+    __slots__ = ("_block_size", "_by_block", "_free", "_prefix_cache", "_slots", "listener")
 
     def __init__(self, spec: KVCacheSpec, slots: StateSlots, prefix_cache: HashedPrefixCache) -> None:
         self._slots = slots
@@ -34,7 +35,9 @@ class StateSnapshots:
         self._block_size = spec.block_size
         self._free = list(range(spec.num_slots - spec.num_snapshots, spec.num_slots))
         self._by_block: OrderedDict[int, int] = OrderedDict()
-        prefix_cache.listener = self
+        prefix_cache.listeners.append(self)
+        self.listener: PrefixCacheListener | None = None
+        """Receives snapshots that are published and dropped, as slots under the keys of their last blocks."""
 
     def longest_prefix(self, blocks: Sequence[int]) -> int:
         """Return how many of the leading `blocks` of a cached prefix end at the last snapshot among them; 0: none."""
@@ -58,11 +61,9 @@ class StateSnapshots:
     def take(self, sequence: CachedSequence) -> None:
         """Copy the state of a sequence, whose last block is full, unless all snapshots are other sequences' own."""
         if sequence.snapshot == NULL_SLOT:
-            if not self._free and self._by_block:
-                self._free.append(self._by_block.popitem(last=False)[1])
-            if not self._free:
-                return
-            sequence.snapshot = self._free.pop()
+            sequence.snapshot = self._allocate()
+        if sequence.snapshot == NULL_SLOT:
+            return
         sequence.num_snapshot_tokens = sequence.num_tokens
         self._slots.copies.append((sequence.state_slot, sequence.snapshot))
 
@@ -73,8 +74,27 @@ class StateSnapshots:
             return
         blocks = self._prefix_cache.match(token_ids[:num_tokens], sequence.extra_key)
         if len(blocks) * self._block_size == num_tokens and blocks[-1] not in self._by_block:
-            self._by_block[blocks[-1]] = sequence.snapshot
+            self._by_block[blocks[-1]] = slot = sequence.snapshot
             sequence.snapshot, sequence.num_snapshot_tokens = NULL_SLOT, 0
+            if self.listener is not None:
+                self.listener.block_cached(self._prefix_cache.key_of(blocks[-1]), slot)
+
+    def add(self, token_ids: Sequence[int], extra_key: bytes) -> int:
+        """Return the slot of a new snapshot after `token_ids`, which the caller writes at once.
+
+        The null slot if there is none, or if their blocks are not cached.
+        """
+        blocks = self._prefix_cache.match(token_ids, extra_key)
+        if not blocks or len(blocks) * self._block_size != len(token_ids) or blocks[-1] in self._by_block:
+            return NULL_SLOT
+        if (slot := self._allocate()) != NULL_SLOT:
+            self._by_block[blocks[-1]] = slot
+        return slot
+
+    def _allocate(self) -> int:
+        if not self._free and self._by_block:
+            self.block_evicted(next(iter(self._by_block)))
+        return self._free.pop() if self._free else NULL_SLOT
 
     def drop(self, sequence: CachedSequence) -> None:
         """Drop the snapshot that is a sequence's own."""
@@ -89,3 +109,5 @@ class StateSnapshots:
         """Drop the snapshot at the end of a block that leaves the prefix cache."""
         if (slot := self._by_block.pop(block, None)) is not None:
             self._free.append(slot)
+            if self.listener is not None:
+                self.listener.block_evicted(slot)

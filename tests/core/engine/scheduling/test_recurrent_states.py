@@ -228,9 +228,9 @@ def test_a_sequence_is_taken_back_to_a_snapshot_of_its_own_or_a_published_one() 
     kv.commit("a", 2)
     slot, blocks = kv.state_slot("a"), list(kv.block_table("a"))
     kv.state_copies.clear()
-    assert (kv.take_back("a", 17), kv.take_back("a", 16), kv.restart("a")) == (16, 16, 16)
-    assert (kv.take_back("a", 15), kv.restart("a")) == (8, 8)
-    assert kv.take_back("a", 7) == kv.restart("a") == 0
+    assert (kv.truncate_or_reset("a", 17), kv.truncate_or_reset("a", 16), kv.restart("a")) == (16, 16, 16)
+    assert (kv.truncate_or_reset("a", 15), kv.restart("a")) == (8, 8)
+    assert kv.truncate_or_reset("a", 7) == kv.restart("a") == 0
     assert (kv.state_slot("a"), kv.num_tokens("a"), list(kv.block_table("a"))) == (slot, 0, [])
     own, _, published, _ = kv.state_copies
     assert own[1] == published[1] == slot

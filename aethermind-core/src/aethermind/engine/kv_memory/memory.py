@@ -13,7 +13,7 @@ from aethermind.cache.swap_store import BlockMover
 from aethermind.engine.kv_memory.swap_stream import SwapStream, contiguous_runs, copy_blocks
 from aethermind.errors import CacheContentError
 from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
-from aethermind.hal.stream import Stream
+from aethermind.hal.stream import Event, Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer
 from aethermind.ops.dims import resolve
@@ -65,6 +65,7 @@ class KVMemory:
         allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
         self._opened = opened
         self._swaps: SwapStream | None = None
+        self._states_copied: Event | None = None
         self._host_states = self._on_host(num_host_slots, self.state_tensors) if num_host_slots else {}
 
     @classmethod
@@ -94,6 +95,8 @@ class KVMemory:
             (sources, source), (destinations, destination) = map(self._place_of_state, copy)
             run = (source, destination, 1)
             copy_blocks(self._opened.backend.transfer, sources, destinations, [run], self._default_stream)
+        if copies and self._states_copied is not None:
+            self._states_copied.record(self._default_stream)
         copies.clear()
 
     def _place_of_state(self, slot: int) -> tuple[Mapping[str, Tensor], int]:
@@ -116,10 +119,19 @@ class KVMemory:
         """By tensor of recurrent states, its dtype and the shape of one sequence's."""
         return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.state_tensors.items()}
 
-    def alloc_staging_states(self, num_slots: int) -> StagingBlocks:
-        """Allocate staging memory for the states in `num_slots` slots, like `alloc_staging_blocks` for blocks."""
-        on_host, transfer = self._on_host(num_slots, self.state_tensors), self._opened.backend.transfer
-        return _HostBlocks(transfer, self.state_tensors, on_host, self._default_stream, self._make_wait)
+    def alloc_staging_states(self, num_slots: int, *, has_own_stream: bool = False) -> StagingBlocks:
+        """Allocate staging memory for the states in `num_slots` slots, like `alloc_staging_blocks` for blocks.
+
+        With `has_own_stream` moves wait for the copies of states so far, and are for slots that nothing else writes.
+        """
+        backend, stream = self._opened.backend, self._default_stream
+        before: Callable[[Stream], None] = self._make_wait
+        if has_own_stream:
+            self._states_copied = copied = backend.events.create()
+            copied.record(stream)
+            before, stream = lambda own: own.wait_event(copied), backend.streams.create(self._opened.device.index)
+        on_host = self._on_host(num_slots, self.state_tensors)
+        return _HostBlocks(backend.transfer, self.state_tensors, on_host, stream, before)
 
     @property
     def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:

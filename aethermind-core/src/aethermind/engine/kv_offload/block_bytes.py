@@ -1,25 +1,27 @@
-"""KV blocks as containers of bytes: their fingerprint, and staged copies between device memory and containers."""
+"""KV blocks and recurrent states as containers of bytes: their fingerprint, and staged copies between device memory and
+containers.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 import aethermind
 from aethermind.cache.serialization import BlockTensor, StoredBlocks, read_blocks, write_blocks
 from aethermind.checkpoint.file_digest import digest_files
-from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.kv_memory.memory import KVMemory, StagingBlocks
 from aethermind.errors import CacheContentError
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.ops.schema import TensorType
 
-__all__ = ["BlockStager", "fingerprint"]
+__all__ = ["ContentStager", "fingerprint"]
 
 
 def fingerprint(compiled: CompiledModel) -> str:
@@ -70,21 +72,41 @@ def _digest(value: object) -> str:
 _STAGING_BYTES = 4 * 2**20
 
 
-class BlockStager:
-    """Copies up to `max_blocks` blocks at a time, through staging memory. Used by one thread at a time."""
+class ContentStager:
+    """Copies up to `max_blocks` blocks, or slots of recurrent states, at a time through staging memory. Used by one
+    thread at a time.
+    """
 
-    def __init__(self, memory: KVMemory, bytes_per_block: int, fingerprint: str, *, is_concurrent: bool) -> None:
-        """Allocate staging memory. `fingerprint` is that of the model that computes the blocks.
+    def __init__(
+        self, host: StagingBlocks, kinds: Mapping[str, tuple[str, tuple[int, ...]]], max_blocks: int, fingerprint: str
+    ) -> None:
+        """Use staging memory for `max_blocks` blocks of these `kinds`, by tensor a dtype and the shape of a block.
+
+        `fingerprint` is that of the model that computes the blocks.
+        """
+        self.max_blocks = max_blocks
+        """Blocks that fit into the staging memory."""
+        self._fingerprint = fingerprint
+        self._host = host
+        self._rows = self._host.rows()
+        self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in kinds.items()}
+
+    @classmethod
+    def of_blocks(cls, memory: KVMemory, bytes_per_block: int, fingerprint: str, *, is_concurrent: bool) -> Self:
+        """Allocate staging memory for blocks.
 
         With `is_concurrent` copies run concurrently with steps, in any thread, for blocks that no step writes;
         otherwise they wait for the steps before them.
         """
-        self.max_blocks = max(1, _STAGING_BYTES // bytes_per_block)
-        """Blocks that fit into the staging memory."""
-        self._fingerprint = fingerprint
-        self._host = memory.alloc_staging_blocks(self.max_blocks, has_own_stream=is_concurrent)
-        self._rows = self._host.rows()
-        self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in memory.block_kinds.items()}
+        max_blocks = max(1, _STAGING_BYTES // max(1, bytes_per_block))
+        host = memory.alloc_staging_blocks(max_blocks, has_own_stream=is_concurrent)
+        return cls(host, memory.block_kinds, max_blocks, fingerprint)
+
+    @classmethod
+    def of_states(cls, memory: KVMemory, fingerprint: str, *, is_concurrent: bool) -> Self:
+        """Allocate staging memory for the recurrent state of one sequence; `is_concurrent` as for blocks."""
+        host = memory.alloc_staging_states(1, has_own_stream=is_concurrent)
+        return cls(host, memory.state_kinds, 1, fingerprint)
 
     def take(self, blocks: Sequence[int]) -> None:
         """Copy device `blocks` to staging memory; done on return."""

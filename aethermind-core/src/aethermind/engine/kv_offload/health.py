@@ -18,7 +18,8 @@ class KVStoreStats:
     """Counts of blocks since the engine started; `num_errors` counts failed calls and bad entries.
 
     `num_hits` were fetched; `num_misses` were absent, late or invalid, and were computed. `num_stored` were written;
-    `num_dropped` were not, because they were evicted before the writer reached them or the store failed.
+    `num_dropped` were not, because they were evicted before the writer reached them or the store failed. These two
+    count snapshots of recurrent states, too.
     """
 
     num_hits: int = 0

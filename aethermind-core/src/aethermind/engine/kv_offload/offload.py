@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.engine.kv_offload.block_bytes import BlockStager
+from aethermind.engine.kv_offload.block_bytes import ContentStager
 from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, WarnOnce
 from aethermind.engine.kv_offload.reader import Fetch, StoreReader
+from aethermind.engine.kv_offload.states import StateOffload
 from aethermind.engine.kv_offload.writer import StoreWriter
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 
@@ -115,15 +116,18 @@ class KVOffload:
         self._prefix_cache = prefix_cache
         self._block_size = spec.block_size
         self._bytes_per_block = spec.bytes_per_block
-        self._load_blocks = max(1, _LOAD_BYTES // spec.bytes_per_block)
+        self._load_blocks = max(1, _LOAD_BYTES // max(1, spec.bytes_per_block))
         self._costs = FetchCosts(costs, clock)
         self._clock = clock
         self._warnings = WarnOnce(name)
         self._stats = KVStoreStats()
-        self._incoming = BlockStager(memory, spec.bytes_per_block, fingerprint, is_concurrent=False)
-        outgoing = BlockStager(memory, spec.bytes_per_block, fingerprint, is_concurrent=True)
+        self._incoming = ContentStager.of_blocks(memory, spec.bytes_per_block, fingerprint, is_concurrent=False)
+        outgoing = ContentStager.of_blocks(memory, spec.bytes_per_block, fingerprint, is_concurrent=True)
         writing = CircuitBreaker(self._warnings, _SLOW_WRITE_S, clock)
         self._writer = StoreWriter(store, outgoing, spec.block_size, writing, self._stats)
+        self._states: StateOffload | None = None
+        if cache.snapshots is not None:
+            self._states = StateOffload(store, cache, cache.snapshots, memory, fingerprint, writing)
         self._reader = StoreReader(
             store,
             self._incoming.unpack,
@@ -132,10 +136,13 @@ class KVOffload:
             batch_blocks=self._incoming.max_blocks,
             max_arrived=2 * self._load_blocks,
             on_missing=self._writer.mark_missing,
+            states=self._states,
+            has_blocks=spec.has_attention,
         )
         self._prompts: dict[bytes, _PendingPrompt] = {}
         self._prompt_of: dict[Request, _PendingPrompt] = {}
-        prefix_cache.listener = self._writer
+        if spec.has_attention:
+            prefix_cache.listeners.append(self._writer)
 
     @property
     def num_waiting(self) -> int:
@@ -145,7 +152,13 @@ class KVOffload:
     @property
     def stats(self) -> KVStoreStats:
         """Counters of blocks so far."""
-        return replace(self._stats, num_errors=self._warnings.num_errors)
+        counts = [self._stats] if self._states is None else [self._stats, self._states.stats]
+        return replace(
+            self._stats,
+            num_stored=sum(each.num_stored for each in counts),
+            num_dropped=sum(each.num_dropped for each in counts),
+            num_errors=self._warnings.num_errors,
+        )
 
     def fetch(self, request: Request, absent: Collection[bytes] = ()) -> bool:
         """Start to fetch the blocks of a prompt that are not in the prefix cache.
@@ -155,9 +168,9 @@ class KVOffload:
         token_ids, extra_key, block_size = request.prompt_token_ids, request.extra_key, self._block_size
         num_known = self._cache.query(token_ids, extra_key) // block_size
         num_wanted = (len(token_ids) - 1) // block_size - num_known  # the last token is always computed
-        if num_wanted <= 0:
+        if num_wanted <= 0 or (self._cache.is_recurrent and self._states is None):
             return False
-        num_bytes = num_wanted * self._bytes_per_block
+        num_bytes = num_wanted * self._bytes_per_block + self._cache.spec.bytes_per_slot
         num_tokens = num_wanted * block_size
         if not self._reader.is_available or not self._costs.is_worth_fetching(num_bytes, num_tokens):
             self._stats.num_misses += num_wanted
@@ -192,6 +205,8 @@ class KVOffload:
             if is_late:
                 contents = self._reader.cancel(prompt.fetch)
             is_loaded = self._load(prompt, contents)
+            if is_done and is_loaded:
+                self._load_state(prompt)
             if is_done or is_late or not is_loaded:
                 ready += self._end(prompt)
         return ready
@@ -208,14 +223,18 @@ class KVOffload:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all blocks queued so far are in the store; False on timeout or if the store is failing."""
-        return self._writer.flush(timeout_s)
+        are_blocks_written = self._writer.flush(timeout_s)
+        return (self._states is None or self._states.flush(timeout_s)) and are_blocks_written
 
     def close(self) -> None:
         """Write pending blocks for at most `_FLUSH_TIMEOUT_S` seconds, and release all resources."""
         self._reader.close()
         self._writer.flush(_FLUSH_TIMEOUT_S)
         self._writer.close()
-        self._prefix_cache.listener = None
+        if self._writer in self._prefix_cache.listeners:
+            self._prefix_cache.listeners.remove(self._writer)
+        if self._states is not None:
+            self._states.close(_FLUSH_TIMEOUT_S)
         try:
             self._store.close()
         except Exception as error:  # a store may be third-party code
@@ -228,7 +247,7 @@ class KVOffload:
         cache, block_size, token_ids = self._cache, self._block_size, prompt.token_ids
         begin = prompt.first_block + prompt.num_loaded
         end = begin + len(contents)
-        opened = cache.open(_LOADING_SEQUENCE_ID, token_ids[: end * block_size + 1], prompt.extra_key)
+        opened = cache.open_to_load(_LOADING_SEQUENCE_ID, token_ids[: end * block_size + 1], prompt.extra_key)
         num_cached = opened.num_cached_tokens // block_size
         missing = contents[max(num_cached - begin, 0) :]
         num_tokens = len(missing) * block_size
@@ -241,6 +260,13 @@ class KVOffload:
         cache.release(_LOADING_SEQUENCE_ID, token_ids[: end * block_size])
         return is_useful
 
+    def _load_state(self, prompt: _PendingPrompt) -> None:
+        """Add the state at the end of the fetched blocks, which are all loaded."""
+        fetched = prompt.fetch.state
+        if self._states is not None and fetched is not None and fetched.num_blocks == prompt.num_loaded:
+            num_tokens = (prompt.first_block + prompt.num_loaded) * self._block_size
+            self._states.load(prompt.token_ids[:num_tokens], prompt.extra_key, fetched.content)
+
     def _end(self, prompt: _PendingPrompt) -> list[Request]:
         """End a fetch. Requests with other prompts are fetched for again; returns those that need no further fetch."""
         seconds = self._clock() - prompt.started_at
@@ -248,10 +274,12 @@ class KVOffload:
         self._stats.num_hits += prompt.num_loaded
         self._stats.num_misses += len(prompt.fetch.keys) - prompt.num_loaded
         if prompt.num_loaded:
-            self._costs.observe(prompt.num_loaded * self._bytes_per_block, seconds)
+            num_bytes = prompt.num_loaded * self._bytes_per_block + self._cache.spec.bytes_per_slot
+            self._costs.observe(num_bytes, seconds)
         for request in prompt.requests:
             del self._prompt_of[request]
-        absent = frozenset(prompt.fetch.keys[prompt.num_loaded :])
+        # Where a state is missing, blocks may be there, and a state at another place of a longer prompt.
+        absent = frozenset() if self._states is not None else frozenset(prompt.fetch.keys[prompt.num_loaded :])
         return [
             request
             for request in prompt.requests

@@ -1,14 +1,20 @@
-"""The reader of a KV store: a thread that fetches blocks, a few at a time, in the order of a prompt."""
+"""The reader of a KV store: a thread that fetches blocks, a few at a time, in the order of a prompt.
+
+For a model with recurrent layers it first fetches the last stored state of the prompt, and then the blocks before it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from aethermind.cache.serialization import StoredBlocks
 from aethermind.cache.stores.kv_store import KVStore
 from aethermind.engine.kv_offload.health import CircuitBreaker, StoreUnavailableError, WarnOnce
+from aethermind.engine.kv_offload.states import StateOffload, state_key
 
 __all__ = ["Fetch", "StoreReader"]
 
@@ -16,16 +22,25 @@ _LAST_CALL_S = 2.0
 """How long the end of an engine waits for a call on a store."""
 
 
+class FetchedState(NamedTuple):
+    """A recurrent state after the first `num_blocks` blocks of a fetch."""
+
+    num_blocks: int
+    content: StoredBlocks
+
+
 class Fetch:
     """Blocks being fetched. Guarded by the reader's lock, except `keys`."""
 
-    __slots__ = ("arrived", "is_cancelled", "is_done", "keys")
+    __slots__ = ("arrived", "is_cancelled", "is_done", "keys", "state")
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = keys
         self.arrived: deque[StoredBlocks] = deque()
         self.is_done = False
         self.is_cancelled = False
+        self.state: FetchedState | None = None
+        """The recurrent state at the end of the last of its blocks; read once it is done."""
 
 
 class StoreReader:
@@ -41,10 +56,13 @@ class StoreReader:
         batch_blocks: int,
         max_arrived: int,
         on_missing: Callable[[Sequence[bytes]], None],
+        states: StateOffload | None = None,
+        has_blocks: bool = True,
     ) -> None:
         """Fetch `batch_blocks` blocks per call; at most `max_arrived` blocks wait to be taken (backpressure).
 
         `on_missing` is called with the keys that have no value, or had an invalid one, in the reader's thread.
+        `states` are those of a model with recurrent layers; without `has_blocks` it has no other.
         """
         self._store = store
         self._unpack = unpack
@@ -53,6 +71,8 @@ class StoreReader:
         self._batch_blocks = batch_blocks
         self._max_arrived = max_arrived
         self._on_missing = on_missing
+        self._states = states
+        self._has_blocks = has_blocks
         self._changed = threading.Condition()
         self._queue: deque[Fetch] = deque()
         self._num_events = 0
@@ -116,10 +136,11 @@ class StoreReader:
 
     def _run(self) -> None:
         while (fetch := self._next()) is not None:
-            for begin in range(0, len(fetch.keys), self._batch_blocks):
-                if not self._wait_for_space(fetch) or not self._read(
-                    fetch, fetch.keys[begin : begin + self._batch_blocks]
-                ):
+            if self._states is not None:
+                fetch.state = self._read_state(fetch, self._states)
+            keys = fetch.keys if self._states is None else fetch.keys[: fetch.state.num_blocks if fetch.state else 0]
+            for begin in range(0, len(keys), self._batch_blocks):
+                if not self._wait_for_space(fetch) or not self._read(fetch, keys[begin : begin + self._batch_blocks]):
                     break
             with self._changed:
                 fetch.is_done = True
@@ -140,6 +161,11 @@ class StoreReader:
 
     def _read(self, fetch: Fetch, keys: Sequence[bytes]) -> bool:
         """Fetch some blocks; returns whether all were valid, so that more may follow."""
+        if not self._has_blocks:  # a model without attention stores nothing in blocks
+            with self._changed:
+                fetch.arrived.extend(StoredBlocks("", key.hex(), 0, {}) for key in keys)
+                self._notify()
+            return True
         if self._breaker.retry_after_s:
             return False
         try:
@@ -161,6 +187,34 @@ class StoreReader:
                 fetch.arrived.append(content)
                 self._notify()
         return True
+
+    def _read_state(self, fetch: Fetch, states: StateOffload) -> FetchedState | None:
+        """Fetch the state that is behind the most blocks.
+
+        States are large and far apart, and most prompts go on shortly behind one: so few keys are asked for at the end,
+        and twice as many each time before.
+        """
+        end, size = len(fetch.keys), 1
+        while end and not (fetch.is_cancelled or self._is_closing or self._breaker.retry_after_s):
+            begin = max(end - size, 0)
+            keys = [state_key(key) for key in fetch.keys[begin:end]]
+            try:
+                values = self._breaker.call(partial(self._get, keys))
+            except StoreUnavailableError:
+                return None
+            states.mark_missing([key for key, value in zip(keys, values, strict=True) if value is None])
+            for index in reversed(range(len(keys))):
+                value = values[index]
+                if value is None:
+                    continue
+                try:
+                    return FetchedState(begin + index + 1, states.unpack(keys[index], value))
+                except Exception as error:  # untrusted bytes, as for blocks
+                    self._warnings.refused(error)
+                    states.mark_missing([keys[index]])
+                    self._remove(keys[index])
+            end, size = begin, 2 * size
+        return None
 
     def _get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         values = self._store.get(keys)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from aethermind.cache.stores.kv_store import KVStore
-from aethermind.engine.kv_offload.block_bytes import BlockStager
+from aethermind.engine.kv_offload.block_bytes import ContentStager
 from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, StoreUnavailableError
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
@@ -32,7 +32,7 @@ class StoreWriter:
     """A `PrefixCacheListener` that writes cached blocks to a store."""
 
     def __init__(
-        self, store: KVStore, source: BlockStager, block_size: int, breaker: CircuitBreaker, stats: KVStoreStats
+        self, store: KVStore, source: ContentStager, block_size: int, breaker: CircuitBreaker, stats: KVStoreStats
     ) -> None:
         self._store = store
         self._source = source

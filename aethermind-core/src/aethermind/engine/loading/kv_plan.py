@@ -62,7 +62,7 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     if not isinstance(model, TextEncoder):
         spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
-        config = replace(config, num_kv_blocks=(spec.most_sequences + 1) * spec.num_blocks_for(wanted_len))
+        config = replace(config, num_kv_blocks=(spec.max_sequences + 1) * spec.num_blocks_for(wanted_len))
     spec, num_swap_blocks = _with_swap_space(config, spec, wanted_len)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _max_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
@@ -152,12 +152,6 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
 
 def _refuse_options_of_attention(config: EngineConfig) -> None:
     """Raise InvalidArgumentError for options that need keys and values of each token in all layers."""
-    if config.kv_store is not None:
-        raise InvalidArgumentError(
-            "A KV store shares the keys and values of prefixes, and this model's recurrent layers keep a state of "
-            "whole sequences instead. Leave kv_store out.",
-            param="kv_store",
-        )
     if config.tensor_parallel_size > 1:
         raise InvalidArgumentError(
             "This model's recurrent layers are not split between ranks. Leave tensor_parallel_size out.",
@@ -233,7 +227,7 @@ def _with_swap_space(config: EngineConfig, cache: KVCacheSpec, max_model_len: in
             "Lower swap_space."
         )
     if cache.is_recurrent:
-        num_slots = min(wanted // (2 if cache.bytes_per_block else 1) // cache.bytes_per_slot, cache.most_sequences)
+        num_slots = min(wanted // (2 if cache.bytes_per_block else 1) // cache.bytes_per_slot, cache.max_sequences)
         cache, wanted = replace(cache, num_host_slots=num_slots), wanted - num_slots * cache.bytes_per_slot
         if config.swap_space and not num_slots:
             raise InvalidArgumentError(
