@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer.testing
+from release.distributions import distributions
 
 from aethermind import Runtime
 from aethermind.checkpoint import AdaptedTensors, StackedTensors, TensorStack
@@ -26,12 +27,11 @@ from aethermind_llama.architecture import LlamaArchitecture, MistralArchitecture
 from aethermind_llama.conformance import CASES as LLAMA_CASES
 from aethermind_llama.mixture import MixtralArchitecture, SparseLlama
 
-PACKAGES = ("qwen2", "llama", "gemma", "mamba", "deepseek", "glm", "phi", "gpt2", "bert")
-
 
 def everything() -> Iterator[Any]:
+    """Each check of each case of the packages of this tree."""
     runtime = Runtime.boot()
-    for package in PACKAGES:
+    for package in [one.name for one in distributions()]:
         for architecture in architectures_of(runtime, package):
             for case in cases_of(runtime, architecture):
                 for check in checks_of(case, runtime):

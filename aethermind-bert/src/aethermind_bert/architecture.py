@@ -111,8 +111,9 @@ class BertArchitecture:
         if fields.get("is_decoder", False):
             raise ConfigError("is_decoder is true in config.json; this package computes BERT as an encoder only.")
         is_approximate = is_gelu_approximate("hidden_act", fields.pop("hidden_act", "gelu"))
-        fields |= {"rms_norm_eps": fields["layer_norm_eps"], "is_causal": True}  # instead of decoders' fields
-        return Bert(read_decoder_config(fields, defaults={}, has_rotary=False), is_approximate)
+        fields["is_causal"] = True  # instead of decoders' field
+        names = {"rms_norm_eps": "layer_norm_eps"}
+        return Bert(read_decoder_config(fields, defaults={}, has_rotary=False, names=names), is_approximate)
 
 
 BERT = BertArchitecture()

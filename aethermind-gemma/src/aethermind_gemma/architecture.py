@@ -16,7 +16,15 @@ from aethermind.checkpoint import AdaptedTensors, StoredTensors, renamed_prefixe
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.hal import DType
-from aethermind.model import DecoderConfig, StepInputs, read_decoder_config, read_rope
+from aethermind.model import (
+    DecoderConfig,
+    StepInputs,
+    periodic_layer_types,
+    positive_int,
+    positive_number,
+    read_decoder_config,
+    read_rope,
+)
 from aethermind.model.blocks import DecoderVariant, VariantModel, geglu_mlp, is_gelu_approximate, variant_decoder
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
@@ -159,7 +167,7 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
     others = {name: value for name, value in fields.items() if not name.startswith("rope_")}
     config = read_decoder_config({**others, **full, "layer_types": layer_types}, defaults={})
     is_gguf = "norm_weight_offset" in fields
-    scalar = fields.get("query_pre_attn_scalar") or (_query_scalar_of_gguf(config) if is_gguf else 256)
+    scalar = positive_number(fields, "query_pre_attn_scalar", default=_query_scalar_of_gguf(config) if is_gguf else 256)
     local_rope = read_rope(local, head_dim=config.head_dim, max_position_embeddings=config.max_position_embeddings)
     ropes = tuple(local_rope if kind == _LOCAL else config.rope for kind in fields["layer_types"])
     config = replace(config, layer_ropes=ropes)
@@ -170,9 +178,9 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
         after_mlp="post_feedforward_layernorm",
         has_qk_norm=has_qk_norm,
         norm_offset=float(fields.get("norm_weight_offset", 1.0)),
-        attention_scale=float(scalar) ** -0.5,
-        attention_softcap=float(fields.get("attn_logit_softcapping") or 0.0),
-        logits_softcap=float(fields.get("final_logit_softcapping") or 0.0),
+        attention_scale=scalar**-0.5,
+        attention_softcap=_softcap(fields, "attn_logit_softcapping"),
+        logits_softcap=_softcap(fields, "final_logit_softcapping"),
         mlp=_GegluMlps(config, is_approximate),
     )
     return Gemma(config, variant, name_prefix=name_prefix)
@@ -190,13 +198,19 @@ class _GegluMlps:
         return geglu_mlp(builder, x_TD, self.config, name, is_approximate=self.is_approximate)
 
 
+def _softcap(fields: Mapping[str, Any], name: str) -> float:
+    """A smooth limit; 0 for none."""
+    return positive_number(fields, name) if fields.get(name) else 0.0
+
+
 def _layer_types(fields: Mapping[str, Any]) -> list[str]:
     """The kind of each layer: as listed, or every so many layers one that sees all tokens."""
     if (given := fields.get("layer_types")) is not None:
-        return list(given)
-    pattern = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern"))
-    pattern = fields["layers_per_full_attention"] if pattern is None else pattern
-    return [_LOCAL if (layer + 1) % pattern else _FULL for layer in range(fields["num_hidden_layers"])]
+        if not isinstance(given, list):
+            raise ConfigError(f"layer_types in config.json should be a list, got {given!r:.80}.")
+        return given
+    names = ("sliding_window_pattern", "_sliding_window_pattern", "layers_per_full_attention")
+    return periodic_layer_types(fields, positive_int(fields, next(name for name in names if name in fields)))
 
 
 def _rope_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -207,7 +221,8 @@ def _rope_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """
     names = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
     given = {name: fields[name] for name in names if fields.get(name) is not None}
-    local_theta = given.pop("rope_local_base_freq", None)
+    local_theta = positive_number(given, "rope_local_base_freq") if "rope_local_base_freq" in given else None
+    given.pop("rope_local_base_freq", None)
     nested = given.get("rope_parameters")
     if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
         full, local = (dict(nested.get(kind) or {}) for kind in (_FULL, _LOCAL))

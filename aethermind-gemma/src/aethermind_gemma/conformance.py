@@ -38,6 +38,14 @@ def _as_transformers_4_config(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 _SPARSE = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 
 CASES = (
@@ -68,6 +76,12 @@ CASES = (
         "Gemma3ForCausalLM",
         {**_BASE, "layer_types": _SPARSE, "rope_parameters": _LINEAR},
         rewrite_config=_as_transformers_4_config,
+        may_err_as_reference=True,
+    ),
+    *variations(
+        "Gemma3ForConditionalGeneration",
+        {"gemma3_with_images": {}},
+        base={"text_config": _BASE, "vision_config": _VISION, "mm_tokens_per_image": 4, "image_token_id": 130},
         may_err_as_reference=True,
     ),
 )

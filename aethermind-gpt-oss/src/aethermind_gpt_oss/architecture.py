@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.checkpoint import FusedSlice, StackedTensors, StoredTensors, TensorStack
-from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import MixtureConfig, read_decoder_config, read_mixture_config
+from aethermind.model import (
+    MixtureConfig,
+    periodic_layer_types,
+    positive_number,
+    read_decoder_config,
+    read_mixture_config,
+)
 from aethermind.model.blocks import DecoderVariant, VariantModel
 from aethermind.model.known_fields import FieldTable, ignored, used
 
@@ -154,13 +159,12 @@ class GptOssArchitecture:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         fields = {**raw, **_rope_fields(raw)}
         if raw.get("layer_types") is None:
-            num_layers = raw.get("num_hidden_layers") or _DEFAULTS["num_hidden_layers"]
-            kinds = ("sliding_attention", "full_attention")
-            fields["layer_types"] = [kinds[layer % 2] for layer in range(num_layers)]
+            fields["layer_types"] = periodic_layer_types(raw, 2, default=_DEFAULTS["num_hidden_layers"])
         config = read_decoder_config(fields, defaults=_DEFAULTS)
         mixture = read_mixture_config(fields, config.num_hidden_layers, defaults=_DEFAULTS, width="intermediate_size")
         has_bias = raw.get("attention_bias") is not False
-        alpha, limit = _positive(raw, "swiglu_alpha", 1.702), _positive(raw, "swiglu_limit", 7.0)
+        alpha = positive_number(raw, "swiglu_alpha", default=1.702)
+        limit = positive_number(raw, "swiglu_limit", default=7.0)
         variant = DecoderVariant(
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
@@ -177,13 +181,6 @@ def _rope_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "yarn_truncate" in raw:
         return {"rope_scaling": {**raw["rope_scaling"], "truncate": raw["yarn_truncate"]}}
     return {}
-
-
-def _positive(raw: Mapping[str, Any], name: str, default: float) -> float:
-    value = default if raw.get(name) is None else raw[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{name} in config.json should be a positive number, got {value!r}.")
-    return float(value)
 
 
 GPT_OSS = GptOssArchitecture()

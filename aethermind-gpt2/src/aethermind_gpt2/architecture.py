@@ -9,7 +9,7 @@ from typing import Any
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model import DecoderConfig, StepInputs, positive_int, read_decoder_config
 from aethermind.model.blocks import (
     cached_attention,
     embedding,
@@ -23,14 +23,15 @@ from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["GPT2"]
 
-_RENAMED_FIELDS = {
+_NAMES = {
     "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
     "rms_norm_eps": "layer_norm_epsilon",
 }
-_UNCHANGED_FIELDS = ("vocab_size", "eos_token_id", "dtype", "torch_dtype")
+_UNCHANGED_FIELDS = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 50257,
     "n_embd": 768,
@@ -39,6 +40,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "n_positions": 1024,
     "layer_norm_epsilon": 1e-5,
     "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
 }
 _KNOWN_FIELDS: FieldTable = {
     **used("are sizes of the graph", "n_embd", "n_layer", "n_head", "n_inner"),
@@ -137,11 +139,9 @@ class Gpt2Architecture:
             if fields.get(name, False):
                 raise ConfigError(f"{name} is true in config.json; this package computes GPT-2 without it.")
         is_approximate = is_gelu_approximate("activation_function", fields["activation_function"])
-        renamed = {name: fields[gpt2_name] for name, gpt2_name in _RENAMED_FIELDS.items()}
-        unchanged = {name: fields[name] for name in _UNCHANGED_FIELDS if name in fields}
-        inner = fields.get("n_inner", 4 * renamed["hidden_size"])
-        renamed |= {"intermediate_size": inner, "tie_word_embeddings": fields.get("tie_word_embeddings", True)}
-        config = read_decoder_config({**renamed, **unchanged}, defaults={}, has_rotary=False)
+        read = {name: fields[name] for name in (*_NAMES.values(), *_UNCHANGED_FIELDS) if name in fields}
+        read.setdefault("n_inner", 4 * positive_int(fields, "n_embd"))
+        config = read_decoder_config(read, defaults={}, has_rotary=False, names=_NAMES)
         scale = config.head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
         return Gpt2(config, is_approximate, scale, bool(fields.get("has_transposed_matrices", True)))
 

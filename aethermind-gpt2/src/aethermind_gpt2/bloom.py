@@ -14,15 +14,24 @@ from aethermind_gpt2.fused_qkv import FusedQkvDecoder, StoredNames
 
 __all__ = ["BLOOM"]
 
-_SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
-    "hidden_size": (("n_embed", "hidden_size"), 64),
-    "num_hidden_layers": (("n_layer", "num_hidden_layers"), 2),
-    "num_attention_heads": (("n_head", "num_attention_heads"), 8),
-    "max_position_embeddings": (("seq_length",), 2048),
-    "vocab_size": (("vocab_size",), 250880),
+_NAMES = {
+    "hidden_size": "n_embed",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "seq_length",
+    "rms_norm_eps": "layer_norm_epsilon",
 }
-"""Names in config.json, of which files have one, and defaults."""
-_UNCHANGED = ("eos_token_id", "dtype", "torch_dtype")
+"""Fields that have another name in config.json; some files have the usual names of the first three."""
+_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 2048,
+    "vocab_size": 250880,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+_FIELDS_OF_GRAPH = (*_DEFAULTS, *_NAMES.values(), "eos_token_id", "dtype", "torch_dtype")
 _NORM = "word_embeddings_layernorm"
 _FIELDS: FieldTable = {
     **used("are sizes of the graph", "n_embed", "n_layer", "n_head"),
@@ -38,7 +47,7 @@ _FIELDS: FieldTable = {
         "residuals that are normed are not computed; take another model", apply_residual_connection_post_layernorm=False
     ),
 }
-_NAMES = StoredNames(
+_STORED = StoredNames(
     prefix="transformer.",
     layers="h",
     outside={"model.embed_tokens": "word_embeddings", f"model.{_NORM}": _NORM, "model.norm": "ln_f"},
@@ -66,14 +75,10 @@ class BloomArchitecture:
 
         if raw.get("apply_residual_connection_post_layernorm"):
             raise ConfigError("apply_residual_connection_post_layernorm is true in config.json; this is not computed.")
-        fields = {own: _first(raw, names, default) for own, (names, default) in _SIZES.items()}
-        fields |= {name: raw[name] for name in _UNCHANGED if raw.get(name) is not None}
-        fields |= {
-            "rms_norm_eps": _first(raw, ("layer_norm_epsilon",), 1e-5),
-            "tie_word_embeddings": _first(raw, ("tie_word_embeddings",), True),
-        }
-        width = positive_int(fields, "hidden_size")
-        config = read_decoder_config({**fields, "intermediate_size": 4 * width}, defaults={}, has_rotary=False)
+        fields = {name: raw[name] for name in _FIELDS_OF_GRAPH if raw.get(name) is not None}
+        width = positive_int({**_DEFAULTS, **fields}, "n_embed" if "n_embed" in fields else "hidden_size")
+        fields["intermediate_size"] = 4 * width
+        config = read_decoder_config(fields, defaults=_DEFAULTS, has_rotary=False, names=_NAMES)
         config = replace(config, layer_ropes=(None,) * config.num_hidden_layers)
         variant = DecoderVariant(
             has_layer_norm=True,
@@ -84,11 +89,7 @@ class BloomArchitecture:
             slopes=tuple(alibi_slopes(config.num_attention_heads).tolist()),
             mlp=GeluMlps(("dense_h_to_4h", "dense_4h_to_h"), width, 4 * width, is_approximate=True),
         )
-        return FusedQkvDecoder(config, variant, stored_names=_NAMES)
-
-
-def _first(raw: Mapping[str, Any], names: tuple[str, ...], default: Any) -> Any:
-    return next((raw[name] for name in names if raw.get(name) is not None), default)
+        return FusedQkvDecoder(config, variant, stored_names=_STORED)
 
 
 BLOOM = BloomArchitecture()

@@ -7,21 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.model import positive_int, read_decoder_config
+from aethermind.model import positive_int, positive_number, read_decoder_config
 from aethermind.model.blocks import DecoderVariant, GeluMlps
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
 from aethermind_gpt2.fused_qkv import FusedQkvDecoder, StoredNames
 
 __all__ = ["MPT"]
 
-_SIZES = {
+_NAMES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_seq_len",
-    "vocab_size": "vocab_size",
     "rms_norm_eps": "layer_norm_epsilon",
-    "tie_word_embeddings": "tie_word_embeddings",
 }
 _DEFAULTS: Mapping[str, Any] = {
     "d_model": 2048,
@@ -32,7 +30,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
-_UNCHANGED = ("eos_token_id", "dtype", "torch_dtype")
+_UNCHANGED = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attn_type": (None, "multihead_attention"),
     "clip_qkv": (None, 0),
@@ -54,7 +52,7 @@ _FIELDS: FieldTable = {
     **refused("biases are not computed; take another model", no_bias=True),
     **refused("factors of logits are not computed; take another model", logit_scale=None),
 }
-_NAMES = StoredNames(
+_STORED = StoredNames(
     prefix="transformer.",
     layers="blocks",
     outside={"model.embed_tokens": "wte", "model.norm": "norm_f"},
@@ -89,16 +87,16 @@ class MptArchitecture:
                 raise ConfigError(
                     f"{name} in attn_config is {attention[name]!r:.80}; this package computes {neutral[1]}."
                 )
-        read = {own: fields[name] for own, name in _SIZES.items()}
-        read |= {name: fields[name] for name in _UNCHANGED if name in fields}
-        width = positive_int(read, "hidden_size")
-        config = read_decoder_config({**read, "intermediate_size": 4 * width}, defaults={}, has_rotary=False)
+        read = {name: fields[name] for name in (*_NAMES.values(), *_UNCHANGED) if name in fields}
+        read["intermediate_size"] = 4 * positive_int(fields, "d_model")
+        config = read_decoder_config(read, defaults={}, has_rotary=False, names=_NAMES)
         config = replace(config, layer_ropes=(None,) * config.num_hidden_layers)
-        scale, max_bias = attention.get("softmax_scale"), attention.get("alibi_bias_max")
+        has_scale = attention.get("softmax_scale") is not None
+        max_bias = positive_number(attention, "alibi_bias_max", default=8)
         variant = DecoderVariant(
             has_layer_norm=True,
-            attention_scale=None if scale is None else float(scale),
-            slopes=tuple(alibi_slopes(config.num_attention_heads, 8 if max_bias is None else max_bias).tolist()),
+            attention_scale=positive_number(attention, "softmax_scale") if has_scale else None,
+            slopes=tuple(alibi_slopes(config.num_attention_heads, max_bias).tolist()),
             mlp=GeluMlps(
                 ("up_proj", "down_proj"),
                 config.hidden_size,
@@ -107,7 +105,7 @@ class MptArchitecture:
                 has_bias=False,
             ),
         )
-        return FusedQkvDecoder(config, variant, stored_names=_NAMES)
+        return FusedQkvDecoder(config, variant, stored_names=_STORED)
 
 
 MPT = MptArchitecture()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.model import DecoderConfig, read_decoder_config
+from aethermind.model import DecoderConfig, periodic_layer_types, positive_int, positive_number, read_decoder_config
 from aethermind.model.blocks import DecoderVariant
 from aethermind.model.known_fields import FieldTable, refused, used
 from aethermind_llama.interleaved_rope import InterleavedRopeModel
@@ -62,35 +62,30 @@ class Cohere2Architecture:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         fields: dict[str, Any] = {"sliding_window": 4096, **raw}
         if fields.get("layer_types") is None:
-            period = fields.get("sliding_window_pattern") or 4
-            if isinstance(period, bool) or not isinstance(period, int):
-                raise ConfigError(f"sliding_window_pattern in config.json should be an integer, got {period!r}.")
-            layers = range(fields.get("num_hidden_layers", 0))
-            fields["layer_types"] = [
-                "full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in layers
-            ]
+            fields["layer_types"] = periodic_layer_types(fields, _period(fields))
         config = _config(fields)
         ropes = tuple(config.rope if window else None for window in config.sliding_windows)
         return _model(raw, replace(config, layer_ropes=ropes))
 
 
+def _period(fields: Mapping[str, Any]) -> int:
+    """One of this many layers attends to all tokens."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return positive_int(given, "sliding_window_pattern", default=4)
+
+
 def _config(raw: Mapping[str, Any]) -> DecoderConfig:
-    eps = {} if raw.get("layer_norm_eps") is None else {"rms_norm_eps": raw["layer_norm_eps"]}
-    return read_decoder_config({**raw, **eps}, defaults=_DEFAULTS)
+    return read_decoder_config(raw, defaults=_DEFAULTS, names={"rms_norm_eps": "layer_norm_eps"})
 
 
 def _model(raw: Mapping[str, Any], config: DecoderConfig) -> InterleavedRopeModel:
-    factor = raw.get("logit_scale")
-    factor = 0.0625 if factor is None else factor
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
-        raise ConfigError(f"logit_scale in config.json should be a positive number, got {factor!r}.")
     has_bias = bool(raw.get("attention_bias", False))
     variant = DecoderVariant(
         has_layer_norm=True,
         is_parallel=True,
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
-        logits_factor=float(factor),
+        logits_factor=positive_number(raw, "logit_scale", default=0.0625),
     )
     return InterleavedRopeModel(config, variant)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.model import read_decoder_config
+from aethermind.model import positive_number, read_decoder_config
 from aethermind.model.blocks import DecoderVariant, VariantModel
 from aethermind.model.known_fields import FieldTable, refused, used
 
@@ -41,19 +41,12 @@ class GraniteArchitecture:
         variant = DecoderVariant(
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
-            attention_scale=_factor(raw, "attention_multiplier"),
-            embedding_factor=_factor(raw, "embedding_multiplier"),
-            residual_factor=_factor(raw, "residual_multiplier"),
-            logits_factor=1 / _factor(raw, "logits_scaling"),
+            attention_scale=positive_number(raw, "attention_multiplier", default=1.0),
+            embedding_factor=positive_number(raw, "embedding_multiplier", default=1.0),
+            residual_factor=positive_number(raw, "residual_multiplier", default=1.0),
+            logits_factor=1 / positive_number(raw, "logits_scaling", default=1.0),
         )
         return VariantModel(read_decoder_config(raw, defaults=_DEFAULTS), variant)
-
-
-def _factor(raw: Mapping[str, Any], name: str) -> float:
-    value = raw.get(name, 1.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{name} in config.json should be a positive number, got {value!r}.")
-    return float(value)
 
 
 GRANITE = GraniteArchitecture()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.model import DecoderConfig, read_decoder_config
+from aethermind.model import DecoderConfig, periodic_layer_types, read_decoder_config
 from aethermind.model.blocks import DecoderVariant, VariantModel
 from aethermind.model.known_fields import FieldTable, refused, used
 
@@ -62,10 +62,7 @@ class Olmo3Architecture:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         fields: dict[str, Any] = {"sliding_window": 4096, **raw}
         if fields.get("layer_types") is None:
-            layers = range(fields.get("num_hidden_layers", 0))
-            fields["layer_types"] = [
-                "full_attention" if (layer + 1) % _PERIOD == 0 else "sliding_attention" for layer in layers
-            ]
+            fields["layer_types"] = periodic_layer_types(fields, _PERIOD)
         config = read_decoder_config({**fields, **_rope_of(raw, "full_attention")}, defaults=_DEFAULTS)
         windowed = read_decoder_config({**fields, **_rope_of(raw, "sliding_attention")}, defaults=_DEFAULTS)
         ropes = tuple(windowed.rope if window else config.rope for window in config.sliding_windows)

@@ -40,14 +40,14 @@ class StableLmArchitecture:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         if raw.get("qk_layernorm"):
             raise ConfigError("qk_layernorm is true in config.json; this package computes no norms of single heads.")
-        eps = {} if raw.get("layer_norm_eps") is None else {"rms_norm_eps": raw["layer_norm_eps"]}
         variant = DecoderVariant(
             has_layer_norm=True,
             has_norm_bias=True,
             is_parallel=bool(raw.get("use_parallel_residual", False)),
             has_qkv_bias=bool(raw.get("use_qkv_bias", False)),
         )
-        config = read_decoder_config({**raw, **eps}, defaults=_DEFAULTS, has_partial_rotary=True)
+        names = {"rms_norm_eps": "layer_norm_eps"}
+        config = read_decoder_config(raw, defaults=_DEFAULTS, has_partial_rotary=True, names=names)
         return VariantModel(config, variant)
 
 

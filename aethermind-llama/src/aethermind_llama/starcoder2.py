@@ -26,6 +26,9 @@ _FIELDS: FieldTable = {
 }
 
 
+_NAMES = {"rms_norm_eps": "norm_epsilon"}
+
+
 class Starcoder2Architecture:
     """`Starcoder2ForCausalLM`. A sliding window applies to all layers."""
 
@@ -35,11 +38,9 @@ class Starcoder2Architecture:
     def create(self, raw: Mapping[str, Any]) -> VariantModel:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         fields = {"hidden_act": "gelu_pytorch_tanh", **raw}
-        if raw.get("norm_epsilon") is not None:
-            fields["rms_norm_eps"] = raw["norm_epsilon"]
         if raw.get("sliding_window") is not None and raw.get("layer_types") is None:
             fields |= {"use_sliding_window": True, "max_window_layers": 0}
-        config = read_decoder_config(fields, defaults=_DEFAULTS, activations=("gelu_pytorch_tanh",))
+        config = read_decoder_config(fields, defaults=_DEFAULTS, activations=("gelu_pytorch_tanh",), names=_NAMES)
         has_bias = raw.get("use_bias") is not False
         variant = DecoderVariant(
             has_layer_norm=True,

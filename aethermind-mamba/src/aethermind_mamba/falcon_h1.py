@@ -13,7 +13,17 @@ from typing import Any
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, Hybrid, LayerCache, Paged, StepInputs, positive_int, read_decoder_config
+from aethermind.model import (
+    DecoderConfig,
+    Hybrid,
+    LayerCache,
+    Paged,
+    StepInputs,
+    positive_int,
+    positive_number,
+    read_decoder_config,
+    read_numbers,
+)
 from aethermind.model.blocks import (
     DecoderVariant,
     Mamba2Config,
@@ -149,20 +159,20 @@ class FalconH1Architecture:
             fields.pop(name, None)
         config = read_decoder_config(fields, defaults=_DEFAULTS)
         recurrent = _read_mixer(fields, config)
-        gate_factor, factor = fields.get("mlp_multipliers", (1.0, 1.0))
+        gate_factor, factor = read_numbers(fields, "mlp_multipliers", 2, default=1.0)
         mixer = _HybridMixer(
             config,
             recurrent,
             has_bias=bool(fields.get("attention_bias", False)),
-            recurrent_factor=fields.get("ssm_out_multiplier", 1.0),
-            input_factor=fields.get("attention_in_multiplier", 1.0),
-            key_factor=fields.get("key_multiplier", 1.0),
-            attention_factor=fields.get("attention_out_multiplier", 1.0),
+            recurrent_factor=positive_number(fields, "ssm_out_multiplier", default=1.0),
+            input_factor=positive_number(fields, "attention_in_multiplier", default=1.0),
+            key_factor=positive_number(fields, "key_multiplier", default=1.0),
+            attention_factor=positive_number(fields, "attention_out_multiplier", default=1.0),
         )
         variant = DecoderVariant(
             before_mlp="pre_ff_layernorm",
-            token_factor=fields.get("embedding_multiplier", 1.0),
-            logits_factor=fields.get("lm_head_multiplier", 1.0),
+            token_factor=positive_number(fields, "embedding_multiplier", default=1.0),
+            logits_factor=positive_number(fields, "lm_head_multiplier", default=1.0),
             attention=mixer,
             mlp=_FeedForward(config, gate_factor, factor),
         )
@@ -170,19 +180,20 @@ class FalconH1Architecture:
 
 
 def _read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Config:
-    inner = fields.get("mamba_d_ssm", fields.get("mamba_expand", 2) * config.hidden_size)
+    expanded = positive_int(fields, "mamba_expand", default=2) * config.hidden_size
+    inner = positive_int(fields, "mamba_d_ssm", default=expanded)
     defaults = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4}
     heads, groups, state_size, kernel = (positive_int(fields, name, default=size) for name, size in defaults.items())
-    head_dim = fields.get("mamba_d_head", "auto")
-    head_dim = inner // heads if head_dim == "auto" else head_dim
+    is_auto = fields.get("mamba_d_head", "auto") == "auto"
+    head_dim = inner // heads if is_auto else positive_int(fields, "mamba_d_head")
     if heads * head_dim != inner or heads % groups:
         raise ConfigError(
             f"mamba_n_heads ({heads}) times mamba_d_head ({head_dim}) in config.json should be mamba_d_ssm ({inner}), "
             f"and mamba_n_heads a multiple of mamba_n_groups ({groups})."
         )
     dt_min, dt_max = read_time_limits(fields)
-    of_input = fields.get("ssm_in_multiplier", 1.0)
-    z, x, b, c, dt = (of_input * factor for factor in fields.get("ssm_multipliers", (1.0,) * 5))
+    of_input = positive_number(fields, "ssm_in_multiplier", default=1.0)
+    z, x, b, c, dt = (of_input * factor for factor in read_numbers(fields, "ssm_multipliers", 5, default=1.0))
     return Mamba2Config(
         config.hidden_size,
         heads,

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
+from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import (
     DecoderConfig,
     LayerCache,
     StepInputs,
     hybrid_layout,
+    positive_int,
+    positive_number,
     read_attention_layers,
     read_decoder_config,
 )
@@ -128,12 +131,11 @@ class Lfm2Architecture:
             fields.pop(name, None) for name in ("layer_types", "full_attn_idxs", "sliding_window", "use_sliding_window")
         )
         fields["tie_word_embeddings"] = fields.get("tie_embedding", fields["tie_word_embeddings"])
-        fields["rms_norm_eps"] = fields["norm_eps"]
         fields["intermediate_size"] = _intermediate_size(fields)
-        config = read_decoder_config(fields, defaults={})
+        config = read_decoder_config(fields, defaults={}, names={"rms_norm_eps": "norm_eps"})
         has_attention = _attention_layers(kinds, indices, config.num_hidden_layers)
         convolution = ShortConvConfig(
-            config.hidden_size, fields["conv_L_cache"], has_bias=bool(fields.get("conv_bias", False))
+            config.hidden_size, positive_int(fields, "conv_L_cache"), has_bias=bool(fields.get("conv_bias", False))
         )
         variant = DecoderVariant(
             before_attention="operator_norm",
@@ -143,18 +145,22 @@ class Lfm2Architecture:
         return Lfm2(config, variant, convolution=convolution, has_attention=has_attention)
 
 
-def _intermediate_size(fields: Mapping[str, Any]) -> Any:
+def _intermediate_size(fields: Mapping[str, Any]) -> int:
     """The inner width of feed-forward networks: two thirds of the one in config.json, rounded up, if that says so."""
-    width = fields.get("block_ff_dim", fields.get("intermediate_size", 12288))
-    if not fields["block_auto_adjust_ff_dim"] or not isinstance(width, int):
+    name = "block_ff_dim" if "block_ff_dim" in fields else "intermediate_size"
+    width = positive_int(fields, name, default=12288)
+    if not fields["block_auto_adjust_ff_dim"]:
         return width
-    width, multiple = int(fields["block_ffn_dim_multiplier"] * int(2 * width / 3)), fields["block_multiple_of"]
+    width = int(positive_number(fields, "block_ffn_dim_multiplier") * int(2 * width / 3))
+    multiple = positive_int(fields, "block_multiple_of")
     return -(-width // multiple) * multiple
 
 
 def _attention_layers(kinds: Any, indices: Any, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer has attention, by `layer_types`, or by `full_attn_idxs`, the layers that do."""
     if kinds is None:
+        if indices is not None and not isinstance(indices, list):
+            raise ConfigError(f"full_attn_idxs in config.json should be a list of layers, got {indices!r:.80}.")
         return tuple(indices is None or layer in indices for layer in range(num_layers))
     return read_attention_layers(kinds, "conv", num_layers)
 

@@ -6,7 +6,7 @@ its length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ _DECODER_FIELDS = (
     "num_hidden_layers",
     "head_dim",
     "hidden_act",
+    "layer_norm_epsilon",
     "tie_word_embeddings",
     "eos_token_id",
     "is_causal",
@@ -110,21 +111,22 @@ class Mamba2Architecture:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
         sizes = ("num_heads", "head_dim", "hidden_size", "state_size", "n_groups", "conv_kernel")
         heads, head_dim, hidden_size, state_size, groups, kernel = (positive_int(fields, name) for name in sizes)
-        if fields["expand"] * hidden_size != heads * head_dim or heads % groups:
+        inner = positive_int(fields, "expand") * hidden_size
+        if inner != heads * head_dim or heads % groups:
             raise ConfigError(
                 f"num_heads ({heads}) times head_dim ({head_dim}) in config.json should be expand times hidden_size "
-                f"({fields['expand'] * hidden_size}), and num_heads a multiple of n_groups ({groups})."
+                f"({inner}), and num_heads a multiple of n_groups ({groups})."
             )
         config = read_decoder_config(
             {
                 **{name: fields[name] for name in _DECODER_FIELDS if name in fields},
-                "rms_norm_eps": fields["layer_norm_epsilon"],
                 "num_attention_heads": heads,
                 "intermediate_size": heads * head_dim,
                 "max_position_embeddings": fields.get("max_position_embeddings", _MAX_LENGTH),
             },
             defaults={},
             has_rotary=False,
+            names={"rms_norm_eps": "layer_norm_epsilon"},
         )
         dt_min, dt_max = read_time_limits(fields)
         mixer = Mamba2Config(
@@ -149,7 +151,9 @@ def read_time_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
 
     JSON has no infinity, which files write as Infinity or as an object: everything that is no number is none.
     """
-    limits: Sequence[Any] = fields.get("time_step_limit") or (0.0, None)
+    limits = fields.get("time_step_limit") or (0.0, None)
+    if not isinstance(limits, list | tuple) or len(limits) != 2 or not isinstance(limits[0], int | float):
+        raise ConfigError(f"time_step_limit in config.json should be a list of two numbers, got {limits!r:.80}.")
     least, greatest = limits
     is_limit = isinstance(greatest, int | float) and greatest < float("inf")
     return float(least), float(greatest) if is_limit else 0.0

@@ -61,8 +61,8 @@ class Phi2Architecture:
     def create(self, raw: Mapping[str, Any]) -> Phi2:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
-        fields["rms_norm_eps"] = fields["layer_norm_eps"]
-        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True, activations=_GELUS)
+        names = {"rms_norm_eps": "layer_norm_eps"}
+        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True, activations=_GELUS, names=names)
         is_approximate = is_gelu_approximate("hidden_act", fields["hidden_act"])
         variant = DecoderVariant(
             has_layer_norm=True,

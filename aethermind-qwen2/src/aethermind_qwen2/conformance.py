@@ -160,6 +160,9 @@ _QWEN3_NEXT = variations(
     may_err_as_reference=True,
     has_float32_parts=True,
 )
+_VISION = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+_SECTIONED = {"rope_parameters": {**_HYBRID["rope_parameters"], "mrope_section": [1, 1, 0]}}
+"""A rotary embedding with sections for the rows and columns of pictures, which are equal for text."""
 _QWEN3_5 = (
     *variations(
         "Qwen3_5ForCausalLM",
@@ -172,6 +175,20 @@ _QWEN3_5 = (
         "Qwen3_5MoeForCausalLM",
         {"qwen3_5_moe": {}},
         base=_HYBRID_MIXTURE,
+        may_err_as_reference=True,
+        has_float32_parts=True,
+    ),
+    *variations(
+        "Qwen3_5ForConditionalGeneration",
+        {"qwen3_5_with_images": {}},
+        base={"text_config": {**_HYBRID, **_SECTIONED}, "vision_config": _VISION},
+        may_err_as_reference=True,
+        has_float32_parts=True,
+    ),
+    *variations(
+        "Qwen3_5MoeForConditionalGeneration",
+        {"qwen3_5_moe_with_images": {}},
+        base={"text_config": {**_HYBRID_MIXTURE, **_SECTIONED}, "vision_config": _VISION},
         may_err_as_reference=True,
         has_float32_parts=True,
     ),

@@ -29,6 +29,7 @@ from aethermind.model import (
     MixtureConfig,
     StepInputs,
     hybrid_layout,
+    positive_int,
     read_attention_layers,
     read_decoder_config,
     read_mixture_config,
@@ -196,7 +197,9 @@ class QwenHybridArchitecture:
         fields = {**self.defaults, **{name: value for name, value in raw.items() if value is not None}}
         kinds, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
         config = read_decoder_config(fields, defaults={}, has_partial_rotary=True)
-        has_attention = _attention_layers(kinds, fields["full_attention_interval"], config.num_hidden_layers)
+        has_attention = _attention_layers(
+            kinds, positive_int(fields, "full_attention_interval"), config.num_hidden_layers
+        )
         mixture = None
         if self.has_mixture:
             count = config.num_hidden_layers
@@ -226,21 +229,14 @@ def _attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool,
 
 
 def _read_delta_net(fields: Mapping[str, Any], config: DecoderConfig) -> DeltaNetConfig:
-    key_heads, value_heads = fields["linear_num_key_heads"], fields["linear_num_value_heads"]
+    sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    key_heads, value_heads, *others = (positive_int(fields, f"linear_{name}") for name in sizes)
     if value_heads % key_heads:
         raise ConfigError(
             f"linear_num_value_heads ({value_heads}) in config.json is not a multiple of linear_num_key_heads "
             f"({key_heads})."
         )
-    return DeltaNetConfig(
-        config.hidden_size,
-        key_heads,
-        value_heads,
-        fields["linear_key_head_dim"],
-        fields["linear_value_head_dim"],
-        fields["linear_conv_kernel_dim"],
-        config.rms_norm_eps,
-    )
+    return DeltaNetConfig(config.hidden_size, key_heads, value_heads, *others, config.rms_norm_eps)
 
 
 def _architecture(

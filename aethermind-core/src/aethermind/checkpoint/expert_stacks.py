@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.remapped import StoredRows
+from aethermind.checkpoint.remapped import RemappedTensors, StoredRows
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import drop_mapped_pages
@@ -293,13 +293,15 @@ def expert_stacks(
         for name in (_GATE, _UP, _DOWN):
             stored_name = projections.get(name, name)
             experts = tuple(f"{stored_module}.{expert}.{stored_name}.weight" for expert in range(num_experts))
-            missing = [one for one in experts if one not in names]
+            missing = [expert for expert, one in enumerate(experts) if one not in names]
             if not missing:
                 stacks[f"{module}.{name}.weight"] = TensorStack(experts)
             elif len(missing) < num_experts:
+                other = next(expert for expert in range(num_experts) if expert not in missing)
+                before, _, after = _name_in_files(stored, experts[other]).rpartition(f".{other}.")
                 raise CheckpointError(
-                    f"The checkpoint has no tensor {missing[0]!r}, but others of the {num_experts} experts of that "
-                    "layer. Fetch the weights again, and check the number of experts in config.json."
+                    f"The checkpoint has no tensor '{before}.{missing[0]}.{after}', but others of the {num_experts} "
+                    "experts of that layer. Fetch the weights again, and check the number of experts in config.json."
                 )
         fused, down = f"{stored_module}.{_FUSED}", f"{stored_module}.{_DOWN}"
         if {fused, down} <= names:
@@ -308,3 +310,10 @@ def expert_stacks(
             stacks[f"{module}.{_UP}.weight"] = FusedSlice(fused, begin=half)
             stacks[f"{module}.{_DOWN}.weight"] = FusedSlice(down)
     return stacks
+
+
+def _name_in_files(stored: StoredTensors, name: str) -> str:
+    """The name that a tensor has in the checkpoint's files, of which `stored` may be a view with other names."""
+    while isinstance(stored, RemappedTensors) and (rows := stored.stored_rows(name)) is not None:
+        name, stored = rows.stored_name, stored.stored
+    return name

@@ -10,7 +10,15 @@ from aethermind.model.architecture import (
     hybrid_layout,
     windowed_layout,
 )
-from aethermind.model.config import DecoderConfig, positive_int, read_attention_layers, read_decoder_config
+from aethermind.model.config import (
+    DecoderConfig,
+    periodic_layer_types,
+    positive_int,
+    positive_number,
+    read_attention_layers,
+    read_decoder_config,
+    read_numbers,
+)
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.mixture import MixtureConfig, RouterConfig, read_deepseek_mixture, read_mixture_config
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
@@ -44,11 +52,14 @@ __all__ = [
     "TextEncoder",
     "Window",
     "hybrid_layout",
+    "periodic_layer_types",
     "positive_int",
+    "positive_number",
     "read_attention_layers",
     "read_decoder_config",
     "read_deepseek_mixture",
     "read_mixture_config",
+    "read_numbers",
     "read_rope",
     "windowed_layout",
 ]

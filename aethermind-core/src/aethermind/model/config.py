@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from aethermind.errors import ConfigError
 from aethermind.hal.dtype import DType
 from aethermind.model.rope import FREQUENCIES, RopeConfig, read_rope
 
-__all__ = ["DecoderConfig", "frequencies_name", "positive_int", "read_decoder_config"]
+__all__ = [
+    "DecoderConfig",
+    "frequencies_name",
+    "periodic_layer_types",
+    "positive_int",
+    "positive_number",
+    "read_attention_layers",
+    "read_decoder_config",
+    "read_numbers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +61,28 @@ def read_decoder_config(
     has_rotary: bool = True,
     has_partial_rotary: bool = False,
     activations: Collection[str] = ("silu", "swish"),
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> DecoderConfig:
     """Read a decoder's config.json; missing fields come from the architecture's `defaults`.
 
     `has_rotary` says whether positions are rotary embeddings, which need an even head_dim, `has_partial_rotary` that
     the architecture rotates the part of each head that `partial_rotary_factor` names, and `activations` which values of
-    hidden_act it computes. ConfigError names a bad field.
+    hidden_act it computes. `names` are fields that the architecture's config.json has under another name,
+    `{"rms_norm_eps": "layer_norm_eps"}`. ConfigError names a bad field as config.json does.
     """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
+    found = {name: own for name, own in names.items() if own in fields}
+    fields |= {name: fields[own] for name, own in found.items()}
+    try:
+        return _read(fields, has_rotary, has_partial_rotary, activations)
+    except ConfigError as error:
+        message = re.sub(r"\w+", lambda word: found.get(word[0], word[0]), str(error))
+        raise ConfigError(message) from None
+
+
+def _read(
+    fields: Mapping[str, Any], has_rotary: bool, has_partial_rotary: bool, activations: Collection[str]
+) -> DecoderConfig:
     hidden_size = positive_int(fields, "hidden_size")
     heads = positive_int(fields, "num_attention_heads")
     kv_heads = positive_int(fields, "num_key_value_heads", default=heads)
@@ -73,7 +98,7 @@ def read_decoder_config(
     if has_rotary and not has_partial_rotary and head_dim % 2:
         raise ConfigError(f"head_dim ({head_dim}) in config.json is odd; rotary embeddings need an even one.")
     activation = fields.get("hidden_act", next(iter(activations)))
-    if activation not in activations:
+    if not isinstance(activation, str) or activation not in activations:
         raise ConfigError(
             f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes "
             f"{next(iter(activations))}."
@@ -120,6 +145,35 @@ def positive_int(fields: Mapping[str, Any], name: str, *, default: int | None = 
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise ConfigError(f"{name} in config.json should be a positive integer, got {value!r}.")
     return value
+
+
+def positive_number(fields: Mapping[str, Any], name: str, *, default: float | None = None) -> float:
+    """Read a field that must be a positive number; ConfigError names it and its value."""
+    value = default if fields.get(name) is None else fields[name]
+    if not _is_number(value) or not value > 0:
+        raise ConfigError(f"{name} in config.json should be a positive number, got {value!r:.80}.")
+    return float(value)
+
+
+def read_numbers(fields: Mapping[str, Any], name: str, count: int, *, default: float) -> tuple[float, ...]:
+    """Read a field that must be a list of `count` numbers, all `default` where it is missing; ConfigError names it."""
+    values = [default] * count if fields.get(name) is None else fields[name]
+    if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_number, values)):
+        raise ConfigError(f"{name} in config.json should be a list of {count} numbers, got {values!r:.80}.")
+    return tuple(map(float, values))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def periodic_layer_types(fields: Mapping[str, Any], period: int, *, default: int | None = None) -> list[str]:
+    """Return `layer_types` of a model whose every `period`-th layer attends to all tokens, and the others to a window.
+
+    `default` is the architecture's number of layers, where config.json has none.
+    """
+    layers = range(1, 1 + positive_int(fields, "num_hidden_layers", default=default))
+    return ["sliding_attention" if layer % period else "full_attention" for layer in layers]
 
 
 def read_attention_layers(kinds: Any, other: str, num_layers: int) -> tuple[bool, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.model.config import positive_int
+from aethermind.model.config import positive_int, positive_number
 
 __all__ = ["MixtureConfig", "RouterConfig", "read_deepseek_mixture", "read_mixture_config"]
 
@@ -132,19 +132,18 @@ def read_deepseek_mixture(fields: Mapping[str, Any], num_layers: int) -> Mixture
     )
 
 
+_SCALE = "routed_scaling_factor"
 _METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 
 
 def _read_router(fields: Mapping[str, Any], num_experts: int) -> RouterConfig:
-    method, scoring, scale = fields["topk_method"], fields["scoring_func"], fields["routed_scaling_factor"]
+    method, scoring, scale = fields["topk_method"], fields["scoring_func"], positive_number(fields, _SCALE)
     if method not in _METHODS:
         raise ConfigError(f"topk_method {method!r} in config.json is none of {', '.join(_METHODS)}.")
     if scoring not in ("softmax", "sigmoid"):
         raise ConfigError(f"scoring_func {scoring!r} in config.json is neither softmax nor sigmoid.")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
-        raise ConfigError(f"routed_scaling_factor in config.json should be a positive number, got {scale!r}.")
     has_bias = method == "noaux_tc"
-    router = RouterConfig(is_sigmoid=scoring == "sigmoid", has_correction_bias=has_bias, scale=float(scale))
+    router = RouterConfig(is_sigmoid=scoring == "sigmoid", has_correction_bias=has_bias, scale=scale)
     if method == "greedy":
         return router
     num_groups, top_groups = positive_int(fields, "n_group"), positive_int(fields, "topk_group")

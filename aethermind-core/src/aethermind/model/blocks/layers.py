@@ -6,6 +6,7 @@ Shapes: T tokens, R rows of logits, D hidden_size or the width in, N the width o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
@@ -140,9 +141,9 @@ class GeluMlps:
             )
 
 
-def is_gelu_approximate(field: str, name: str) -> bool:
+def is_gelu_approximate(field: str, name: Any) -> bool:
     """Whether the gelu that `field` of config.json names is the tanh form; ConfigError for another activation."""
-    if name not in _GELUS:
+    if not isinstance(name, str) or name not in _GELUS:
         raise ConfigError(f"{field} {name!r} in config.json is none of {', '.join(_GELUS)}.")
     return _GELUS[name]
 

@@ -52,7 +52,7 @@ class Checkpoints:
         if in_float32 is None:
             return TOLERANCE
         if id(case) not in self._tolerances:
-            (text,) = random_prompts(40, vocab_size=int(case.config["vocab_size"]))
+            (text,) = random_prompts(40, vocab_size=case.vocab_size)
             exact = self.outputs(case)(text)
             error = abs(in_float32(case, self.directory(case))(text) - exact).max(axis=1) / abs(exact).max(axis=1)
             self._tolerances[id(case)] = max(TOLERANCE, 2 * float(error.max()))
@@ -86,7 +86,7 @@ class Bench:
     @property
     def vocab_size(self) -> int:
         """The number of token ids."""
-        return int(self.case.config["vocab_size"])
+        return self.case.vocab_size
 
     def open(self, **options: Any) -> LLM:
         """Open the model on the device, in float32 by default and on one thread, because it is small."""

@@ -91,6 +91,12 @@ class ModelCase:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids; models with other parts have it in the `text_config` of their decoder."""
+        decoder: Mapping[str, Any] = self.config.get("text_config", self.config)
+        return int(decoder["vocab_size"])
+
 
 def variations(
     architecture: str,
