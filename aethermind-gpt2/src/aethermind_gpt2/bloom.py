@@ -26,9 +26,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
-    "max_position_embeddings": 2048,
+    "seq_length": 2048,
     "vocab_size": 250880,
-    "rms_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
 _FIELDS_OF_GRAPH = (*_DEFAULTS, *_NAMES.values(), "eos_token_id", "dtype", "torch_dtype")

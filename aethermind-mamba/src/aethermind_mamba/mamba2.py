@@ -13,7 +13,14 @@ from typing import Any
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
-from aethermind.model import DecoderConfig, LayerCache, StepInputs, positive_int, read_decoder_config
+from aethermind.model import (
+    DecoderConfig,
+    LayerCache,
+    StepInputs,
+    positive_int,
+    positive_number,
+    read_decoder_config,
+)
 from aethermind.model.blocks import Mamba2Config, embedding, lm_head, mamba2_mixer
 from aethermind.model.known_fields import FieldTable, ignored, used
 
@@ -111,11 +118,11 @@ class Mamba2Architecture:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
         sizes = ("num_heads", "head_dim", "hidden_size", "state_size", "n_groups", "conv_kernel")
         heads, head_dim, hidden_size, state_size, groups, kernel = (positive_int(fields, name) for name in sizes)
-        inner = positive_int(fields, "expand") * hidden_size
+        inner = positive_number(fields, "expand") * hidden_size
         if inner != heads * head_dim or heads % groups:
             raise ConfigError(
                 f"num_heads ({heads}) times head_dim ({head_dim}) in config.json should be expand times hidden_size "
-                f"({inner}), and num_heads a multiple of n_groups ({groups})."
+                f"({inner:g}), and num_heads a multiple of n_groups ({groups})."
             )
         config = read_decoder_config(
             {

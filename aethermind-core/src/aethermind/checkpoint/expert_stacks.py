@@ -157,8 +157,9 @@ class StackedTensors:
         for name, info in zip(stack.stored_names, infos, strict=True):
             is_plain_alike = info.weight_format or first.weight_format or info.dtype_name == first.dtype_name
             if info.shape != first.shape or not info.shape or not is_plain_alike:
+                one, other = (_name_in_files(self.stored, expert) for expert in (name, stack.stored_names[0]))
                 raise CheckpointError(
-                    f"{name} is {info.dtype_name} {list(info.shape)}, where {stack.stored_names[0]} is "
+                    f"{one} is {info.dtype_name} {list(info.shape)}, where {other} is "
                     f"{first.dtype_name} {list(first.shape)}: experts of a layer are alike. Fetch the weights again."
                 )
         shape = (len(infos) * first.shape[0], *first.shape[1:])
