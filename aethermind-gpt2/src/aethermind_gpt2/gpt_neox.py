@@ -69,9 +69,9 @@ class GptNeoxArchitecture:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
         given = {name: value for name, value in raw.items() if value is not None and name not in _UNUSED}
         older = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
-        names = {name: old for name, old in older.items() if name not in given} | {"rms_norm_eps": "layer_norm_eps"}
+        own = {name: old for name, old in older.items() if name not in given} | {"rms_norm_eps": "layer_norm_eps"}
         fields = {**_DEFAULTS, **given}
-        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True, activations=_GELUS, names=names)
+        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True, activations=_GELUS, names=own)
         is_parallel, has_bias = fields.get("use_parallel_residual", True), bool(fields.get("attention_bias", True))
         is_approximate = is_gelu_approximate("hidden_act", fields["hidden_act"])
         names = ("dense_h_to_4h", "dense_4h_to_h")

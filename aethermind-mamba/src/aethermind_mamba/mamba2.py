@@ -158,7 +158,7 @@ def read_time_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
 
     JSON has no infinity, which files write as Infinity or as an object: everything that is no number is none.
     """
-    limits = fields.get("time_step_limit") or (0.0, None)
+    limits: Any = fields.get("time_step_limit") or (0.0, None)
     if not isinstance(limits, list | tuple) or len(limits) != 2 or not isinstance(limits[0], int | float):
         raise ConfigError(f"time_step_limit in config.json should be a list of two numbers, got {limits!r:.80}.")
     least, greatest = limits

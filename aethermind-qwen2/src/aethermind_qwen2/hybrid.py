@@ -230,13 +230,13 @@ def _attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool,
 
 def _read_delta_net(fields: Mapping[str, Any], config: DecoderConfig) -> DeltaNetConfig:
     sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    key_heads, value_heads, *others = (positive_int(fields, f"linear_{name}") for name in sizes)
+    key_heads, value_heads, key_dim, value_dim, kernel = (positive_int(fields, f"linear_{name}") for name in sizes)
     if value_heads % key_heads:
         raise ConfigError(
             f"linear_num_value_heads ({value_heads}) in config.json is not a multiple of linear_num_key_heads "
             f"({key_heads})."
         )
-    return DeltaNetConfig(config.hidden_size, key_heads, value_heads, *others, config.rms_norm_eps)
+    return DeltaNetConfig(config.hidden_size, key_heads, value_heads, key_dim, value_dim, kernel, config.rms_norm_eps)
 
 
 def _architecture(

@@ -149,8 +149,8 @@ def positive_int(fields: Mapping[str, Any], name: str, *, default: int | None = 
 
 def positive_number(fields: Mapping[str, Any], name: str, *, default: float | None = None) -> float:
     """Read a field that must be a positive number; ConfigError names it and its value."""
-    value = default if fields.get(name) is None else fields[name]
-    if not _is_number(value) or not value > 0:
+    value: Any = default if fields.get(name) is None else fields[name]
+    if not _is_number(value) or value <= 0:
         raise ConfigError(f"{name} in config.json should be a positive number, got {value!r:.80}.")
     return float(value)
 
