@@ -409,18 +409,9 @@ def test_a_profiled_step_advances_states_once(open_model: OpenRecurrent) -> None
     assert ask(engine) == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tensor_parallel_size": 2}, "not split between ranks"),
-    ],
-    ids=["ranks"],
-)
-def test_options_that_need_keys_of_each_token_are_refused(
-    open_model: OpenRecurrent, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        open_model("hybrid", **options)
+def test_a_kv_store_of_states_that_ranks_divide_is_refused(open_model: OpenRecurrent) -> None:
+    with pytest.raises(InvalidArgumentError, match="a KV store takes whole ones"):
+        open_model("hybrid", tensor_parallel_size=2, kv_store="host:1MiB")
 
 
 def test_layers_without_keys_share_none(open_model: OpenRecurrent) -> None:

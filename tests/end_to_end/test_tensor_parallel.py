@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.adapters import PROJECTIONS, linear_shapes, write_adapter
+from tests.end_to_end.models import copy_demo
 from tests.processes import await_end
 
 from aethermind import LLM, Runtime, SamplingParams
@@ -170,6 +171,25 @@ def test_preempted_requests_resume_and_closing_ends_the_ranks(runtime: Runtime, 
         assert llm.engine.swap_store is not None
         assert llm.engine.swap_store.num_moved_in > 0
     await_end(pid)
+
+
+def test_ranks_swap_and_fork_their_parts_of_recurrent_states(runtime: Runtime, tmp_path: Path) -> None:
+    """Answers of one rank without pressure: states are forked, snapshotted, swapped out and back on both ranks."""
+    sizes = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+    path = copy_demo(tmp_path / "falcon", {"architectures": ["FalconH1ForCausalLM"], **sizes})
+    options = {"load_format": "dummy", "block_size": 4, "max_num_batched_tokens": 32}
+    found = []
+    for size, more in ((1, {}), (2, {"num_kv_blocks": 14, "swap_space": 0.01})):
+        with open_demo(runtime, size, model=str(path), **options, **more) as llm:
+            llm.engine.costs.seconds_per_byte, llm.engine.costs.seconds_per_token = 0.0, 1e6
+            several = answers(llm, SamplingParams(n=2, temperature=0.0, max_tokens=12, ignore_eos=True))
+            found.append((several, answers(llm, GREEDY), answers(llm, GREEDY)))
+            if size == 2:
+                assert llm.engine.swap_store is not None
+                assert llm.engine.swap_store.num_moved_in > 0
+                with pytest.raises(InvalidArgumentError, match="states of several ranks are not saved"):
+                    _ = llm.engine.runner.kv_memory.state_kinds
+    assert found[1] == found[0]
 
 
 def test_a_rank_that_is_killed_is_named_and_ends_all(runtime: Runtime) -> None:

@@ -51,6 +51,39 @@ GPT2 = {
     "n_positions": 64,
     "vocab_size": 101,
 }
+DELTA = {
+    **LLAMA,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+    "full_attention_interval": 2,
+}
+MAMBA = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "hidden_size": 32,
+    "num_heads": 8,
+    "head_dim": 8,
+    "expand": 2,
+    "state_size": 16,
+    "n_groups": 1,
+    "num_hidden_layers": 2,
+    "vocab_size": 101,
+    "tie_word_embeddings": False,
+}
+FALCON = {
+    **LLAMA,
+    "architectures": ["FalconH1ForCausalLM"],
+    "mamba_n_heads": 8,
+    "mamba_d_ssm": 64,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 2.0],
+    "key_multiplier": 0.5,
+}
+RECURRENT = {"delta net": DELTA, "mamba": MAMBA, "mamba of four groups": {**MAMBA, "n_groups": 4}, "falcon": FALCON}
 FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gpt2": GPT2}
 
 
@@ -92,6 +125,7 @@ class Rank:
             "seqlens_k": (start + count,),
             "block_tables": (1,),
             "logits_rows": range(count),
+            "state_slots": (1,),
             "temperature": [0.0] * count,
         }
         for name, values in given.items():
@@ -134,6 +168,25 @@ def assert_alike(model: Path, size: int, key: GraphKey = GraphKey(), **options: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_compute_what_one_device_computes(write: Callable[..., Path], family: str, size: int) -> None:
     assert_alike(write(FAMILIES[family]), size)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_ranks_divide_recurrent_states_by_heads(write: Callable[..., Path], family: str, size: int) -> None:
+    assert_alike(path := write(RECURRENT[family]), size, max_num_seqs=8)
+    (alone,), ranks = plans(path, 1), plans(path, size)
+    for name, (heads, *_) in alone.cache_spec.state_shapes.items():
+        for rank in ranks:
+            (state,) = (value for value in rank.step.graph.states if value.name == name)
+            if name.startswith("recurrent_state"):
+                assert state.type.shape[1] == heads // size
+            else:
+                assert state.type.shape[-1] < alone.cache_spec.state_shapes[name][-1]
+
+
+def test_a_state_whose_heads_cannot_be_divided_is_refused(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="number of heads of the state is 8, which 3 ranks cannot share evenly"):
+        plans(write(MAMBA), 3)
 
 
 @pytest.mark.parametrize(("family", "num_kv_heads", "size"), [("llama", 2, 4), ("qwen2", 1, 2), ("qwen3", 4, 8)])

@@ -5,8 +5,9 @@ of their parts; between runs it sends the copies of blocks. So all ranks compute
 embeddings and K-shifts, and neither the engine nor the `ModelRunner` is aware of them.
 
 The heads of a KV cache are divided among the ranks, so each block is sharded. A change of the driver's shard of a block
-is repeated by the workers. The content of whole blocks, for a KV store or a file, is gathered in the driver: stored
-blocks hold the heads of all ranks, independent of their number.
+is repeated by the workers, and so is a copy of recurrent states, which are divided by heads, too. The content of whole
+blocks, for a KV store or a file, is gathered in the driver: stored blocks hold the heads of all ranks, independent of
+their number. States are not gathered.
 """
 
 from __future__ import annotations
@@ -43,21 +44,29 @@ class DriverKVMemory(KVMemory):
     """The driver's shard of the memory of KV blocks, which keeps the workers' shards in step."""
 
     def __init__(self, compiled: CompiledModel, workers: WorkerGroup) -> None:
-        super().__init__({value.name: value.type for value in compiled.step.graph.states}, compiled.open_device)
+        types = {value.name: value.type for value in compiled.step.graph.states}
+        super().__init__(types, compiled.open_device, compiled.cache_spec.state_shapes)
         assert compiled.parallel is not None, "one of several ranks"
         axes, num_heads = compiled.parallel.state_axes, compiled.cache_spec.num_heads
         self._shardings = {
             name: _HeadSharding(tensor, axes.get(name), num_heads(name), workers.size)
-            for name, tensor in self.tensors.items()
+            for name, tensor in self.block_tensors.items()
         }
         self._workers = workers
         self._num_swap_areas = 0
         self._blocks_per_request = 0
+        self.alloc_host_states(compiled.cache_spec.num_host_slots)
+
+    def alloc_host_states(self, num_slots: int) -> None:
+        """Allocate state slots in host memory on each rank, for its shard."""
+        if num_slots:
+            self._workers.broadcast("alloc_host_states", num_slots)
+        super().alloc_host_states(num_slots)
 
     @property
     def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """By tensor, its dtype and the shape of one block, with the heads of all ranks."""
-        return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.tensors.items()}
+        return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.block_tensors.items()}
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination) each, on all ranks."""
@@ -65,6 +74,26 @@ class DriverKVMemory(KVMemory):
         if pairs:
             self._workers.broadcast_move("copy_blocks", [list(pair) for pair in pairs])
             super().copy_blocks(pairs)
+
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        """Copy state slots, (source, destination) each, on all ranks, and clear the list."""
+        if copies:
+            self._workers.broadcast("copy_states", [list(pair) for pair in copies])
+        super().copy_states(copies)
+
+    @property
+    def state_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Raise InvalidArgumentError: states are divided among the ranks."""
+        raise InvalidArgumentError(
+            "The recurrent states of several ranks are not saved or loaded. Leave tensor_parallel_size out.",
+            param="tensor_parallel_size",
+        )
+
+    def alloc_staging_states(self, num_slots: int, *, has_own_stream: bool = False) -> StagingBlocks:
+        """Allocate staging memory for states on each rank, for its shard; `rows` are those of this rank."""
+        self._workers.broadcast("alloc_swap_states", num_slots)
+        number, self._num_swap_areas = self._num_swap_areas, self._num_swap_areas + 1
+        return _DriverSwapBlocks(super().alloc_staging_states(num_slots), self._workers, number)
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> None:
         """Return None: with several ranks blocks are swapped between steps."""
@@ -78,7 +107,7 @@ class DriverKVMemory(KVMemory):
     def alloc_staging_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> StagingBlocks:
         """Allocate staging memory in this process for `num_blocks` whole blocks."""
         if not self._blocks_per_request:
-            block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in self.tensors.values())
+            block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in self.block_tensors.values())
             self._blocks_per_request = max(1, _PIECE_BYTES // max(1, block_bytes))
             self._workers.broadcast_move("alloc_staging_blocks", self._blocks_per_request)
         local = super().alloc_staging_blocks(num_blocks, has_own_stream=has_own_stream)
@@ -113,12 +142,16 @@ class _HeadSharding:
 
 
 class _DriverSwapBlocks:
-    """Swapped blocks of all ranks; a `BlockMover`."""
+    """Swapped blocks or states of all ranks; implements `StagingBlocks`."""
 
-    def __init__(self, local: BlockMover, workers: WorkerGroup, number: int) -> None:
+    def __init__(self, local: StagingBlocks, workers: WorkerGroup, number: int) -> None:
         self._local = local
         self._workers = workers
         self._number = number
+
+    def rows(self) -> dict[str, Any]:
+        """Return the bytes of this rank's shards."""
+        return self._local.rows()
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on rank 0 on return."""

@@ -160,6 +160,18 @@ class _Worker:
         """Copy blocks, (source, destination) each."""
         self._memory.copy_blocks(copies)
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy state slots, (source, destination) each."""
+        self._memory.copy_states([(source, destination) for source, destination in copies])
+
+    def alloc_host_states(self, num_slots: int) -> None:
+        """Allocate state slots in host memory."""
+        self._memory.alloc_host_states(num_slots)
+
+    def alloc_swap_states(self, num_slots: int) -> None:
+        """Allocate host memory for states, the next swap area."""
+        self._swap_areas.append(self._memory.alloc_staging_states(num_slots))
+
     def alloc_swap_blocks(self, num_blocks: int) -> None:
         """Allocate host memory for swapped blocks; areas are numbered from 0."""
         self._swap_areas.append(self._memory.alloc_swap_blocks(num_blocks))

@@ -41,16 +41,8 @@ class KVMemory:
     of recurrent states is [num_slots, …] (see `cache.state_slots`).
     """
 
-    def __init__(
-        self,
-        types: Mapping[str, TensorType],
-        opened: OpenDevice,
-        state_names: Iterable[str] = (),
-        num_host_slots: int = 0,
-    ) -> None:
-        """Allocate memory; `state_names` are the tensors of recurrent states among `types`, of which `num_host_slots`
-        more are in host memory.
-        """
+    def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice, state_names: Iterable[str] = ()) -> None:
+        """Allocate memory; `state_names` are the tensors of recurrent states among `types`."""
         allocator = opened.backend.allocator
         self.tensors = {
             name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
@@ -66,14 +58,15 @@ class KVMemory:
         self._opened = opened
         self._swaps: SwapStream | None = None
         self._states_copied: Event | None = None
-        self._host_states = self._on_host(num_host_slots, self.state_tensors) if num_host_slots else {}
+        self._host_states: Mapping[str, Tensor] = {}
 
     @classmethod
     def of(cls, compiled: CompiledModel) -> Self:
         """Allocate memory for the blocks and state slots of a compiled model."""
         types = {value.name: value.type for value in compiled.step.graph.states}
-        spec = compiled.cache_spec
-        return cls(types, compiled.open_device, spec.state_shapes, spec.num_host_slots)
+        memory = cls(types, compiled.open_device, compiled.cache_spec.state_shapes)
+        memory.alloc_host_states(compiled.cache_spec.num_host_slots)
+        return memory
 
     @property
     def nbytes(self) -> int:
@@ -84,6 +77,11 @@ class KVMemory:
         """Enqueue copies of blocks, (source, destination) each, on the device's default stream."""
         runs = ((source, destination, 1) for source, destination in copies)
         copy_blocks(self._opened.backend.transfer, self.block_tensors, self.block_tensors, runs, self._default_stream)
+
+    def alloc_host_states(self, num_slots: int) -> None:
+        """Allocate state slots in host memory, behind those of the device; OutOfMemoryError if there is too little."""
+        if num_slots:
+            self._host_states = self._on_host(num_slots, self.state_tensors)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Enqueue copies of state slots like those of blocks, and clear the list. Slots behind those of the device are

@@ -129,7 +129,12 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
     """
     if not spec.is_recurrent:
         return spec
-    _refuse_options_of_attention(config)
+    if config.tensor_parallel_size > 1 and config.kv_store is not None:
+        raise InvalidArgumentError(
+            "Ranks divide the states of this model's recurrent layers, and a KV store takes whole ones. Leave "
+            "kv_store or tensor_parallel_size out.",
+            param="kv_store",
+        )
     max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs
@@ -148,15 +153,6 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
     num_slots = with_checkpoint * num_seqs + NUM_RESERVED_SLOTS + num_snapshots
     num_checkpoints = num_slots - num_snapshots - NUM_RESERVED_SLOTS - num_seqs
     return replace(spec, num_slots=num_slots, num_checkpoints=num_checkpoints, num_snapshots=num_snapshots)
-
-
-def _refuse_options_of_attention(config: EngineConfig) -> None:
-    """Raise InvalidArgumentError for options that need keys and values of each token in all layers."""
-    if config.tensor_parallel_size > 1:
-        raise InvalidArgumentError(
-            "This model's recurrent layers are not split between ranks. Leave tensor_parallel_size out.",
-            param="tensor_parallel_size",
-        )
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:

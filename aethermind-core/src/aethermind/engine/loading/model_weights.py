@@ -46,6 +46,11 @@ def open_constants(compiled: CompiledModel, changed: Mapping[str, Any] | None = 
     """Open the store from which a model's plans load their weights; `changed` parameters replace the checkpoint's."""
     kept = None if changed else WeightCache.of(compiled)
     source, computed = open_weights(compiled), {**compiled.computed, **(changed or {})}
+    if compiled.parallel is not None:
+        parts = compiled.parallel.parts
+        computed |= {
+            name: part.of(computed[part.parameter]) for name, part in parts.items() if part.parameter in computed
+        }
     types = compiled.parameter_types
     if compiled.adapters is not None:
         computed |= compiled.adapters.parameters

@@ -68,7 +68,7 @@ class TensorParallel:
 class PartialTensors:
     """A checkpoint in which a rank's parts of tensors are tensors, too; implements `TensorSource`.
 
-    A part of a mapped file is a view, so the rest of the tensor is not read; a part of a stack is a copy.
+    A part of a mapped file is a view, so the rest of the tensor is not read; a scattered part is a copy.
     """
 
     def __init__(self, source: TensorSource, parts: Mapping[str, WeightPart]) -> None:
@@ -115,8 +115,8 @@ def _cut(weight: Any, part: WeightPart) -> Any:
         return part.of(weight)
     if _format_of(weight.format, part) != weight.format:
         weight = without_super_blocks(weight)
-    if part.num_stacked > 1:
-        return weight.take_rows(part.rows(len(weight.codes)))
+    if part.is_scattered:
+        return weight.take_rows(part.indices(len(weight.codes)))
     format, axis = weight.format, part.axis % 2
     begin, end = part.begin, part.end
     codes = along(weight.codes, axis, begin, end)

@@ -8,6 +8,10 @@ So are those of a projection that is normed as a whole, after which every rank c
 mixture of experts, every rank has a shard of the intermediate size of each expert; the router is computed whole. Where
 there are more ranks than key-value heads, neighbouring ranks share one. LoRA is sharded as the product that it is added
 to: `up` with the outputs, or `down` with the inputs, before the one `all_reduce` of both.
+
+A recurrence is sharded by the heads of its state, with the convolution before it, whose channels are those of several
+operands (`segments`). A norm over groups of channels is sharded if every rank has whole groups; else its input is
+gathered. Other operators that keep a state, such as short convolutions alone, are computed whole by every rank.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["ADD_LOW_RANK", "HEADS", "Partial", "RULES", "Rule", "Whole"]
+__all__ = ["ADD_LOW_RANK", "HEADS", "Partial", "RULES", "Rule", "SCANS", "Whole"]
 
 
 class Whole(Enum):
@@ -44,8 +48,10 @@ class Rule:
     common. `heads` names, for a weight of whole heads, the attribute that counts them; `stacks` names, for a stack of
     matrices, the attribute that counts them: each is split. `even` are inputs whose heads no two ranks share. `once`
     are inputs that only rank 0 has, because every rank would add them. `before` names the only operator that reads the
-    output, whose attributes are used where the operator itself lacks them; LoRA in between is skipped, unless `before`
-    names it.
+    output, whose attributes are used where the operator itself lacks them; LoRA and factors in between are skipped,
+    unless `before` names LoRA. `beside` names an input of that operator that must be sharded already. `multiple` is an
+    attribute that must be a multiple of the number of ranks. `segments` are inputs whose split axis has the channels of
+    a recurrence's operands, one after the other: a rank has its heads of each.
     """
 
     inputs: Mapping[str, int | Partial]
@@ -57,6 +63,9 @@ class Rule:
     even: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     before: str | None = field(default=None)
+    beside: str | None = field(default=None)
+    multiple: str | None = field(default=None)
+    segments: tuple[str, ...] = ()
 
 
 HEADS = -2
@@ -77,6 +86,11 @@ _COUNTS: dict[str, Any] = {
     "shared": ("num_kv_heads",),
     "heads": {name: "num_heads" if name.endswith("q") else "num_kv_heads" for name in _QKV},
 }
+_CONVOLUTION = {"x": _WIDTH, "w": _WIDTH, "bias": _WIDTH, "state": -1}
+_RATES = {"a_log": -1, "dt_bias": -1, "state": -3}
+_SCAN_OUT: Mapping[str, int | Whole] = {"out": HEADS, "state_out": -3}
+SCANS: Mapping[str, bool] = {"gated_delta_rule": False, "ssd_scan": True}
+"""Recurrences, and whether the values [H, E] precede the two operands [G, D] in a row of their first input."""
 _EXPERTS = {"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS, "b_gate": _WIDTH, "b_up": _WIDTH}
 _STACKS = dict.fromkeys(("w_gate", "w_up", "b_gate", "b_up"), "num_experts")
 _FEED_FORWARD = Rule({"w_in": _ROWS, "b_in": _WIDTH, "w_out": _COLUMNS}, {"out": Whole.SUMMED}, once=("b_out",))
@@ -89,15 +103,31 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(_PROJECTION, {"out": _WIDTH}, heads=dict.fromkeys(_PROJECTION, "num_heads"), before="split_heads"),
         Rule(_PROJECTION, {"out": Whole.GATHERED}, before="rms_norm"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="silu_mul"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="sigmoid_mul", beside="x"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="causal_conv1d", segments=("weight", "bias")),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="gated_delta_rule"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="ssd_scan"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="gated_rms_norm", multiple="num_groups"),
         Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Partial.TERMS}, once=("bias",), before=ADD_LOW_RANK),
         Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Whole.SUMMED}, once=("bias",)),
     ),
     ADD_LOW_RANK: (
+        Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}, before="causal_conv1d", segments=("up",)),
         Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}, heads={"up": "num_heads"}, before="split_heads"),
         Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}),
         Rule({"y": Partial.TERMS, "x": _WIDTH, "down": _WIDTH}, {"out": Whole.SUMMED}),
     ),
     "silu_mul": (Rule(dict.fromkeys(("gate", "up"), _WIDTH), {"out": _WIDTH}),),
+    "sigmoid_mul": (Rule(dict.fromkeys(("gate", "x"), _WIDTH), {"out": _WIDTH}),),
+    "scale": (Rule({"x": _WIDTH}, {"out": _WIDTH}), Rule({"x": HEADS}, {"out": HEADS})),
+    "mul": (Rule({"a": _WIDTH, "b": _WIDTH}, {"out": _WIDTH}, before="causal_conv1d", segments=("a", "b")),),
+    "causal_conv1d": (Rule(_CONVOLUTION, {"out": _WIDTH, "state_out": -1}, segments=("w", "bias", "state")),),
+    "gated_delta_rule": (Rule({"qkv": _WIDTH, "a": _WIDTH, "b": _WIDTH, **_RATES}, _SCAN_OUT),),
+    "ssd_scan": (Rule({"xbc": _WIDTH, "dt": _WIDTH, "d": -1, **_RATES}, _SCAN_OUT),),
+    "gated_rms_norm": (
+        Rule({"x": HEADS, "gate": HEADS}, {"out": HEADS}),
+        Rule(dict.fromkeys(("x", "gate", "weight"), _WIDTH), {"out": _WIDTH}, divided=("num_groups",)),
+    ),
     "split_heads": (Rule({"x": _WIDTH}, {"out": HEADS}, shared=("num_heads",)),),
     "rms_norm": (Rule({"x": HEADS}, {"out": HEADS}),),
     "rope": (Rule({"x": HEADS}, {"out": HEADS}),),
@@ -112,7 +142,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "slice_last": (Rule({"x": HEADS}, {"out": HEADS}),),
     "concat_last": (Rule({"a": HEADS, "b": HEADS}, {"out": HEADS}),),
     "attention": (Rule(dict.fromkeys("qkv", HEADS), {"out": HEADS}, even=("q",)),),
-    "merge_heads": (Rule({"x": HEADS}, {"out": _WIDTH}),),
+    "merge_heads": (
+        Rule({"x": HEADS}, {"out": _WIDTH}, before="gated_rms_norm", multiple="num_groups"),
+        Rule({"x": HEADS}, {"out": Whole.GATHERED}, before="gated_rms_norm"),
+        Rule({"x": HEADS}, {"out": _WIDTH}),
+    ),
     "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),
     "shift_keys_quantized": (Rule({"k_cache": -3, "k_scale": -2}, {"k_out": -3, "k_scale_out": -2}),),
     "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),

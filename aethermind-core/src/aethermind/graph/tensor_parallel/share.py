@@ -42,7 +42,8 @@ class Share:
 class WeightPart:
     """A shard of a parameter of type `whole`: the elements `begin` to `end` along `axis`.
 
-    If the parameter is a stack of `num_stacked` matrices along that axis, they are those of each matrix.
+    If the parameter is a stack of `num_stacked` matrices along that axis, they are those of each matrix; with
+    `segments` they are the elements from each of these begins to its end, `end` elements in all.
     """
 
     parameter: str
@@ -51,17 +52,25 @@ class WeightPart:
     begin: int
     end: int
     num_stacked: int = 1
+    segments: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether its elements are not one after the other along the axis."""
+        return self.num_stacked > 1 or bool(self.segments)
 
     def of(self, array: Any) -> Any:
-        """Return the shard of the whole parameter's array; a view, unless it is a stack."""
-        if self.num_stacked > 1:
-            return array[self.rows(len(array))]
+        """Return the shard of the whole parameter's array; a view, unless it is scattered."""
+        if self.is_scattered:
+            return array.take(self.indices(array.shape[self.axis]), self.axis)
         return along(array, self.axis, self.begin, self.end)
 
-    def rows(self, length: int) -> Any:
-        """Return the index, int64 [N], of this shard's rows in a stack of `length` rows."""
+    def indices(self, length: int) -> Any:
+        """Return the indices, int64 [N], of a scattered shard along its axis of `length` elements."""
         import numpy as np
 
+        if self.segments:
+            return np.concatenate([np.arange(*segment) for segment in self.segments])
         matrices = np.arange(length).reshape(self.num_stacked, -1)
         return matrices[:, self.begin : self.end].reshape(-1)
 

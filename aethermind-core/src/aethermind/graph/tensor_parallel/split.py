@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from aethermind.errors import ConfigError
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.graph.tensor_parallel.collectives import COLLECTIVES, OWN_HEADS
-from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, Partial, Rule, Whole
+from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, SCANS, Partial, Rule, Whole
 from aethermind.graph.tensor_parallel.share import Share, WeightPart
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
@@ -98,7 +98,7 @@ class _Splitter:
         for may_split in (False, True) if is_any_split else (False,):
             for rule in RULES.get(node.operator, ()):
                 fits = all(_fits(rule.inputs.get(name), axis, may_split) for name, axis in axes.items())
-                if fits and (rule.before is None or self._is_before(node.outputs[0], rule.before)):
+                if fits and self._applies(rule, node):
                     return rule
         if is_any_split:
             raise ConfigError(
@@ -107,6 +107,47 @@ class _Splitter:
             )
         return None
 
+    def _applies(self, rule: Rule, node: Node) -> bool:
+        """Whether what a rule says of the readers of a node's output, and of attributes, is true."""
+        if rule.before is not None and not self._is_before(node.outputs[0], rule.before):
+            return False
+        if rule.beside is not None:
+            (reader,) = self._readers_of(node.outputs[0])
+            names = [spec.name for spec in self._operators[reader.operator].schema.inputs]
+            if reader.inputs[names.index(rule.beside)] not in self._axes:
+                return False
+        if rule.multiple is not None and self._attribute(node, rule.multiple) % self._share.size:
+            return False
+        return not rule.segments or self._scan_behind(node) is not None
+
+    def _scan_behind(self, node: Node) -> Node | None:
+        """Return the recurrence whose operands a convolution, or a node before it, computes; None if there is none."""
+        while node.operator not in SCANS:
+            readers = list(self._readers_of(node.outputs[0]))
+            if len(readers) != 1:
+                return None
+            (node,) = readers
+        return node
+
+    def _segments(self, node: Node) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of this rank's channels of each operand of the recurrence behind a node."""
+        scan = self._scan_behind(node)
+        assert scan is not None, "the rule applies"
+        names = [spec.name for spec in self._operators[scan.operator].schema.inputs]
+        channels, state = scan.inputs[0], scan.inputs[names.index("state")]
+        assert channels is not None, "it is required"
+        assert state is not None, "it is required"
+        num_heads, depth, width = (_length(state, axis) for axis in (-3, -2, -1))
+        num_groups = (_length(channels, -1) - num_heads * width) // (2 * depth)
+        self._divided("The number of heads of the state", num_heads)
+        value = (self._share.part(num_heads), num_heads, width)
+        other = (self._shared("The number of groups of heads of the state", num_groups), num_groups, depth)
+        segments, offset = [], 0
+        for (begin, end), count, size in (value, other, other) if SCANS[scan.operator] else (other, other, value):
+            segments.append((offset + begin * size, offset + end * size))
+            offset += count * size
+        return tuple(segments)
+
     def _is_before(self, value: Value, operator: str) -> bool:
         """Whether an operator is the only reader of a value, LoRA in between skipped."""
         if operator == ADD_LOW_RANK:
@@ -114,9 +155,9 @@ class _Splitter:
         return {reader.operator for reader in self._readers_of(value)} == {operator}
 
     def _readers_of(self, value: Value) -> Iterator[Node]:
-        """Yield the nodes that read a value, or the sum of it and LoRA; LoRA itself is skipped."""
+        """Yield the nodes that read a value, its multiple, or the sum of it and LoRA; LoRA itself is skipped."""
         for reader in self._readers.get(value, ()):
-            if _adds_to(reader, value):
+            if _adds_to(reader, value) or reader.operator == "scale":
                 yield from self._readers_of(reader.outputs[0])
             elif reader.operator != ADD_LOW_RANK:
                 yield reader
@@ -130,6 +171,7 @@ class _Splitter:
             attributes[name] = end - begin
         for name in rule.divided:
             attributes[name] = self._divided(name, int(attributes[name]))
+        segments = self._segments(node) if rule.segments else ()
         for spec, value in zip(schema.inputs, node.inputs, strict=True):
             if value is not None and spec.name in rule.even:
                 self._divided("num_heads", _length(value, HEADS))
@@ -141,6 +183,7 @@ class _Splitter:
                 rule.inputs.get(spec.name),
                 self._num_heads(node, rule.heads.get(spec.name)),
                 int(attributes[rule.stacks[spec.name]]) if spec.name in rule.stacks else 1,
+                segments if spec.name in rule.segments else (),
             )
             for spec, value in zip(schema.inputs, node.inputs, strict=True)
         )
@@ -163,21 +206,27 @@ class _Splitter:
 
     def _num_heads(self, node: Node, name: str | None) -> int | None:
         """Return the number of heads of a weight: the attribute `name` of its operator or of its result's reader."""
-        if name is None:
-            return None
-        return int(
-            next(
-                reader for reader in (node, *self._readers_of(node.outputs[0])) if name in reader.attributes
-            ).attributes[name]
-        )
+        return None if name is None else self._attribute(node, name)
 
-    def _input(self, value: Value, axis: int | Partial | None, num_heads: int | None, num_stacked: int) -> Value:
+    def _attribute(self, node: Node, name: str) -> int:
+        """Return an attribute of an operator or of its result's reader."""
+        nodes = (node, *self._readers_of(node.outputs[0]))
+        return int(next(each for each in nodes if name in each.attributes).attributes[name])
+
+    def _input(
+        self,
+        value: Value,
+        axis: int | Partial | None,
+        num_heads: int | None,
+        num_stacked: int,
+        segments: tuple[tuple[int, int], ...],
+    ) -> Value:
         if isinstance(axis, Partial):
             return self._new[value]
         if value.kind is ValueKind.PARAMETER:
-            return self._parameter(value, axis, num_heads, num_stacked)
+            return self._parameter(value, axis, num_heads, num_stacked, segments)
         if value.kind is ValueKind.STATE:
-            return self._state(value, axis)
+            return self._state(value, axis, segments)
         if axis is not None and value.kind is ValueKind.COMPUTED and value not in self._axes:
             return self._own_heads(value)
         return self._new[value]
@@ -192,7 +241,14 @@ class _Splitter:
             self._own[whole] = own
         return self._own[whole]
 
-    def _parameter(self, whole: Value, axis: int | None, num_heads: int | None, num_stacked: int) -> Value:
+    def _parameter(
+        self,
+        whole: Value,
+        axis: int | None,
+        num_heads: int | None,
+        num_stacked: int,
+        segments: tuple[tuple[int, int], ...],
+    ) -> Value:
         if axis is None:
             return self._parameters.setdefault(whole.name, whole)
         name = f"{whole.name}/{'columns' if len(whole.type.shape) == 2 and axis == -1 else 'rows'}"
@@ -201,12 +257,14 @@ class _Splitter:
             if num_heads is not None:
                 head_dim = _length(whole, axis) // num_heads
                 begin, end = (head_dim * bound for bound in self._shared("num_heads", num_heads))
-            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end, num_stacked)
+            if segments:
+                begin, end = 0, sum(last - first for first, last in segments)
+            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end, num_stacked, segments)
             type = _with_dim(whole.type, axis, num_stacked * (end - begin))
             self._parameters[name] = replace(whole, name=name, type=type)
         return self._parameters[name]
 
-    def _state(self, whole: Value, axis: int | None) -> Value:
+    def _state(self, whole: Value, axis: int | None, segments: tuple[tuple[int, int], ...]) -> Value:
         if self._states.setdefault(whole, axis) != axis:
             raise ConfigError(
                 f"This model cannot be divided among several ranks: it uses parts of {whole.name} and all of it. "
@@ -214,8 +272,9 @@ class _Splitter:
             )
         if axis is None:
             return self._new.setdefault(whole, whole)
-        begin, end = self._shared("num_kv_heads", _length(whole, axis))
-        return self._new.setdefault(whole, replace(whole, type=_with_dim(whole.type, axis, end - begin)))
+        parts = segments or (self._shared("num_kv_heads", _length(whole, axis)),)
+        length = sum(end - begin for begin, end in parts)
+        return self._new.setdefault(whole, replace(whole, type=_with_dim(whole.type, axis, length)))
 
     def _shared(self, name: str, number: int) -> tuple[int, int]:
         """Return begin and end of this rank's heads, which ranks may share; ConfigError where they would be uneven."""
