@@ -98,6 +98,19 @@ def test_saved_sequences_are_resumed(opened: Opened, alone: list[Any]) -> None:
     assert (again.outputs[0].token_ids, again.outputs[0].logprobs) == alone[2]
 
 
+def test_another_engine_reads_latent_vectors_from_a_store(
+    opened: Opened, alone: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("aethermind.engine.kv_offload.offload.FetchCosts.is_worth_fetching", lambda *_: True)
+    first, second = (opened(block_size=4, kv_store=f"disk:{tmp_path / 'kv'}") for _ in range(2))
+    first.generate(PROMPTS[2], GREEDY)
+    assert first.engine.kv_offload is not None
+    assert first.engine.kv_offload.flush(60)
+    (again,) = second.generate(PROMPTS[2], GREEDY)
+    assert again.num_cached_tokens >= 32
+    assert (again.outputs[0].token_ids, again.outputs[0].logprobs) == alone[2]
+
+
 def contents_of(llm: LLM) -> MemoryContents:
     return MemoryContents(llm.engine.runner.kv_memory, fingerprint(llm.engine.compiled))
 

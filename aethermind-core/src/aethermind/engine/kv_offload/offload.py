@@ -229,12 +229,13 @@ class KVOffload:
     def close(self) -> None:
         """Write pending blocks for at most `_FLUSH_TIMEOUT_S` seconds, and release all resources."""
         self._reader.close()
+        deadline = time.monotonic() + _FLUSH_TIMEOUT_S
         self._writer.flush(_FLUSH_TIMEOUT_S)
         self._writer.close()
         if self._writer in self._prefix_cache.listeners:
             self._prefix_cache.listeners.remove(self._writer)
         if self._states is not None:
-            self._states.close(_FLUSH_TIMEOUT_S)
+            self._states.close(max(0.0, deadline - time.monotonic()))
         try:
             self._store.close()
         except Exception as error:  # a store may be third-party code
