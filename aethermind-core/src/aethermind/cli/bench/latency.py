@@ -255,7 +255,7 @@ def _print_report(report: dict[str, Any], measured: MeasuredLimits | None) -> No
     print(console.columns(rows))
     if any((report[f"{name}_limit_fraction"] or 0.0) > 1.05 for name in ("prefill", "decode")):
         print(
-            "More than the limit: the weights fit the processor's caches, or the machine was busy while its limits "
-            "were measured. Measure a larger model on a machine that is idle."
+            "More than the limit: the weights fit the processor's caches, the machine was busy while its limits were "
+            "measured, or the requests of a batch chose the same experts. Measure a larger model on an idle machine."
         )
     print(f"Limits measured\n{console.columns(limits.describe_limits(measured))}")
