@@ -139,7 +139,7 @@ _FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "contex
 def _facts_of_config(runtime: Runtime, source: ModelSource, record: dict[str, Any]) -> dict[str, Any]:
     raw = source.config()
     name = record["architecture"] = runtime.architectures.resolve_name(raw, source.path)
-    return {"context_length": runtime.architectures.get(name).create(raw).config.max_position_embeddings}
+    return {"context_length": runtime.architectures.create_model(name, raw).config.max_position_embeddings}
 
 
 def _facts_of_weights(source: ModelSource) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
-from aethermind.errors import ConfigError, PluginError
+from aethermind.errors import AetherMindError, ConfigError, PluginError
 from aethermind.first_party import Kind, how_to_get, provider_of
-from aethermind.model.architecture import Architecture
+from aethermind.model.architecture import Architecture, CausalLM, TextEncoder
 from aethermind.model.hf_files import architecture_name
 from aethermind.plugins.registry import Registry, import_object
 
@@ -27,6 +27,11 @@ _WRITE_A_PLUGIN = (
     "Use a model with one of these architectures, or write a plugin for it: `aethermind plugin new model NAME` "
     "creates its skeleton."
 )
+
+
+_COUNT = re.compile(r"(^|_)n(um)?_(\w+_)?(layers?|heads?|experts?)$")
+_MAX_COUNT = 2**16
+"""Layers, heads or experts of a model: 100 times those of the largest published ones."""
 
 
 class ArchitectureRegistry(Registry[Architecture]):
@@ -63,6 +68,25 @@ class ArchitectureRegistry(Registry[Architecture]):
         if cases is not None:
             self._cases[name] = cases
 
+    def create_model(self, name: str, raw: Mapping[str, Any]) -> CausalLM | TextEncoder:
+        """Make a model of the architecture `name` from config.json's contents.
+
+        Raises ConfigError for fields that do not describe one, whatever the package's code raises for them.
+        """
+        architecture = self.get(name)
+        _check_counts(raw)
+        try:
+            return architecture.create(raw)
+        except AetherMindError:
+            raise
+        except KeyError as error:
+            raise ConfigError(f"config.json has no {error.args[0]}, which a {name} needs.") from error
+        except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"config.json does not describe a {name}: a field has a type or a size that its package "
+                f"{self.provider(name)} does not expect ({type(error).__name__}: {error})."
+            ) from error
+
     def find_cases(self, name: str) -> Sequence[Any] | None:
         """Import the cases of an architecture, or return None if its package declares none."""
         target = self._cases.get(name)
@@ -72,6 +96,14 @@ class ArchitectureRegistry(Registry[Architecture]):
         """The registered name of config.json's architecture, or its name there; ConfigError if it names none."""
         named = architecture_name(raw, directory)
         return named if named in self._entries else self._aliases.get(named, named)
+
+
+def _check_counts(raw: Mapping[str, Any]) -> None:
+    """ConfigError for counts that no model has; packages list something for each layer, head or expert."""
+    parts = (raw, *(value for value in raw.values() if isinstance(value, Mapping)))
+    for field, value in (item for part in parts for item in part.items()):
+        if isinstance(value, int) and value > _MAX_COUNT and _COUNT.search(field):
+            raise ConfigError(f"{field} in config.json is {value:,}, which is more than any model has.")
 
 
 def input_processors() -> Registry[InputProcessorFactory]:

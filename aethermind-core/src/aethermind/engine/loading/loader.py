@@ -60,7 +60,7 @@ def compile_model(
     raw = source.config()
     name = runtime.architectures.resolve_name(raw, source.path)
     architecture = runtime.architectures.get(name)
-    network = architecture.create(raw)
+    network = runtime.architectures.create_model(name, raw)
     if rank == 0:
         check_fields(source.path, source.described(), architecture)
     decoder = network.config
