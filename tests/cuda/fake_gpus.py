@@ -10,7 +10,7 @@ from aethermind_cuda.driver import INVALID_DEVICE, CudaError
 
 __all__ = ["ATTRIBUTES", "FakeGpus"]
 
-ATTRIBUTES = {16: 108, 38: 40 << 20, 75: 8, 76: 0, 97: 163 << 10}
+ATTRIBUTES = {16: 108, 33: 0x3B, 34: 0, 38: 40 << 20, 50: 1, 75: 8, 76: 0, 97: 163 << 10}
 """Those of an A100."""
 
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aethermind import __version__
 from aethermind.engine.kv_offload import KVStoreStats
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.hal import DeviceUsage
 from aethermind.server.app import create_app
 from aethermind.server.observation import Metrics
 
@@ -77,6 +78,7 @@ def test_engine_metrics_show_the_memory_and_the_kv_cache() -> None:
         kv_store=KVStoreStats(num_hits=1, num_misses=2, num_stored=3, num_dropped=4, num_errors=5),
         num_draft_tokens=40,
         num_accepted_tokens=30,
+        device_usage=(DeviceUsage("gpu:0", 30, 80, 0.25), DeviceUsage("gpu:1", 1, 80)),
     )
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
@@ -95,6 +97,9 @@ def test_engine_metrics_show_the_memory_and_the_kv_cache() -> None:
     assert samples["aethermind_spec_decode_acceptance_ratio"] == 0.75
     assert samples["aethermind_model_memory_bytes"] == 6
     assert samples["aethermind_num_queued_tokens"] == 70
+    assert samples["aethermind_device_memory_used_bytes"] == 31
+    assert samples["aethermind_device_memory_bytes"] == 160
+    assert samples["aethermind_device_utilization_ratio"] == 0.25, "of the one device that reports it"
 
 
 def read(http: httpx.Client) -> dict[str, float]:

@@ -11,6 +11,7 @@ from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType
+from aethermind.hal.usage import DeviceUsage
 from aethermind_cann.communicator import HcclCommunicator
 from aethermind_cann.devices import CannDevices
 from aethermind_cann.executable import CannExecutable
@@ -53,6 +54,14 @@ class CannBackend(Backend):
         free, _ = torch.npu.mem_get_info(self.devices.current())
         stats = self.allocator.stats()
         return int(free) + stats.reserved_bytes - stats.allocated_bytes
+
+    def usage(self, index: int) -> DeviceUsage | None:
+        """The driver's reading of an NPU's memory; None if it does not answer."""
+        try:
+            free, total = torch.npu.mem_get_info(index)
+        except RuntimeError:
+            return None
+        return DeviceUsage(f"{self.name}:{index}", total - free, total)
 
     def compile(self, plan: Any, memory: Any) -> CannExecutable:
         """Compile a plan to torch calls on a stream of the current device."""

@@ -13,6 +13,7 @@ from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
+from aethermind.hal.usage import DeviceUsage
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
@@ -22,6 +23,7 @@ from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.limits import measure_limits
 from aethermind_cuda.memory import CudaAllocator
 from aethermind_cuda.nccl import NcclCommunicator, find_nccl
+from aethermind_cuda.nvml import find_nvml
 from aethermind_cuda.step_binding import workspace_bytes
 from aethermind_cuda.streams import CudaEvents, CudaStream, CudaStreams
 from aethermind_cuda.transfer import CudaTransfer
@@ -63,6 +65,11 @@ class CudaBackend(Backend):
         """Free bytes: the driver's, and those that the allocator caches."""
         pressure = self.allocator.pressure(self.devices.current())
         return pressure.free_bytes + pressure.cached_bytes
+
+    def usage(self, index: int) -> DeviceUsage | None:
+        """NVML's reading of a GPU; None without NVML."""
+        nvml = find_nvml()
+        return None if nvml is None else nvml.usage(f"{self.name}:{index}", self.devices.bus_id(index))
 
     def workspace_bytes(self, plan: Any) -> int:
         """The largest workspace of any step of the plan."""

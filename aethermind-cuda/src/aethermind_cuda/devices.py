@@ -14,6 +14,7 @@ __all__ = ["Context", "CudaDevices"]
 
 # Values of `CUdevice_attribute`.
 _NUM_MULTIPROCESSORS = 16
+_PCI_BUS, _PCI_DEVICE, _PCI_DOMAIN = 33, 34, 50
 _L2_CACHE_BYTES = 38
 _MAJOR, _MINOR = 75, 76
 _SHARED_BYTES_OPTIN = 97
@@ -100,6 +101,12 @@ class CudaDevices(CountedDevices):
                 "shared_memory_bytes": str(facts.shared_bytes),
             },
         )
+
+    def bus_id(self, index: int) -> str:
+        """The address of a GPU on the PCI bus, `DOMAIN:BUS:DEVICE.FUNCTION` in hexadecimal."""
+        attribute = self._driver.device_attribute
+        domain, bus, device = (attribute(index, number) for number in (_PCI_DOMAIN, _PCI_BUS, _PCI_DEVICE))
+        return f"{domain:08x}:{bus:02x}:{device:02x}.0"
 
     def synchronize(self, index: int) -> None:
         self.enter(index)

@@ -38,6 +38,11 @@ class CudaStream(Stream):
         self.context.enter()
         return self._handle
 
+    @property
+    def native_handle(self) -> int:
+        """The CUstream."""
+        return self.handle
+
     def query(self) -> bool:
         return self._driver.stream_query(self.handle)
 
@@ -97,6 +102,11 @@ class CudaEvent(Event):
         self._context: Context | None = None
         self._driver = driver
         self._has_timing = timing
+
+    @property
+    def native_handle(self) -> int | None:
+        """The CUevent; None before the first recording."""
+        return self.handle
 
     def __del__(self) -> None:
         if self._context is not None and self.handle is not None:

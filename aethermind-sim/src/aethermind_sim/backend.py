@@ -8,6 +8,7 @@ from typing import Any
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.dtype import DType
+from aethermind.hal.usage import DeviceUsage
 from aethermind_sim.devices import SimDevices
 from aethermind_sim.executable import SimExecutable
 from aethermind_sim.faults import Faults, parse_faults
@@ -51,6 +52,11 @@ class SimBackend(Backend):
     def free_memory(self) -> int | None:
         """`memory_bytes` less what is allocated on the device; None without a limit."""
         return self._memory_bytes and self._memory_bytes - self.allocator.device_bytes()
+
+    def usage(self, index: int) -> DeviceUsage:
+        """The memory that is allocated on a simulated device."""
+        total = self.devices.properties(index).total_memory_bytes
+        return DeviceUsage(f"{self.name}:{index}", self.allocator.device_bytes(index), total)
 
     def compile(self, plan: Any, memory: Any) -> SimExecutable:
         """Compile a plan whose steps run as work on a stream."""

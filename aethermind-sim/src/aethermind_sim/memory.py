@@ -162,9 +162,9 @@ class SimAllocator(Allocator):
         with self._lock:
             return self._counters[self._devices.current()].stats()
 
-    def device_bytes(self) -> int:
-        """Allocated bytes of the current device, without page-locked host memory."""
-        index = self._devices.current()
+    def device_bytes(self, index: int | None = None) -> int:
+        """Allocated bytes of a device, by default the current one, without page-locked host memory."""
+        index = self._devices.current() if index is None else index
         with self._lock:
             return sum(region.nbytes for region in self._regions.values() if region.device == index)
 

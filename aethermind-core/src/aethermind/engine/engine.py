@@ -32,6 +32,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.hal.usage import UsageSampler
 from aethermind.plugins.compatibility import deprecated
 from aethermind.sampling.rows import derive_seed
 
@@ -81,6 +82,7 @@ class Engine(ThreadSafeEngine):
             "_groups",
             "_pending_prompt_logprobs",
             "_constraints_builder",
+            "device_usage",
         }
     )
 
@@ -138,6 +140,9 @@ class Engine(ThreadSafeEngine):
         self._groups = SampleGroups()
         self._pending_prompt_logprobs: Request | None = None
         self._constraints_builder = ConstraintsBuilder(compiled, tokenizer, parts.logits_processors)
+        opened, num_ranks = compiled.open_device, config.tensor_parallel_size
+        first = opened.device.index
+        self.device_usage = UsageSampler(opened.backend.usage, range(first, first + num_ranks))
         self._clock = clock
         self._num_added = 0
         self.num_preemptions = 0

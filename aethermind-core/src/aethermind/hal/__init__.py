@@ -9,6 +9,7 @@ from aethermind.hal.registry import DeviceRegistry
 from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
+from aethermind.hal.usage import DeviceUsage
 
 __all__ = [
     "Allocator",
@@ -23,6 +24,7 @@ __all__ = [
     "DeviceManager",
     "DeviceProperties",
     "DeviceRegistry",
+    "DeviceUsage",
     "Event",
     "EventManager",
     "MeasuredLimits",

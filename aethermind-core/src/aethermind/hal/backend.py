@@ -13,6 +13,7 @@ from aethermind.hal.dtype import DType
 from aethermind.hal.memory import Allocator
 from aethermind.hal.stream import EventManager, StreamManager
 from aethermind.hal.transfer import DataTransfer
+from aethermind.hal.usage import DeviceUsage
 
 __all__ = ["Backend", "Capabilities", "MeasuredLimits"]
 
@@ -75,6 +76,13 @@ class Backend(ABC):
 
     def free_memory(self) -> int | None:
         """Optional: return the bytes of the current device's memory that no process uses; None where unknown."""
+        return None
+
+    def usage(self, index: int) -> DeviceUsage | None:
+        """Optional: return the memory and utilisation of device `index` by all processes; None where unknown.
+
+        It is called from any thread, about once a second, and raises nothing if the driver does not answer.
+        """
         return None
 
     def workspace_bytes(self, plan: Any) -> int:

@@ -6,12 +6,24 @@ Several threads may use the streams of a backend at the same time, each thread i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+from weakref import WeakKeyDictionary
 
 __all__ = ["Event", "EventManager", "Stream", "StreamManager"]
 
 
 class Stream(ABC):
     """An ordered queue of device work."""
+
+    @property
+    def native_handle(self) -> int | None:
+        """The stream of the device's own API, such as a CUstream or an aclrtStream; None where there is none.
+
+        So other libraries can use it: `torch.cuda.ExternalStream(stream.native_handle)`. It is valid until `destroy`.
+        """
+        return None
 
     @abstractmethod
     def query(self) -> bool:
@@ -53,9 +65,55 @@ class StreamManager(ABC):
     def default(self, index: int = 0) -> Stream:
         """Return the stream that is used where none is named; it exists as long as the backend."""
 
+    def current(self, index: int = 0) -> Stream:
+        """Return the calling thread's current stream of device `index`: the default one until `set_current`.
+
+        Operators that are called eagerly run on it.
+        """
+        default = self.default(index)  # refuses a device that is not there
+        return _current_streams(self).get(index, default)
+
+    def set_current(self, stream: Stream | None, index: int = 0) -> None:
+        """Make a stream of device `index` current in the calling thread; None makes the default one current again."""
+        self.default(index)
+        streams = _current_streams(self)
+        if stream is None:
+            streams.pop(index, None)
+        else:
+            streams[index] = stream
+
+    @contextmanager
+    def use(self, stream: Stream, index: int = 0) -> Iterator[Stream]:
+        """Make a stream of device `index` current in the calling thread within the block."""
+        before = _current_streams(self).get(index)
+        self.set_current(stream, index)
+        try:
+            yield stream
+        finally:
+            self.set_current(before, index)
+
+
+class _ThreadStreams(local):
+    """The current streams of one thread: of each manager, by the index of their device."""
+
+    def __init__(self) -> None:
+        self.by_manager: WeakKeyDictionary[StreamManager, dict[int, Stream]] = WeakKeyDictionary()
+
+
+_thread = _ThreadStreams()
+
+
+def _current_streams(manager: StreamManager) -> dict[int, Stream]:
+    return _thread.by_manager.setdefault(manager, {})
+
 
 class Event(ABC):
     """A position in a stream. An event that was never recorded counts as reached."""
+
+    @property
+    def native_handle(self) -> int | None:
+        """The event of the device's own API, such as a CUevent; None where there is none, or before it is recorded."""
+        return None
 
     @abstractmethod
     def record(self, stream: Stream) -> None:

@@ -35,6 +35,7 @@ from aethermind.engine.process.protocol import (
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
+from aethermind.hal.usage import DeviceUsage
 from aethermind.model.input_processor import EmbeddingSpan
 
 EVERY_PARAMETER: dict[str, Any] = {
@@ -68,8 +69,9 @@ STRUCTURED: tuple[dict[str, Any], ...] = (
     {"json_object": True},
 )
 INFO = ModelInfo("m", "A", "cpu:0", "why", "float32", 2, 64, 4, 16, 10, 40, 0, 0, 0.25, "here", 0, ("int8", "int4"))
+USAGE = DeviceUsage("cuda:1", 3, 4, 0.5)
 NUMBERS = {one.name: number for number, one in enumerate(dataclasses.fields(EngineStats))}
-STATS = EngineStats(**{**NUMBERS, "kv_store": KVStoreStats(1, 2, 3, 4, 5)})  # type: ignore[arg-type]
+STATS = EngineStats(**{**NUMBERS, "kv_store": KVStoreStats(1, 2, 3, 4, 5), "device_usage": (USAGE,)})  # type: ignore[arg-type]
 PROMPT = EnginePrompt("Once", [1, 2, 3])
 VALUES: list[Any] = [
     Setup("demo", EngineConfig(quantization="int4", swap_space=1.5, num_threads=2), 30),
@@ -107,7 +109,7 @@ def test_the_values_cover_every_sampling_parameter() -> None:
 
 def test_the_values_cover_every_record() -> None:
     inner = {EngineConfig, EnginePrompt, EngineStats, ModelInfo, RequestOptions, StructuredOutputs, LogLine, Loaded}
-    seen = {type(value) for value in VALUES} | inner | {EmbeddingSpan, KVStoreStats}
+    seen = {type(value) for value in VALUES} | inner | {EmbeddingSpan, KVStoreStats, DeviceUsage}
     assert seen == set(RECORDS)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aethermind.engine.kv_offload.health import KVStoreStats
+from aethermind.hal.usage import DeviceUsage
 
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
@@ -24,6 +25,7 @@ class EngineStats:
     wait for it are among `num_waiting`. Of `num_draft_tokens` that were verified, `num_accepted_tokens` were accepted
     (see `engine.speculative`). A model with recurrent layers has `num_state_slots` for the states of requests, and
     others none. `max_num_seqs`, `max_num_batched_tokens` and `max_prefill_chunk` are the limits of a step in force.
+    `device_usage` has an entry for each device of the engine that reports its usage.
     """
 
     num_waiting: int
@@ -45,6 +47,7 @@ class EngineStats:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_prefill_chunk: int | None = None
+    device_usage: tuple[DeviceUsage, ...] = ()
 
     @property
     def step_limits(self) -> dict[str, int | None]:
@@ -92,4 +95,5 @@ class EngineStats:
             max_num_seqs=engine.budget.max_num_seqs,
             max_num_batched_tokens=engine.budget.max_num_batched_tokens,
             max_prefill_chunk=engine.budget.max_prefill_chunk,
+            device_usage=engine.device_usage.latest(),
         )

@@ -25,6 +25,7 @@ from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import InvalidArgumentError
+from aethermind.hal.usage import DeviceUsage
 from aethermind.model.input_processor import EmbeddingSpan
 from aethermind.sampling.params import SamplingParams, StructuredOutputs
 
@@ -163,6 +164,7 @@ RECORDS: Sequence[type[Any]] = (
     EnginePrompt,
     EngineStats,
     EmbeddingSpan,
+    DeviceUsage,
     KVStoreStats,
     ModelInfo,
     RequestOptions,

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.engine.requests.request import RequestState
+from aethermind.engine.scheduling.lone_decode import schedule_lone_decode
 from aethermind.engine.scheduling.scheduler import publish_prefix
 from aethermind.engine.steps.in_flight_step import InFlightStep
 
@@ -151,7 +152,7 @@ class StepPipeline:
     def _step_synchronously(self, budget: StepBudget) -> FinishedStep:
         """Run one step on a device that computes in the caller's thread."""
         started = self._clock()
-        decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
+        decision = self._schedule(started, budget)
         try:
             sampled = self._runner.run(decision) if decision.scheduled else []
         except BaseException:
@@ -161,9 +162,13 @@ class StepPipeline:
         publish_prefix(self._cache, decision)
         return self._finished(decision, sampled, [decision], started)
 
+    def _schedule(self, now: float, budget: StepBudget) -> ScheduleDecision:
+        decision = schedule_lone_decode(self._cache, self._waiting, self._running)
+        return decision or self._scheduler.schedule(now, self._waiting, self._running, budget)
+
     def _launch(self, budget: StepBudget, before: InFlightStep | None = None) -> InFlightStep:
         started = self._clock()
-        decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
+        decision = self._schedule(started, budget)
         self._decisions.append(decision)
         if not decision.scheduled:
             step = InFlightStep(decision, (), list)

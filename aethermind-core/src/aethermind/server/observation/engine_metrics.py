@@ -111,6 +111,7 @@ class EngineCollector(Collector):
                 family.add_metric([name], reading.read(of_model))
             yield family
         yield from _store_families(stats)
+        yield from _device_families(stats)
         memory = GaugeMetricFamily(
             "aethermind_model_memory_bytes", "Device memory, by use.", labels=["model_name", "use"]
         )
@@ -158,6 +159,27 @@ def _store_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         errors.add_metric([name], store.num_errors)
     yield blocks
     yield errors
+
+
+def _device_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """Utilisation and memory of devices, by all processes, for devices that report them."""
+    labels = ["model_name", "device"]
+    utilization = GaugeMetricFamily(
+        "aethermind_device_utilization_ratio", "Fraction of time in which a device computed.", labels=labels
+    )
+    used = GaugeMetricFamily(
+        "aethermind_device_memory_used_bytes", "Memory of a device that is in use, by any process.", labels=labels
+    )
+    total = GaugeMetricFamily("aethermind_device_memory_bytes", "Memory of a device.", labels=labels)
+    for name, of_model in stats.items():
+        for usage in of_model.device_usage:
+            used.add_metric([name, usage.device], usage.memory_used_bytes)
+            total.add_metric([name, usage.device], usage.memory_total_bytes)
+            if usage.utilization is not None:
+                utilization.add_metric([name, usage.device], usage.utilization)
+    yield utilization
+    yield used
+    yield total
 
 
 _USER_TIME, _SYSTEM_TIME, _RESIDENT_PAGES = 11, 12, 21

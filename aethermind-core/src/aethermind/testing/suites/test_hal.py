@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -56,6 +57,7 @@ def test_a_device_that_is_not_there_is_refused(backend: Backend) -> None:
         ("devices.synchronize", backend.devices.synchronize),
         ("streams.create", backend.streams.create),
         ("streams.default", backend.streams.default),
+        ("streams.current", backend.streams.current),
     ):
         assert _is_refused(partial(call, index), DeviceError), f"{name}({index}) is not refused"
 
@@ -63,6 +65,14 @@ def test_a_device_that_is_not_there_is_refused(backend: Backend) -> None:
 def test_capabilities_name_what_models_need(backend: Backend) -> None:
     assert DType.FLOAT32 in backend.capabilities.dtypes
     assert 16 in backend.capabilities.block_sizes
+
+
+def test_usage_is_within_the_memory_of_the_device(backend: Backend, device: DeviceId) -> None:
+    usage = backend.usage(device.index)
+    if usage is not None:
+        assert usage.device == str(device)
+        assert 0 <= usage.memory_used_bytes <= usage.memory_total_bytes > 0
+        assert usage.utilization is None or 0.0 <= usage.utilization <= 1.0
 
 
 def test_threads_can_be_limited(backend: Backend) -> None:
@@ -133,6 +143,34 @@ def test_a_new_stream_is_idle(backend: Backend) -> None:
 def test_the_default_stream_is_always_the_same(backend: Backend) -> None:
     assert backend.streams.default() is backend.streams.default(0)
     backend.streams.default().synchronize()
+
+
+def test_each_thread_has_a_current_stream(backend: Backend, device: DeviceId) -> None:
+    streams, index = backend.streams, device.index
+    default, first, second = streams.default(index), streams.create(index), streams.create(index)
+    assert streams.current(index) is default
+    with streams.use(first, index) as used:
+        assert streams.current(index) is used is first
+        with streams.use(second, index):
+            assert streams.current(index) is second
+        assert streams.current(index) is first
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(streams.current, index).result() is default
+    assert streams.current(index) is default
+    streams.set_current(second, index)
+    assert streams.current(index) is second
+    streams.set_current(None, index)
+    assert streams.current(index) is default
+
+
+def test_native_handles_identify_streams(backend: Backend, device: DeviceId) -> None:
+    streams = [backend.streams.create(device.index) for _ in range(3)]
+    handles = [stream.native_handle for stream in streams]
+    assert handles == [stream.native_handle for stream in streams]
+    assert len(set(handles)) == 3 or handles == [None] * 3
+    event = backend.events.create()
+    event.record(streams[0])
+    assert (event.native_handle is None) == (handles[0] is None)
 
 
 def test_a_destroyed_stream_is_refused(backend: Backend, device: DeviceId) -> None:
