@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.core.engine.speculative.drafting import Scripted, speculate_with
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.cache.layers import recurrent_of
+from aethermind.engine.kv_offload.offload import FetchCosts
 from aethermind.engine.requests.request import Request
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -115,6 +117,22 @@ def test_prefixes_from_the_cache(subject: Subject) -> None:
 
 
 @every_architecture
+def test_prefixes_from_a_store(subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What one engine stored, another one continues from: blocks, and the recurrent states at their ends."""
+    monkeypatch.setattr(FetchCosts, "is_worth_fetching", lambda *_: True)
+    options = {"block_size": 4, "kv_store": f"disk:{tmp_path / 'kv'}"}
+    with subject.open(**options) as llm:
+        for prompt in PROMPTS:
+            answers(llm, [prompt[: -(-len(prompt) * 2 // 3)]], PARAMS[:1])
+        assert llm.engine.kv_offload is not None
+        assert llm.engine.kv_offload.flush(60)
+    with subject.open(**options) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS)
+    assert [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs] == subject.alone
+    assert sum(output.num_cached_tokens for output in outputs) >= 16
+
+
+@every_architecture
 def test_preempted_requests_that_are_computed_again(subject: Subject) -> None:
     with subject.open(enable_prefix_caching=False, **FEW_BLOCKS) as llm:
         assert answers(llm, PROMPTS, PARAMS) == subject.alone
@@ -123,14 +141,13 @@ def test_preempted_requests_that_are_computed_again(subject: Subject) -> None:
 
 @every_architecture
 def test_preempted_requests_that_are_swapped_out(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks go to the host and come back; models whose states are not swapped compute requests again."""
+    """Blocks, and recurrent states, go to the host and come back."""
     monkeypatch.setattr(SwapVsRecomputeCosts, "prefers_swap", lambda *_: True)
     with subject.open(enable_prefix_caching=False, swap_space=0.01, **FEW_BLOCKS) as llm:
         assert answers(llm, PROMPTS, PARAMS) == subject.alone
         assert llm.engine.num_preemptions > 0
-        store = llm.engine.swap_store
-        assert store is not None or subject.is_recurrent
-        assert store is None or store.num_moved_out > 0
+        assert llm.engine.swap_store is not None
+        assert llm.engine.swap_store.num_moved_in > 0
 
 
 def drafts_of(alone: list[Answer], request: Request, most: int) -> list[int]:

@@ -409,11 +409,6 @@ def test_a_profiled_step_advances_states_once(open_model: OpenRecurrent) -> None
     assert ask(engine) == expected
 
 
-def test_a_kv_store_of_states_that_ranks_divide_is_refused(open_model: OpenRecurrent) -> None:
-    with pytest.raises(InvalidArgumentError, match="a KV store takes whole ones"):
-        open_model("hybrid", tensor_parallel_size=2, kv_store="host:1MiB")
-
-
 def test_layers_without_keys_share_none(open_model: OpenRecurrent) -> None:
     with pytest.raises(InvalidArgumentError, match="keep other things than keys and values"):
         kv_similarity(open_model("hybrid"), PROMPTS[0])

@@ -18,6 +18,7 @@ from tests.processes import await_end
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.executors.multiproc import MultiprocExecutor
+from aethermind.engine.kv_memory.memory import MemoryContents
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import ConfigError, EngineDeadError, InvalidArgumentError
@@ -173,10 +174,15 @@ def test_preempted_requests_resume_and_closing_ends_the_ranks(runtime: Runtime, 
     await_end(pid)
 
 
+def falcon(folder: Path) -> Path:
+    """A hybrid with two heads of states for each of two groups, without weights."""
+    sizes = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+    return copy_demo(folder / "falcon", {"architectures": ["FalconH1ForCausalLM"], **sizes})
+
+
 def test_ranks_swap_and_fork_their_parts_of_recurrent_states(runtime: Runtime, tmp_path: Path) -> None:
     """Answers of one rank without pressure: states are forked, snapshotted, swapped out and back on both ranks."""
-    sizes = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
-    path = copy_demo(tmp_path / "falcon", {"architectures": ["FalconH1ForCausalLM"], **sizes})
+    path = falcon(tmp_path)
     options = {"load_format": "dummy", "block_size": 4, "max_num_batched_tokens": 32}
     found = []
     for size, more in ((1, {}), (2, {"num_kv_blocks": 14, "swap_space": 0.01})):
@@ -187,9 +193,42 @@ def test_ranks_swap_and_fork_their_parts_of_recurrent_states(runtime: Runtime, t
             if size == 2:
                 assert llm.engine.swap_store is not None
                 assert llm.engine.swap_store.num_moved_in > 0
-                with pytest.raises(InvalidArgumentError, match="states of several ranks are not saved"):
-                    _ = llm.engine.runner.kv_memory.state_kinds
     assert found[1] == found[0]
+
+
+@pytest.mark.parametrize(("of_writer", "of_reader"), [(1, 2), (2, 1)])
+def test_stored_states_are_those_of_all_ranks(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_writer: int, of_reader: int
+) -> None:
+    """A KV store that engines of other numbers of ranks continue from, and the same values in it."""
+    monkeypatch.setattr("aethermind.engine.kv_offload.offload.FetchCosts.is_worth_fetching", lambda *_: True)
+    path, prompt = falcon(tmp_path), [7, 9, 8, 30] * 8
+    options = {"model": str(path), "load_format": "dummy", "block_size": 4, "max_num_batched_tokens": 32}
+    with open_demo(runtime, 1, **options) as llm:
+        expected = llm.generate({"prompt_token_ids": [*prompt, 5]}, GREEDY)[0].outputs[0].token_ids
+    states = []
+    for size in (of_writer, of_reader):
+        with open_demo(runtime, size, kv_store=f"disk:{tmp_path / 'kv'}", **options) as llm:
+            (output,) = llm.generate({"prompt_token_ids": [*prompt, 5][: 32 + len(states)]}, GREEDY)
+            assert llm.engine.kv_offload is not None
+            assert llm.engine.kv_offload.flush(60)
+            cache = llm.engine.cache
+            assert cache.open("look", [*prompt, 5]).num_cached_tokens == 32
+            contents = MemoryContents(llm.engine.runner.kv_memory, "any")
+            read = contents.read_states(cache.state_slot("look"), cache.state_copies)
+            states.append({name: np.frombuffer(each.data, np.float32) for name, each in read.items()})
+            cache.release("look")
+    assert (output.num_cached_tokens, output.outputs[0].token_ids) == (32, expected)
+    assert states[0].keys() == states[1].keys()
+    assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
+    with open_demo(runtime, of_reader, **options) as llm:
+        llm.generate({"prompt_token_ids": prompt}, GREEDY)
+        assert llm.engine.cache.open("look", [*prompt, 5]).num_cached_tokens == 32
+        contents = MemoryContents(llm.engine.runner.kv_memory, "any")
+        read = contents.read_states(llm.engine.cache.state_slot("look"), llm.engine.cache.state_copies)
+        for name, each in read.items():
+            np.testing.assert_allclose(np.frombuffer(each.data, np.float32), states[0][name], rtol=1e-3, atol=1e-5)
+        llm.engine.cache.release("look")
 
 
 def test_a_rank_that_is_killed_is_named_and_ends_all(runtime: Runtime) -> None:

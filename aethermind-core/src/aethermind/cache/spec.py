@@ -118,12 +118,6 @@ class KVCacheSpec:
         """Bytes that the state of one sequence takes, in float32."""
         return 4 * sum(map(prod, self.state_shapes.values()))
 
-    def num_heads(self, tensor: str) -> int:
-        """Return the number of kv heads of a cache tensor, such as `k_cache.3` or `v_scale.3`."""
-        name, _, layer = tensor.partition(".")
-        heads, _ = self.layers[int(layer)].rows[name.replace("_scale", "_cache")]
-        return heads
-
     @property
     def bits_per_value(self) -> int:
         """Bits of one stored element."""

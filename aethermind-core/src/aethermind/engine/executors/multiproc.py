@@ -6,8 +6,8 @@ embeddings and K-shifts, and neither the engine nor the `ModelRunner` is aware o
 
 The heads of a KV cache are divided among the ranks, so each block is sharded. A change of the driver's shard of a block
 is repeated by the workers, and so is a copy of recurrent states, which are divided by heads, too. The content of whole
-blocks, for a KV store or a file, is gathered in the driver: stored blocks hold the heads of all ranks, independent of
-their number. States are not gathered.
+blocks and states, for a KV store or a file, is gathered in the driver: what is stored holds the heads of all ranks,
+independent of their number.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.executor import CaptureHook, PlanExecutor
-from aethermind.graph.tensor_parallel import Share, without_results
-from aethermind.graph.tensor_parallel.share import along
+from aethermind.graph.tensor_parallel import StateShards, without_results
 from aethermind.hal.tensor import num_elements
 from aethermind.ops.dims import resolve
 
@@ -47,14 +46,14 @@ class DriverKVMemory(KVMemory):
         types = {value.name: value.type for value in compiled.step.graph.states}
         super().__init__(types, compiled.open_device, compiled.cache_spec.state_shapes)
         assert compiled.parallel is not None, "one of several ranks"
-        axes, num_heads = compiled.parallel.state_axes, compiled.cache_spec.num_heads
+        shards = compiled.parallel.state_shards
         self._shardings = {
-            name: _HeadSharding(tensor, axes.get(name), num_heads(name), workers.size)
-            for name, tensor in self.block_tensors.items()
+            name: _Sharding(tensor, shards.get(name), workers.size) for name, tensor in self.tensors.items()
         }
         self._workers = workers
         self._num_swap_areas = 0
         self._blocks_per_request = 0
+        self._has_staging_states = False
         self.alloc_host_states(compiled.cache_spec.num_host_slots)
 
     def alloc_host_states(self, num_slots: int) -> None:
@@ -78,22 +77,22 @@ class DriverKVMemory(KVMemory):
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Copy state slots, (source, destination) each, on all ranks, and clear the list."""
         if copies:
-            self._workers.broadcast("copy_states", [list(pair) for pair in copies])
+            self._workers.broadcast_move("copy_states", [list(pair) for pair in copies])
         super().copy_states(copies)
 
     @property
     def state_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Raise InvalidArgumentError: states are divided among the ranks."""
-        raise InvalidArgumentError(
-            "The recurrent states of several ranks are not saved or loaded. Leave tensor_parallel_size out.",
-            param="tensor_parallel_size",
-        )
+        """By tensor of recurrent states, its dtype and the shape of one sequence's, with the heads of all ranks."""
+        return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.state_tensors.items()}
 
     def alloc_staging_states(self, num_slots: int, *, has_own_stream: bool = False) -> StagingBlocks:
-        """Allocate staging memory for states on each rank, for its shard; `rows` are those of this rank."""
-        self._workers.broadcast("alloc_swap_states", num_slots)
-        number, self._num_swap_areas = self._num_swap_areas, self._num_swap_areas + 1
-        return _DriverSwapBlocks(super().alloc_staging_states(num_slots), self._workers, number)
+        """Allocate staging memory in this process for `num_slots` whole states."""
+        if not self._has_staging_states:
+            self._has_staging_states = True
+            self._workers.broadcast_move("alloc_staging", "states", 1)
+        local = super().alloc_staging_states(num_slots, has_own_stream=has_own_stream)
+        shardings = {name: self._shardings[name] for name in self.state_tensors}
+        return _GatheredBlocks(local, num_slots, shardings, self._workers, "states", 1)
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> None:
         """Return None: with several ranks blocks are swapped between steps."""
@@ -109,49 +108,55 @@ class DriverKVMemory(KVMemory):
         if not self._blocks_per_request:
             block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in self.block_tensors.values())
             self._blocks_per_request = max(1, _PIECE_BYTES // max(1, block_bytes))
-            self._workers.broadcast_move("alloc_staging_blocks", self._blocks_per_request)
+            self._workers.broadcast_move("alloc_staging", "blocks", self._blocks_per_request)
         local = super().alloc_staging_blocks(num_blocks, has_own_stream=has_own_stream)
-        return _GatheredBlocks(local, num_blocks, self._shardings, self._workers, self._blocks_per_request)
+        shardings = {name: self._shardings[name] for name in self.block_tensors}
+        return _GatheredBlocks(local, num_blocks, shardings, self._workers, "blocks", self._blocks_per_request)
 
 
-class _HeadSharding:
-    """The sharding of a tensor [num_blocks, …]: each rank has some of the heads along an axis, or all of them."""
+class _Sharding:
+    """The sharding of a tensor [num_blocks, …] or [num_slots, …], in bytes: each rank has some of the heads along an
+    axis, or all of them.
+    """
 
-    def __init__(self, part: Tensor, axis: int | None, num_heads: int, num_ranks: int) -> None:
-        """`part` is rank 0's shard; `axis` is counted from the last, None if every rank has all heads."""
-        of_block = part.shape[1:]
-        self._axis = -len(of_block) if axis is None else axis
-        self._heads = [
-            (0, of_block[0]) if axis is None else Share(rank, num_ranks).heads(num_heads) for rank in range(num_ranks)
-        ]
-        shape = list(of_block)
-        shape[self._axis] = self._heads[-1][1]
+    def __init__(self, part: Tensor, shards: StateShards | None, num_ranks: int) -> None:
+        """`part` is rank 0's shard; `shards` are None if every rank has all heads."""
+        shape, itemsize = list(part.shape[1:]), part.dtype.itemsize
+        if shards is None:
+            shards = StateShards(-len(shape), (((0, shape[0]),),) * num_ranks)
+        shape[shards.axis] = max(end for segments in shards.segments for _, end in segments)
         self.shape = tuple(shape)
         """The shape of one block with the heads of all ranks."""
-        self.bytes_shape = (*shape[:-1], shape[-1] * part.dtype.itemsize)
+        self.bytes_shape = (*shape[:-1], shape[-1] * itemsize)
         """The same in bytes."""
+        size = itemsize if shards.axis == -1 else 1
+        in_bytes = [tuple((begin * size, end * size) for begin, end in segments) for segments in shards.segments]
+        self._shards = StateShards(shards.axis, tuple(in_bytes))
 
     @property
     def owner_ranks(self) -> list[int]:
         """The ranks that together hold all heads: the first of those with the same heads."""
-        return [rank for rank, heads in enumerate(self._heads) if not rank or heads != self._heads[rank - 1]]
+        heads = self._shards.segments
+        return [rank for rank in range(len(heads)) if not rank or heads[rank] != heads[rank - 1]]
 
-    def part(self, whole: Any, rank: int) -> Any:
-        """Return a rank's shard of whole blocks, as a view."""
-        return along(whole, self._axis, *self._heads[rank])
+    def take(self, whole: Any, rank: int, rows: list[int]) -> Any:
+        """Return a rank's shard of these rows of whole blocks."""
+        return self._shards.take(whole[rows], rank)
+
+    def put(self, whole: Any, rank: int, data: Any, rows: list[int]) -> None:
+        """Write the bytes of a rank's shard of these rows."""
+        shape = list(self.bytes_shape)
+        shape[self._shards.axis] = sum(end - begin for begin, end in self._shards.segments[rank])
+        self._shards.put(whole, rank, data.reshape(len(rows), *shape), rows)
 
 
 class _DriverSwapBlocks:
-    """Swapped blocks or states of all ranks; implements `StagingBlocks`."""
+    """Swapped blocks of all ranks; a `BlockMover`."""
 
-    def __init__(self, local: StagingBlocks, workers: WorkerGroup, number: int) -> None:
+    def __init__(self, local: BlockMover, workers: WorkerGroup, number: int) -> None:
         self._local = local
         self._workers = workers
         self._number = number
-
-    def rows(self) -> dict[str, Any]:
-        """Return the bytes of this rank's shards."""
-        return self._local.rows()
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on rank 0 on return."""
@@ -165,22 +170,27 @@ class _DriverSwapBlocks:
 
 
 class _GatheredBlocks:
-    """Staging blocks with the heads of all ranks; implements `StagingBlocks`."""
+    """Staging blocks, or states, with the heads of all ranks; implements `StagingBlocks`."""
 
     def __init__(
         self,
         local: StagingBlocks,
         num_blocks: int,
-        shardings: dict[str, _HeadSharding],
+        shardings: dict[str, _Sharding],
         workers: WorkerGroup,
+        kind: str,
         blocks_per_request: int,
     ) -> None:
-        """`local` is staging memory of rank 0's shard; the workers send `blocks_per_request` blocks at a time."""
+        """`local` is staging memory of rank 0's shard; the workers send `blocks_per_request` blocks at a time.
+
+        `kind` says whether these are blocks or states.
+        """
         import numpy as np
 
         self._local = local
         self._shardings = shardings
         self._workers = workers
+        self._kind = kind
         self._blocks_per_request = blocks_per_request
         self._joined = {
             name: np.zeros((num_blocks, *sharding.bytes_shape), np.uint8) for name, sharding in shardings.items()
@@ -199,7 +209,7 @@ class _GatheredBlocks:
         for name, rows in self._local.rows().items():
             self._put(name, 0, list(host_blocks), rows[list(host_blocks)])
         for some, on_host in self._pieces(blocks, host_blocks):
-            for rank, parts in self._workers.read_blocks(some, self._contributing_ranks).items():
+            for rank, parts in self._workers.read_blocks(self._kind, some, self._contributing_ranks).items():
                 for name, data in parts.items():
                     self._put(name, rank, on_host, np.frombuffer(data, np.uint8))
 
@@ -210,17 +220,16 @@ class _GatheredBlocks:
                 {name: self._part(name, rank, on_host).tobytes() for name in self._shardings}
                 for rank in range(1, self._workers.size)
             ]
-            self._workers.write_blocks(some, parts)
+            self._workers.write_blocks(self._kind, some, parts)
         for name, rows in self._local.rows().items():
             rows[list(host_blocks)] = self._part(name, 0, list(host_blocks)).reshape(len(host_blocks), -1)
         self._local.move_in(host_blocks, blocks)
 
     def _part(self, name: str, rank: int, host_blocks: list[int]) -> Any:
-        return self._shardings[name].part(self._joined[name], rank)[host_blocks]
+        return self._shardings[name].take(self._joined[name], rank, host_blocks)
 
     def _put(self, name: str, rank: int, host_blocks: list[int], data: Any) -> None:
-        part = self._shardings[name].part(self._joined[name], rank)
-        part[host_blocks] = data.reshape(len(host_blocks), *part.shape[1:])
+        self._shardings[name].put(self._joined[name], rank, data, host_blocks)
 
     def _pieces(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         for begin in range(0, len(blocks), self._blocks_per_request):

@@ -88,10 +88,10 @@ def _answer(sock: socket.socket, worker: _Worker) -> None:
     unpacker = Unpacker()
     with suppress(OSError):  # rank 0 has ended
         while data := sock.recv(1 << 18):
-            for blocks, num_moves in unpacker.feed(data):
+            for kind, blocks, num_moves in unpacker.feed(data):
                 answer: Any
                 try:
-                    answer = worker.read_blocks(blocks, num_moves)
+                    answer = worker.read_blocks(kind, blocks, num_moves)
                 except Exception as error:
                     answer = error
                 sock.sendall(pack(answer))
@@ -110,8 +110,8 @@ class _Worker:
         self._constants = open_constants(compiled)
         self._executors: dict[GraphKey, PlanExecutor] = {}
         self._swap_areas: list[BlockMover] = []
-        self._read: StagingBlocks | None = None
-        self._written: StagingBlocks | None = None
+        self._read: dict[str, StagingBlocks] = {}
+        self._written: dict[str, StagingBlocks] = {}
         self._moved = threading.Condition()
         self._num_moves = 0
 
@@ -168,10 +168,6 @@ class _Worker:
         """Allocate state slots in host memory."""
         self._memory.alloc_host_states(num_slots)
 
-    def alloc_swap_states(self, num_slots: int) -> None:
-        """Allocate host memory for states, the next swap area."""
-        self._swap_areas.append(self._memory.alloc_staging_states(num_slots))
-
     def alloc_swap_blocks(self, num_blocks: int) -> None:
         """Allocate host memory for swapped blocks; areas are numbered from 0."""
         self._swap_areas.append(self._memory.alloc_swap_blocks(num_blocks))
@@ -184,25 +180,27 @@ class _Worker:
         """Copy blocks back from a swap area."""
         self._swap_areas[number].move_in(host_blocks, blocks)
 
-    def alloc_staging_blocks(self, num_blocks: int) -> None:
-        """Allocate staging memory for reads and writes; done in this thread, which has the device."""
-        self._read = self._memory.alloc_staging_blocks(num_blocks, has_own_stream=True)
-        self._written = self._memory.alloc_staging_blocks(num_blocks)
+    def alloc_staging(self, kind: str, num_blocks: int) -> None:
+        """Allocate staging memory to read and write blocks or states; done in this thread, which has the device."""
+        memory = self._memory
+        alloc = memory.alloc_staging_states if kind == "states" else memory.alloc_staging_blocks
+        self._read[kind] = alloc(num_blocks, has_own_stream=True)
+        self._written[kind] = alloc(num_blocks)
 
-    def write_blocks(self, blocks: Sequence[int], parts: Mapping[str, bytes]) -> None:
-        """Write bytes of each tensor to blocks."""
-        assert self._written is not None, "rank 0 allocates staging memory first"
-        for name, rows in self._written.rows().items():
+    def write_blocks(self, kind: str, blocks: Sequence[int], parts: Mapping[str, bytes]) -> None:
+        """Write bytes of each tensor to blocks, or to state slots."""
+        staging = self._written[kind]
+        for name, rows in staging.rows().items():
             rows[: len(blocks)] = np.frombuffer(parts[name], np.uint8).reshape(len(blocks), -1)
-        self._written.move_in(range(len(blocks)), blocks)
+        staging.move_in(range(len(blocks)), blocks)
 
-    def read_blocks(self, blocks: Sequence[int], num_moves: int) -> dict[str, bytes]:
+    def read_blocks(self, kind: str, blocks: Sequence[int], num_moves: int) -> dict[str, bytes]:
         """Return the bytes of each tensor of blocks after that many changes; called in the thread that sends them."""
         with self._moved:
             self._moved.wait_for(lambda: self._num_moves >= num_moves)
-        assert self._read is not None, "rank 0 allocates staging memory first"
-        self._read.move_out(blocks, range(len(blocks)))
-        return {name: rows[: len(blocks)].tobytes() for name, rows in self._read.rows().items()}
+        staging = self._read[kind]
+        staging.move_out(blocks, range(len(blocks)))
+        return {name: rows[: len(blocks)].tobytes() for name, rows in staging.rows().items()}
 
 
 if __name__ == "__main__":

@@ -90,15 +90,15 @@ class WorkerGroup:
         self._num_moves += 1
         self.broadcast("move_blocks", what, *arguments)
 
-    def write_blocks(self, blocks: Sequence[int], parts: Sequence[Mapping[str, bytes]]) -> None:
-        """Write bytes of each tensor to blocks; `parts` has those of each of the ranks 1 and up."""
+    def write_blocks(self, kind: str, blocks: Sequence[int], parts: Sequence[Mapping[str, bytes]]) -> None:
+        """Write bytes of each tensor to blocks, or to state slots; `parts` has those of each of the ranks 1 and up."""
         self.check()
         self._num_moves += 1
         for other, part in zip(self._others, parts, strict=True):
-            self._send(other, pack(["move_blocks", "write_blocks", list(blocks), dict(part)]))
+            self._send(other, pack(["move_blocks", "write_blocks", kind, list(blocks), dict(part)]))
 
-    def read_blocks(self, blocks: Sequence[int], ranks: Collection[int]) -> dict[int, Mapping[str, bytes]]:
-        """Return the content of blocks on some ranks, the bytes of each tensor by rank.
+    def read_blocks(self, kind: str, blocks: Sequence[int], ranks: Collection[int]) -> dict[int, Mapping[str, bytes]]:
+        """Return the content of blocks, or of state slots, on some ranks: the bytes of each tensor by rank.
 
         It may be called in any thread, concurrently with steps that do not write these blocks.
         """
@@ -109,7 +109,7 @@ class WorkerGroup:
             others = [other for other in self._others if other.rank in ranks]
             try:
                 for other in others:
-                    other.request_blocks(blocks, self._num_moves)
+                    other.request_blocks(kind, blocks, self._num_moves)
                 found = {other.rank: other.receive_answer() for other in others}
             except (OSError, EOFError) as error:
                 raise EngineDeadError("Another rank ended.") from error
@@ -241,9 +241,9 @@ class _WorkerProcess:
         self.has_hung_up = not data
         return list(self._unpacker.feed(data))
 
-    def request_blocks(self, blocks: Sequence[int], num_moves: int) -> None:
-        """Request the content of blocks after that many changes."""
-        self.answers.sendall(pack([list(blocks), num_moves]))
+    def request_blocks(self, kind: str, blocks: Sequence[int], num_moves: int) -> None:
+        """Request the content of blocks, or of state slots, after that many changes."""
+        self.answers.sendall(pack([kind, list(blocks), num_moves]))
 
     def receive_answer(self) -> Any:
         """Wait for the reply to `request_blocks`: bytes by tensor, or an error. EOFError if the process has ended."""

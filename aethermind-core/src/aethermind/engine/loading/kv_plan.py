@@ -129,12 +129,6 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
     """
     if not spec.is_recurrent:
         return spec
-    if config.tensor_parallel_size > 1 and config.kv_store is not None:
-        raise InvalidArgumentError(
-            "Ranks divide the states of this model's recurrent layers, and a KV store takes whole ones. Leave "
-            "kv_store or tensor_parallel_size out.",
-            param="kv_store",
-        )
     max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs

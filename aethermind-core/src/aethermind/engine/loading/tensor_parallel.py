@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 from aethermind import env
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.ir import Graph
-from aethermind.graph.tensor_parallel import CollectiveKernels, Share, WeightPart, split_graph, without_results
+from aethermind.graph.tensor_parallel import (
+    CollectiveKernels,
+    Share,
+    StateShards,
+    WeightPart,
+    split_graph,
+    without_results,
+)
 from aethermind.graph.tensor_parallel.share import along
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format, without_super_blocks
@@ -28,14 +35,14 @@ class TensorParallel:
 
     Attributes:
         parts: the parameters of the graphs divided so far, by their names in those graphs.
-        state_axes: the axes, counted from the last, along which the graphs' states are split.
+        state_shards: how the ranks divide the graphs' states, by their names; others are whole.
     """
 
     share: Share
     operators: OperatorRegistry
     kernels: CollectiveKernels
     parts: dict[str, WeightPart] = field(default_factory=dict)
-    state_axes: dict[str, int] = field(default_factory=dict)
+    state_shards: dict[str, StateShards] = field(default_factory=dict)
 
     @classmethod
     def of(cls, share: Share, operators: OperatorRegistry) -> Self:
@@ -52,7 +59,7 @@ class TensorParallel:
         """Split a graph for this rank; all but rank 0 compute only the inputs of collectives and return nothing."""
         split = split_graph(graph, self.operators, self.share)
         self.parts.update(split.parts)
-        self.state_axes.update(split.state_axes)
+        self.state_shards.update(split.state_shards)
         return without_results(split.graph) if self.share.rank else split.graph
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:

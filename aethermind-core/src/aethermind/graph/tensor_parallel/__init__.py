@@ -1,7 +1,7 @@
 """Tensor parallelism: the graph of each rank, its shard of the weights, and collective operators."""
 
 from aethermind.graph.tensor_parallel.collectives import CollectiveKernels, HostCollectives, with_collectives
-from aethermind.graph.tensor_parallel.share import Share, WeightPart
+from aethermind.graph.tensor_parallel.share import Share, StateShards, WeightPart
 from aethermind.graph.tensor_parallel.split import SplitGraph, split_graph, without_results
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "HostCollectives",
     "Share",
     "SplitGraph",
+    "StateShards",
     "WeightPart",
     "split_graph",
     "with_collectives",

@@ -7,7 +7,10 @@ from typing import Any
 
 from aethermind.ops.schema import TensorType
 
-__all__ = ["Share", "WeightPart", "along"]
+__all__ = ["Segments", "Share", "StateShards", "WeightPart", "along"]
+
+Segments = tuple[tuple[int, int], ...]
+"""Begin and end of the ranges of an axis that one rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class WeightPart:
     begin: int
     end: int
     num_stacked: int = 1
-    segments: tuple[tuple[int, int], ...] = ()
+    segments: Segments = ()
 
     @property
     def is_scattered(self) -> bool:
@@ -73,6 +76,27 @@ class WeightPart:
             return np.concatenate([np.arange(*segment) for segment in self.segments])
         matrices = np.arange(length).reshape(self.num_stacked, -1)
         return matrices[:, self.begin : self.end].reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class StateShards:
+    """How ranks divide a state along an axis, counted from the last: the segments of each rank."""
+
+    axis: int
+    segments: tuple[Segments, ...]
+
+    def take(self, whole: Any, rank: int) -> Any:
+        """Return a copy of a rank's shard of a whole array."""
+        import numpy as np
+
+        return np.concatenate([along(whole, self.axis, *segment) for segment in self.segments[rank]], self.axis)
+
+    def put(self, whole: Any, rank: int, shard: Any, rows: list[int]) -> None:
+        """Write a rank's shard to these rows of a whole array."""
+        offset = 0
+        for begin, end in self.segments[rank]:
+            along(whole, self.axis, begin, end)[rows] = along(shard, self.axis, offset, offset + end - begin)
+            offset += end - begin
 
 
 def along(array: Any, axis: int, begin: int, end: int) -> Any:

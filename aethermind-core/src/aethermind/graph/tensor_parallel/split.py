@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from aethermind.errors import ConfigError
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.graph.tensor_parallel.collectives import COLLECTIVES, OWN_HEADS
 from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, SCANS, Partial, Rule, Whole
-from aethermind.graph.tensor_parallel.share import Share, WeightPart
+from aethermind.graph.tensor_parallel.share import Segments, Share, StateShards, WeightPart
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 
@@ -20,13 +21,12 @@ __all__ = ["SplitGraph", "split_graph", "without_results"]
 class SplitGraph:
     """The graph of a rank.
 
-    `parts` are the shards that its parameters are, by name; others are whole. `state_axes` are the axes, counted from
-    the last, along which its states are split.
+    `parts` are the shards that its parameters are, by name, and `state_shards` those of its states; others are whole.
     """
 
     graph: Graph
     parts: Mapping[str, WeightPart]
-    state_axes: Mapping[str, int]
+    state_shards: Mapping[str, StateShards]
 
 
 def split_graph(graph: Graph, operators: OperatorRegistry, share: Share) -> SplitGraph:
@@ -55,11 +55,13 @@ class _Splitter:
         self._graph = graph
         self._operators = operators
         self._share = share
+        self._ranks = [Share(rank, share.size) for rank in range(share.size)]
         self._new: dict[Value, Value] = {value: value for value in graph.inputs}
         self._axes: dict[Value, int | Partial] = {}
         """How computed values are sharded, if they are."""
         self._states: dict[Value, int | None] = {}
         """The axes along which states are split, None for whole ones, as far as they were read."""
+        self._state_shards: dict[str, StateShards] = {}
         self._parameters: dict[str, Value] = {}
         self._parts: dict[str, WeightPart] = {}
         self._nodes: list[Node] = []
@@ -83,8 +85,7 @@ class _Splitter:
             nodes=tuple(self._nodes),
             outputs=outputs,
         )
-        axes = {value.name: axis for value, axis in self._states.items() if axis is not None}
-        return SplitGraph(graph, self._parts, axes)
+        return SplitGraph(graph, self._parts, self._state_shards)
 
     def _rule(self, node: Node) -> Rule | None:
         """Return the rule that fits how the inputs are sharded; None where all are whole and may remain so."""
@@ -129,8 +130,8 @@ class _Splitter:
             (node,) = readers
         return node
 
-    def _segments(self, node: Node) -> tuple[tuple[int, int], ...]:
-        """Return begin and end of this rank's channels of each operand of the recurrence behind a node."""
+    def _segments(self, node: Node) -> tuple[Segments, ...]:
+        """Return begin and end of each rank's channels of each operand of the recurrence behind a node."""
         scan = self._scan_behind(node)
         assert scan is not None, "the rule applies"
         names = [spec.name for spec in self._operators[scan.operator].schema.inputs]
@@ -140,13 +141,18 @@ class _Splitter:
         num_heads, depth, width = (_length(state, axis) for axis in (-3, -2, -1))
         num_groups = (_length(channels, -1) - num_heads * width) // (2 * depth)
         self._divided("The number of heads of the state", num_heads)
-        value = (self._share.part(num_heads), num_heads, width)
-        other = (self._shared("The number of groups of heads of the state", num_groups), num_groups, depth)
-        segments, offset = [], 0
-        for (begin, end), count, size in (value, other, other) if SCANS[scan.operator] else (other, other, value):
-            segments.append((offset + begin * size, offset + end * size))
-            offset += count * size
-        return tuple(segments)
+        self._shared("The number of groups of heads of the state", num_groups)
+        value, other = (num_heads, width), (num_groups, depth)
+        operands = (value, other, other) if SCANS[scan.operator] else (other, other, value)
+        offsets = [0, *accumulate(count * size for count, size in operands)]
+        return tuple(
+            tuple(
+                (offset + begin * size, offset + end * size)
+                for offset, (count, size) in zip(offsets, operands, strict=False)
+                for begin, end in [share.heads(count)]
+            )
+            for share in self._ranks
+        )
 
     def _is_before(self, value: Value, operator: str) -> bool:
         """Whether an operator is the only reader of a value, LoRA in between skipped."""
@@ -171,7 +177,7 @@ class _Splitter:
             attributes[name] = end - begin
         for name in rule.divided:
             attributes[name] = self._divided(name, int(attributes[name]))
-        segments = self._segments(node) if rule.segments else ()
+        segments = self._segments(node) if rule.segments else None
         for spec, value in zip(schema.inputs, node.inputs, strict=True):
             if value is not None and spec.name in rule.even:
                 self._divided("num_heads", _length(value, HEADS))
@@ -183,7 +189,7 @@ class _Splitter:
                 rule.inputs.get(spec.name),
                 self._num_heads(node, rule.heads.get(spec.name)),
                 int(attributes[rule.stacks[spec.name]]) if spec.name in rule.stacks else 1,
-                segments if spec.name in rule.segments else (),
+                segments if spec.name in rule.segments else None,
             )
             for spec, value in zip(schema.inputs, node.inputs, strict=True)
         )
@@ -219,7 +225,7 @@ class _Splitter:
         axis: int | Partial | None,
         num_heads: int | None,
         num_stacked: int,
-        segments: tuple[tuple[int, int], ...],
+        segments: tuple[Segments, ...] | None,
     ) -> Value:
         if isinstance(axis, Partial):
             return self._new[value]
@@ -247,7 +253,7 @@ class _Splitter:
         axis: int | None,
         num_heads: int | None,
         num_stacked: int,
-        segments: tuple[tuple[int, int], ...],
+        segments: tuple[Segments, ...] | None,
     ) -> Value:
         if axis is None:
             return self._parameters.setdefault(whole.name, whole)
@@ -257,14 +263,15 @@ class _Splitter:
             if num_heads is not None:
                 head_dim = _length(whole, axis) // num_heads
                 begin, end = (head_dim * bound for bound in self._shared("num_heads", num_heads))
-            if segments:
-                begin, end = 0, sum(last - first for first, last in segments)
-            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end, num_stacked, segments)
+            own = () if segments is None else segments[self._share.rank]
+            if own:
+                begin, end = 0, _length_of(own)
+            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end, num_stacked, own)
             type = _with_dim(whole.type, axis, num_stacked * (end - begin))
             self._parameters[name] = replace(whole, name=name, type=type)
         return self._parameters[name]
 
-    def _state(self, whole: Value, axis: int | None, segments: tuple[tuple[int, int], ...]) -> Value:
+    def _state(self, whole: Value, axis: int | None, segments: tuple[Segments, ...] | None) -> Value:
         if self._states.setdefault(whole, axis) != axis:
             raise ConfigError(
                 f"This model cannot be divided among several ranks: it uses parts of {whole.name} and all of it. "
@@ -272,9 +279,12 @@ class _Splitter:
             )
         if axis is None:
             return self._new.setdefault(whole, whole)
-        parts = segments or (self._shared("num_kv_heads", _length(whole, axis)),)
-        length = sum(end - begin for begin, end in parts)
-        return self._new.setdefault(whole, replace(whole, type=_with_dim(whole.type, axis, length)))
+        length = _length(whole, axis)
+        self._shared("num_kv_heads", length)
+        shards = StateShards(axis, segments or tuple((share.heads(length),) for share in self._ranks))
+        self._state_shards[whole.name] = shards
+        own = _length_of(shards.segments[self._share.rank])
+        return self._new.setdefault(whole, replace(whole, type=_with_dim(whole.type, axis, own)))
 
     def _shared(self, name: str, number: int) -> tuple[int, int]:
         """Return begin and end of this rank's heads, which ranks may share; ConfigError where they would be uneven."""
@@ -297,6 +307,10 @@ class _Splitter:
 def _made_whole(how: Whole, part: Value, whole: Value) -> Node:
     attributes = {"width": whole.type.shape[-1]} if how is Whole.GATHERED else {}
     return Node(how.value, (part,), (whole,), attributes)  # type: ignore[arg-type]
+
+
+def _length_of(segments: Segments) -> int:
+    return sum(end - begin for begin, end in segments)
 
 
 def _adds_to(reader: Node, value: Value) -> bool:
