@@ -119,8 +119,11 @@ def test_preempted_requests_are_swapped_with_their_states(open_model: OpenRecurr
     num_computed = _count_calls(engine, lambda decision, *_: decision.num_batched_tokens)
     assert ask(engine) == expected
     assert engine.num_preemptions > 0
-    assert engine.swap_store is not None
-    assert engine.swap_store.num_moved_in > 0
+    stats, spec = EngineStats.of(engine), engine.compiled.cache_spec
+    num_blocks, num_states = engine.swap_store.num_moved_in, engine.cache.num_moved_states[1]  # type: ignore[union-attr]
+    assert min(num_blocks, num_states) > 0
+    assert stats.swapped_in_bytes == num_blocks * spec.bytes_per_block + num_states * spec.bytes_per_slot
+    assert stats.swapped_in_bytes == stats.swapped_out_bytes
     if on == "cpu":
         assert num_computed() == sum(len(prompt) + 12 - 1 for prompt in PROMPTS)
 

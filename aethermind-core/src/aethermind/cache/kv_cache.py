@@ -174,6 +174,11 @@ class KVCache:
         return 0 if self._slots is None else self._slots.num_free
 
     @property
+    def num_moved_states(self) -> tuple[int, int]:
+        """Recurrent states swapped out, and back in, since the cache was made."""
+        return (0, 0) if self._slots is None else (self._slots.num_moved_out, self._slots.num_moved_in)
+
+    @property
     def chunk_alignment(self) -> int:
         """Tokens of which a chunk should end at a multiple, so that a state is kept there; 1 if none is kept."""
         return 1 if self._snapshots is None else self._block_size

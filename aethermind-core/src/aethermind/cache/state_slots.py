@@ -39,12 +39,14 @@ class StateSlots:
     Not thread-safe.
     """
 
-    __slots__ = ("_first_on_host", "_free", "_free_on_host", "copies")
+    __slots__ = ("_first_on_host", "_free", "_free_on_host", "copies", "num_moved_in", "num_moved_out")
 
     def __init__(self, end: int, on_host: range = range(0)) -> None:
         self._free = list(range(end - 1, NULL_SLOT, -1))
         self._free_on_host = list(reversed(on_host))
         self._first_on_host = on_host.start if on_host else end
+        self.num_moved_out = self.num_moved_in = 0
+        """States swapped out, and back in, so far."""
         self.copies: list[tuple[int, int]] = []
         """`(source, destination)` slots of forks, snapshots, checkpoints and swaps, to copy in order before the next
         run of a graph. Until then no graph has written to a source, even if its sequence has ended since."""
@@ -100,6 +102,7 @@ class StateSlots:
         """Exchange a slot for one in host memory, of which one must be free."""
         on_host = self._free_on_host.pop()
         self.copies.append((slot, on_host))
+        self.num_moved_out += 1
         self.free(slot)
         return on_host
 
@@ -107,6 +110,7 @@ class StateSlots:
         """Exchange a slot in host memory for one of the device, of which one must be free."""
         slot = self._free.pop()
         self.copies.append((on_host, slot))
+        self.num_moved_in += 1
         self.free(on_host)
         return slot
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.end_to_end.recurrent_model import recurrent_models
 
 from aethermind import Runtime
 from aethermind.engine.kv_memory.memory import KVMemory
@@ -182,6 +184,17 @@ def test_ranks_divide_recurrent_states_by_heads(write: Callable[..., Path], fami
                 assert state.type.shape[1] == heads // size
             else:
                 assert state.type.shape[-1] < alone.cache_spec.state_shapes[name][-1]
+
+
+def test_operators_of_packages_keep_whole_states_on_each_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Attention beside them is divided by heads."""
+    recurrent_models(monkeypatch, tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "RUNTIME", Runtime.boot())
+    options = {"max_num_seqs": 8, "max_model_len": 64, "fallback": "allow"}
+    assert_alike(tmp_path / "hybrid", 2, **options)
+    (alone,), (part, _) = plans(tmp_path / "hybrid", 1, **options), plans(tmp_path / "hybrid", 2, **options)
+    shapes = [{value.name: value.type.shape for value in one.step.graph.states} for one in (alone, part)]
+    assert shapes[0]["sum_state.0"] == shapes[1]["sum_state.0"]
 
 
 def test_a_state_whose_heads_cannot_be_divided_is_refused(write: Callable[..., Path]) -> None:

@@ -73,8 +73,8 @@ class EngineStats:
         """Read the statistics; in another thread than the engine's, values may be from two consecutive steps."""
         speculator = engine.speculator
         store = engine.swap_store
-        bytes_per_block = engine.compiled.cache_spec.bytes_per_block if store else 0
         offload, spec = engine.kv_offload, engine.compiled.cache_spec
+        states_out, states_in = (count * spec.bytes_per_slot for count in engine.cache.num_moved_states)
         return cls(
             num_waiting=len(engine.waiting) + (offload.num_waiting if offload else 0),
             num_running=len(engine.running),
@@ -82,8 +82,8 @@ class EngineStats:
             num_free_blocks=engine.cache.num_available_blocks,
             num_swap_blocks=store.num_blocks if store else 0,
             num_swapped_blocks=store.num_used_blocks if store else 0,
-            swapped_out_bytes=store.num_moved_out * bytes_per_block if store else 0,
-            swapped_in_bytes=store.num_moved_in * bytes_per_block if store else 0,
+            swapped_out_bytes=states_out + (store.num_moved_out * spec.bytes_per_block if store else 0),
+            swapped_in_bytes=states_in + (store.num_moved_in * spec.bytes_per_block if store else 0),
             num_preemptions=engine.num_preemptions,
             memory_pressure=engine.cache.memory_pressure,
             num_sessions=len(engine.sessions),
