@@ -8,9 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aethermind import Runtime
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal import DType
+from aethermind.ops.operator import Sample
 from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
+from aethermind.testing.kernel_cases import is_supported
+from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind_cpu.packing import quantized_pack
 
 NAMES = (
@@ -64,3 +68,22 @@ def test_packing_rejects_values_that_the_format_rejects(name: str, bad: float) -
     array[39, 49] = bad
     with pytest.raises(InvalidArgumentError, match=f"cannot be stored as {name}"):
         packed(name, array)
+
+
+@pytest.mark.parametrize("name", ["int2", "int4", "int8", "mxfp4"])
+def test_rows_shorter_than_a_block_are_off_by_half_a_step_of_their_largest_value(runtime: Runtime, name: str) -> None:
+    """The largest of few values may meet a weight of zero, so that half its step is much of a small sum."""
+    opened, operator = runtime.open_device("cpu"), runtime.operators["linear"]
+    rng = np.random.default_rng(3)
+    samples = [Sample(str(size), (rng.normal(size=(300, size)), rng.normal(size=(17, size)), None)) for size in (3, 9)]
+    kernels = [kernel for kernel in runtime.kernels.kernels("cpu") if kernel.operator == "linear"]
+    cases = [
+        KernelCase(operator, kernel, DType.FLOAT32, sample, runtime.weight_formats.get(name))
+        for kernel in kernels
+        for sample in samples
+        if kernel.weight_formats is not None and name in kernel.weight_formats
+    ]
+    found = [case for case in cases if is_supported(case)]
+    for case in found:
+        check_kernel(case, runtime.operators, opened)
+    assert len(found) >= 2

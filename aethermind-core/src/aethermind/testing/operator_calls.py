@@ -48,9 +48,11 @@ _ROUNDED_ACTIVATIONS = {
     DType.FLOAT8_E4M3FN: Tolerance(relative_to_terms=0.0625),
 }
 """For kernels that quantise activations to 8 bits, by their arithmetic. int8: half a step is 1/254 of the largest value
-of a block, which is about four times the mean magnitude for normal distributions. fp8: half a step of a code with three
-bits of mantissa is up to 1/16 of its value.
+of a block, which is about four times the mean magnitude for normal distributions; `_HALF_STEP` bounds short rows. fp8:
+half a step of a code with three bits of mantissa is up to 1/16 of its value.
 """
+_HALF_STEP = 1 / 254
+"""The error of an activation that int8 kernels quantise, as a fraction of the largest one of its row."""
 _ROUNDED_VALUES = {DType.BFLOAT16: Tolerance(relative=2.0**-8), DType.FLOAT16: Tolerance(relative=2.0**-11)}
 """For kernels that return dequantised values: these are float32, and rounded once."""
 _ROUNDED_WEIGHTS = {
@@ -219,7 +221,9 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
     call = KernelCall(case, operators, opened, inputs)
     call.run(other_values(case.operator, inputs, case.sample.attributes))
     outputs = call.run(inputs)
-    _assert_close(case.operator, case.float_type, _expected_of(case, operators, inputs), outputs, _allowed_beside(case))
+    expected = _expected_of(case, operators, inputs)
+    step = _HALF_STEP if case.kernel.arithmetic is DType.INT8 else 0.0
+    _assert_close(case.operator, case.float_type, expected, outputs, _allowed_beside(case), step)
     if any(spec.inplace is not None for spec in case.operator.schema.outputs):
         in_place = KernelCall(case, operators, opened, inputs, in_place=True).run(inputs)
         assert_same_bits(in_place, outputs, "in place it has other results")
@@ -280,10 +284,14 @@ def assert_within_tolerance(
 
 
 class _Expected(NamedTuple):
-    """The outputs of the float64 reference, and the sums of the magnitudes of their terms."""
+    """The outputs of the float64 reference, and the sums of the magnitudes of their terms.
+
+    `largest` are these sums where every element of the first input is as large as the largest one of its row.
+    """
 
     outputs: tuple[Array, ...]
     terms: tuple[Array, ...]
+    largest: tuple[Array, ...] | None = None
 
 
 _MAX_CACHED_BYTES = 256 << 20
@@ -294,7 +302,7 @@ _cache: dict[tuple[str, int, DType, str], tuple[Sample, _Expected]] = {}
 def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence[Array | None]) -> _Expected:
     """Return the expected outputs of a case, its weights quantised and dequantised."""
     format = "" if case.weight_format is None else case.weight_format.name
-    key = (case.operator.name, id(case.sample), case.float_type, format)
+    key = (case.operator.name, id(case.sample), case.float_type, f"{format} {case.kernel.arithmetic}")
     if key not in _cache:
         meant = [
             array
@@ -303,6 +311,8 @@ def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence
             for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
         ]
         made = _expected(operators, case.operator, meant, case.sample.attributes)
+        if case.kernel.arithmetic is DType.INT8 and case.operator.term_magnitudes is not None:
+            made = made._replace(largest=_terms_of_largest(case, meant))
         while _cache and sum(_num_bytes(entry) for _, entry in _cache.values()) + _num_bytes(made) > _MAX_CACHED_BYTES:
             del _cache[next(iter(_cache))]
         _cache[key] = (case.sample, made)
@@ -310,7 +320,14 @@ def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence
 
 
 def _num_bytes(expected: _Expected) -> int:
-    return sum(array.nbytes for arrays in expected for array in arrays)
+    return sum(array.nbytes for arrays in expected for array in arrays or ())
+
+
+def _terms_of_largest(case: KernelCase, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+    x, *others = inputs
+    assert x is not None, "the first input is never absent"
+    rows = np.broadcast_to(np.abs(x.astype(np.float64)).max(-1, keepdims=True), x.shape)
+    return _magnitudes(case.operator, [rows, *others], case.operator.schema.complete(case.sample.attributes), ())
 
 
 def _expected(
@@ -327,10 +344,17 @@ def _expected(
 
 
 def _assert_close(
-    operator: Operator, float_type: DType, expected: _Expected, outputs: Sequence[Array], more: Tolerance
+    operator: Operator,
+    float_type: DType,
+    expected: _Expected,
+    outputs: Sequence[Array],
+    more: Tolerance,
+    step: float = 0.0,
 ) -> None:
+    """Assert that outputs are as expected, within the operator's tolerance and either `more` or a `step` of rows."""
     tolerance = operator.tolerances[float_type]
-    for output, reference, magnitude in zip(outputs, *expected, strict=True):
+    largest = expected.terms if expected.largest is None else expected.largest
+    for output, reference, magnitude, of_row in zip(outputs, expected.outputs, expected.terms, largest, strict=True):
         assert output.shape == reference.shape, f"the output is of shape {output.shape}, not {reference.shape}"
         got = output.astype(np.float64)
         is_open = np.isposinf(magnitude)
@@ -339,8 +363,8 @@ def _assert_close(
         is_close = ~is_open & np.isfinite(reference)
         error = np.abs(got[is_close] - reference[is_close])
         rounding = (tolerance.relative + more.relative) * np.abs(reference[is_close]) + tolerance.absolute
-        of_terms = tolerance.relative_to_terms + more.relative_to_terms
-        allowed = of_terms * magnitude[is_close] + rounding
+        quantised = np.maximum(more.relative_to_terms * magnitude[is_close], step * of_row[is_close])
+        allowed = tolerance.relative_to_terms * magnitude[is_close] + quantised + rounding
         assert np.all(error <= allowed), f"off by up to {error.max():.3g}, outside of {tolerance}"
 
 
