@@ -250,6 +250,20 @@ def test_a_failed_step_is_computed_again_behind_the_window(open_model: Open, mas
     assert [[answers[str(index)]] for index in range(len(given))] == expected
 
 
+def test_tables_name_a_block_of_the_sequence_in_place_of_freed_ones(open_model: Open) -> None:
+    """Kernels from before windows freed blocks mask what they read of these."""
+    llm = open_model(device="numpy")
+    engine = llm.engine
+    engine.add_request("r", prompts()[0], SamplingParams(max_tokens=2, ignore_eos=True))
+    while not engine.running or not engine.running[0].output_token_ids:
+        engine.step()
+    assert num_freed(llm, "r") > 0
+    tables = engine.runner.executor.host_inputs
+    for group in range(1, engine.cache.num_groups):
+        table = engine.cache.block_table("r", group)
+        assert set(tables[f"block_tables.{group}"][: len(table)]) == set(table) - {FREED}
+
+
 def test_positions_in_the_middle_cannot_be_dropped(open_model: Open) -> None:
     llm = open_model()
     cache = llm.engine.cache

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aethermind.cache.groups import FREED
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.state_slots import NULL_SLOT
 from aethermind.engine.requests.request import Request
@@ -163,14 +164,20 @@ class BatchWriter:
         return sampled, width
 
     def _write_group(self, decision: ScheduleDecision, group: int, width: int) -> None:
-        """Write the slots and the block tables, `width` wide, of a further group of layers."""
+        """Write the slots and the block tables, `width` wide, of a further group of layers.
+
+        In place of freed blocks a table has the sequence's first other block: a kernel that masks keys behind the
+        window instead of skipping their blocks reads rows that exist.
+        """
         slots, tables = self._window_slots[group - 1], self._window_tables[group - 1]
         block_size, num_decodes, position = len(self._offsets), decision.num_decodes, 0
         padded = tables[: len(decision.scheduled) * width].reshape(-1, width)
         padded[:] = 0
         for index, (request, count, _) in enumerate(decision.scheduled):
             table = self._cache.block_table(request.request_id, group)
+            num_freed = table.count(FREED)
             padded[index, : len(table)] = table
+            padded[index, :num_freed] = table[num_freed]
             start = request.num_computed_tokens
             if index < num_decodes:
                 slots[position] = table[start // block_size] * block_size + start % block_size

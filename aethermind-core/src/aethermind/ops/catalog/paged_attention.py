@@ -274,7 +274,7 @@ PAGED_ATTENTION = Operator(
         "into softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); sinks[h] is a "
         "score in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined. "
         "Table entries of blocks that end before the first key that a sequence's first query sees, rounded down to a "
-        "multiple of 128, may be -1: these blocks are not read."
+        "multiple of 128, may be -1: these blocks are not read. The engine names another block of the sequence there."
     ),
     reference=_paged_attention_reference,
     by_row=_paged_attention_by_row,
