@@ -10,7 +10,8 @@ import transformers
 from aethermind.errors import ConfigError
 from aethermind.model import Hybrid, Paged, Recurrent
 from aethermind_mamba.falcon_h1 import FALCON_H1
-from aethermind_mamba.mamba2 import MAMBA2, read_time_limits
+from aethermind_mamba.mamba2 import MAMBA2
+from aethermind_mamba.mixer_config import read_time_limits
 
 SIZES: dict[str, Any] = {
     "vocab_size": 131,

@@ -16,75 +16,23 @@ from aethermind.checkpoint import AdaptedTensors, StoredTensors, renamed_prefixe
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.hal import DType
-from aethermind.model import (
-    DecoderConfig,
-    StepInputs,
-    periodic_layer_types,
-    positive_int,
-    positive_number,
-    read_decoder_config,
-    read_rope,
-)
+from aethermind.model import DecoderConfig, StepInputs, positive_number, read_decoder_config, read_rope
 from aethermind.model.blocks import DecoderVariant, VariantModel, geglu_mlp, is_gelu_approximate, variant_decoder
-from aethermind.model.known_fields import FieldTable, ignored, refused, used
+from aethermind_gemma.fields import (
+    FULL,
+    GEMMA2_DEFAULTS,
+    GEMMA2_FIELDS,
+    GEMMA3_DEFAULTS,
+    GEMMA3_FIELDS,
+    IMAGE_FIELDS,
+    LOCAL,
+    layer_types_of,
+    query_scalar_of_gguf,
+    rope_fields,
+    softcap,
+)
 
 __all__ = ["GEMMA2", "GEMMA3", "GEMMA3_WITH_IMAGES"]
-
-_LOCAL, _FULL = "sliding_attention", "full_attention"
-_COMMON: Mapping[str, Any] = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-}
-_GEMMA2: Mapping[str, Any] = {
-    **_COMMON,
-    "vocab_size": 256000,
-    "max_position_embeddings": 8192,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "layers_per_full_attention": 2,
-}
-_GEMMA3: Mapping[str, Any] = {
-    **_COMMON,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 10000.0,
-    "layers_per_full_attention": 6,
-}
-_SCALED_BY_WIDTH = (46, 62)
-"""Layers of the 27B models, the only ones whose scores are not scaled by head_dim; .gguf files do not say it."""
-
-_KNOWN_FIELDS: FieldTable = {
-    **used("is the activation of feed-forward networks, a form of GELU", "hidden_activation"),
-    **used("is the number whose inverse root scales scores", "query_pre_attn_scalar"),
-    **used("are smooth limits of scores and logits", "attn_logit_softcapping", "final_logit_softcapping"),
-    **ignored("layer_types says which layers see a window", "cache_implementation"),
-    **refused("attention in both directions is not computed; take another model", use_bidirectional_attention=False),
-    **refused("biases in attention are not computed; take another model", attention_bias=False),
-}
-_GEMMA3_FIELDS: FieldTable = {
-    **_KNOWN_FIELDS,
-    **used("is the frequency base of layers with a window", "rope_local_base_freq"),
-    **used(
-        "says which layers see a window, where layer_types does not",
-        "sliding_window_pattern",
-        "_sliding_window_pattern",
-    ),
-}
-_IMAGE_FIELDS: FieldTable = {
-    **_GEMMA3_FIELDS,
-    **used("is the configuration of the decoder", "text_config"),
-    **ignored("is for pictures, which are not read", "vision_config", "mm_tokens_per_image", "image_token_index"),
-    **ignored("is for pictures, which are not read", "boi_token_index", "eoi_token_index", "image_token_id"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +60,20 @@ class Gemma2Architecture:
     """`Gemma2ForCausalLM`."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
-    known_fields = _KNOWN_FIELDS
+    known_fields = GEMMA2_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Gemma:
-        return _read(raw, _GEMMA2, has_qk_norm=False)
+        return _read(raw, GEMMA2_DEFAULTS, has_qk_norm=False)
 
 
 class Gemma3Architecture:
     """`Gemma3ForCausalLM`: the models of text alone, 270M and 1B."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
-    known_fields = _GEMMA3_FIELDS
+    known_fields = GEMMA3_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Gemma:
-        return _read(raw, _GEMMA3, has_qk_norm=True)
+        return _read(raw, GEMMA3_DEFAULTS, has_qk_norm=True)
 
 
 class Gemma3WithImagesArchitecture:
@@ -137,14 +85,14 @@ class Gemma3WithImagesArchitecture:
         "*multi_modal_projector.*",
         "*.rotary_emb.inv_freq",
     )
-    known_fields = _IMAGE_FIELDS
+    known_fields = IMAGE_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Gemma:
         text = raw.get("text_config")
         if not isinstance(text, Mapping):
             raise ConfigError("config.json has no text_config, which describes this model's decoder.")
         beside = {name: raw[name] for name in ("eos_token_id", "dtype", "torch_dtype") if raw.get(name) is not None}
-        return _read({**text, **beside}, _GEMMA3, has_qk_norm=True, name_prefix="language_model")
+        return _read({**text, **beside}, GEMMA3_DEFAULTS, has_qk_norm=True, name_prefix="language_model")
 
 
 def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: bool, name_prefix: str = "") -> Gemma:
@@ -158,18 +106,18 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
         raise ConfigError("attention_bias is true in config.json; this package has no biases in attention.")
     activation = fields.get("hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     fields.pop("hidden_act", None)
-    fields["layer_types"] = _layer_types(fields)
+    fields["layer_types"] = layer_types_of(fields)
     if raw.get("sliding_window", 0) is None:
-        fields["sliding_window"], layer_types = None, [_FULL] * len(fields["layer_types"])
+        fields["sliding_window"], layer_types = None, [FULL] * len(fields["layer_types"])
     else:
         layer_types = fields["layer_types"]
-    full, local = _rope_fields(fields)
+    full, local = rope_fields(fields)
     others = {name: value for name, value in fields.items() if not name.startswith("rope_")}
     config = read_decoder_config({**others, **full, "layer_types": layer_types}, defaults={})
     is_gguf = "norm_weight_offset" in fields
-    scalar = positive_number(fields, "query_pre_attn_scalar", default=_query_scalar_of_gguf(config) if is_gguf else 256)
+    scalar = positive_number(fields, "query_pre_attn_scalar", default=query_scalar_of_gguf(config) if is_gguf else 256)
     local_rope = read_rope(local, head_dim=config.head_dim, max_position_embeddings=config.max_position_embeddings)
-    ropes = tuple(local_rope if kind == _LOCAL else config.rope for kind in fields["layer_types"])
+    ropes = tuple(local_rope if kind == LOCAL else config.rope for kind in fields["layer_types"])
     config = replace(config, layer_ropes=ropes)
     is_approximate = is_gelu_approximate("hidden_activation", activation)
     variant = DecoderVariant(
@@ -179,8 +127,8 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
         has_qk_norm=has_qk_norm,
         norm_offset=float(fields.get("norm_weight_offset", 1.0)),
         attention_scale=scalar**-0.5,
-        attention_softcap=_softcap(fields, "attn_logit_softcapping"),
-        logits_softcap=_softcap(fields, "final_logit_softcapping"),
+        attention_softcap=softcap(fields, "attn_logit_softcapping"),
+        logits_softcap=softcap(fields, "final_logit_softcapping"),
         mlp=_GegluMlps(config, is_approximate),
     )
     return Gemma(config, variant, name_prefix=name_prefix)
@@ -196,46 +144,6 @@ class _GegluMlps:
     def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
         name = f"model.layers.{layer}.mlp"
         return geglu_mlp(builder, x_TD, self.config, name, is_approximate=self.is_approximate)
-
-
-def _softcap(fields: Mapping[str, Any], name: str) -> float:
-    """A smooth limit; 0 for none."""
-    return positive_number(fields, name) if fields.get(name) else 0.0
-
-
-def _layer_types(fields: Mapping[str, Any]) -> list[str]:
-    """The kind of each layer: as listed, or every so many layers one that sees all tokens."""
-    if (given := fields.get("layer_types")) is not None:
-        if not isinstance(given, list):
-            raise ConfigError(f"layer_types in config.json should be a list, got {given!r:.80}.")
-        return given
-    names = ("sliding_window_pattern", "_sliding_window_pattern", "layers_per_full_attention")
-    return periodic_layer_types(fields, positive_int(fields, next(name for name in names if name in fields)))
-
-
-def _rope_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of the rotary embedding of layers that see all tokens, and of those with a window.
-
-    Today's config.json has an object for each kind in rope_parameters; older ones have rope_theta and rope_scaling, and
-    rope_local_base_freq, which is not scaled.
-    """
-    names = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
-    given = {name: fields[name] for name in names if fields.get(name) is not None}
-    local_theta = positive_number(given, "rope_local_base_freq") if "rope_local_base_freq" in given else None
-    given.pop("rope_local_base_freq", None)
-    nested = given.get("rope_parameters")
-    if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
-        full, local = (dict(nested.get(kind) or {}) for kind in (_FULL, _LOCAL))
-        full.setdefault("rope_theta", given.get("rope_theta", 10000.0))
-        local.setdefault("rope_theta", local_theta or 10000.0)
-        return {"rope_parameters": full}, {"rope_parameters": local}
-    return given, given if local_theta is None else {"rope_theta": local_theta}
-
-
-def _query_scalar_of_gguf(config: DecoderConfig) -> int:
-    """The number whose inverse root scales scores, which .gguf files do not have."""
-    is_by_width = config.num_hidden_layers in _SCALED_BY_WIDTH
-    return config.hidden_size // config.num_attention_heads if is_by_width else config.head_dim
 
 
 def _rounded(value: float, dtype: DType) -> float:

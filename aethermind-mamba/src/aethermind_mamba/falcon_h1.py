@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.checkpoint import AdaptedTensors, StoredTensors, TensorSlice
-from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import (
     DecoderConfig,
@@ -19,7 +18,6 @@ from aethermind.model import (
     LayerCache,
     Paged,
     StepInputs,
-    positive_int,
     positive_number,
     read_decoder_config,
     read_numbers,
@@ -34,7 +32,7 @@ from aethermind.model.blocks import (
     variant_decoder,
 )
 from aethermind.model.known_fields import FieldTable, ignored, refused, used
-from aethermind_mamba.mamba2 import read_time_limits
+from aethermind_mamba.mixer_config import read_mixer
 
 __all__ = ["FALCON_H1"]
 
@@ -158,7 +156,7 @@ class FalconH1Architecture:
         for name in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"):  # not of this family
             fields.pop(name, None)
         config = read_decoder_config(fields, defaults=_DEFAULTS)
-        recurrent = _read_mixer(fields, config)
+        recurrent = read_mixer(fields, config)
         gate_factor, factor = read_numbers(fields, "mlp_multipliers", 2, default=1.0)
         mixer = _HybridMixer(
             config,
@@ -177,40 +175,6 @@ class FalconH1Architecture:
             mlp=_FeedForward(config, gate_factor, factor),
         )
         return FalconH1(config, recurrent, variant)
-
-
-def _read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Config:
-    expanded = positive_int(fields, "mamba_expand", default=2) * config.hidden_size
-    inner = positive_int(fields, "mamba_d_ssm", default=expanded)
-    defaults = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4}
-    heads, groups, state_size, kernel = (positive_int(fields, name, default=size) for name, size in defaults.items())
-    is_auto = fields.get("mamba_d_head", "auto") == "auto"
-    head_dim = inner // heads if is_auto else positive_int(fields, "mamba_d_head")
-    if heads * head_dim != inner or heads % groups:
-        raise ConfigError(
-            f"mamba_n_heads ({heads}) times mamba_d_head ({head_dim}) in config.json should be mamba_d_ssm ({inner}), "
-            f"and mamba_n_heads a multiple of mamba_n_groups ({groups})."
-        )
-    dt_min, dt_max = read_time_limits(fields)
-    of_input = positive_number(fields, "ssm_in_multiplier", default=1.0)
-    z, x, b, c, dt = (of_input * factor for factor in read_numbers(fields, "ssm_multipliers", 5, default=1.0))
-    return Mamba2Config(
-        config.hidden_size,
-        heads,
-        head_dim,
-        state_size,
-        groups,
-        kernel,
-        config.rms_norm_eps,
-        dt_min=dt_min,
-        dt_max=dt_max,
-        has_in_bias=bool(fields.get("mamba_proj_bias", False)),
-        has_conv_bias=bool(fields.get("mamba_conv_bias", True)),
-        has_out_bias=bool(fields.get("projectors_bias", False)),
-        has_norm=bool(fields.get("mamba_rms_norm", False)),
-        norm_before_gate=bool(fields.get("mamba_norm_before_gate", True)),
-        multipliers=(z, x, b, c, dt),
-    )
 
 
 FALCON_H1 = FalconH1Architecture()

@@ -23,8 +23,9 @@ from aethermind.model import (
 )
 from aethermind.model.blocks import Mamba2Config, embedding, lm_head, mamba2_mixer
 from aethermind.model.known_fields import FieldTable, ignored, used
+from aethermind_mamba.mixer_config import read_time_limits
 
-__all__ = ["MAMBA2", "read_time_limits"]
+__all__ = ["MAMBA2"]
 
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 32768,
@@ -151,19 +152,6 @@ class Mamba2Architecture:
             has_out_bias=bool(fields.get("use_bias", False)),
         )
         return Mamba2(config, mixer)
-
-
-def read_time_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
-    """Read `time_step_limit` of config.json, [least, greatest]; a greatest of 0 stands for none.
-
-    JSON has no infinity, which files write as Infinity or as an object: everything that is no number is none.
-    """
-    limits: Any = fields.get("time_step_limit") or (0.0, None)
-    if not isinstance(limits, list | tuple) or len(limits) != 2 or not isinstance(limits[0], int | float):
-        raise ConfigError(f"time_step_limit in config.json should be a list of two numbers, got {limits!r:.80}.")
-    least, greatest = limits
-    is_limit = isinstance(greatest, int | float) and greatest < float("inf")
-    return float(least), float(greatest) if is_limit else 0.0
 
 
 MAMBA2 = Mamba2Architecture()

@@ -12,37 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.checkpoint import (
-    AdaptedTensors,
-    StackedTensors,
-    StoredTensors,
-    TensorSlice,
-    expert_stacks,
-    renamed_prefixes,
-    rows_by_head,
-)
 from aethermind.errors import ConfigError
-from aethermind.graph import GraphBuilder, Value
-from aethermind.model import (
-    DecoderConfig,
-    LayerCache,
-    MixtureConfig,
-    StepInputs,
-    hybrid_layout,
-    positive_int,
-    read_attention_layers,
-    read_decoder_config,
-    read_mixture_config,
-)
-from aethermind.model.blocks import (
-    DecoderVariant,
-    DeltaNetConfig,
-    VariantModel,
-    attention,
-    delta_net_mixer,
-    mixture_mlps,
-)
+from aethermind.model import positive_int, read_decoder_config, read_mixture_config
+from aethermind.model.blocks import DecoderVariant, mixture_mlps
 from aethermind.model.known_fields import FieldTable, ignored, used
+from aethermind_qwen2.hybrid_layers import HybridMixer, QwenHybrid, attention_layers, read_delta_net
 
 __all__ = ["QWEN3_5", "QWEN3_5_MOE", "QWEN3_5_MOE_WITH_IMAGES", "QWEN3_5_WITH_IMAGES", "QWEN3_NEXT"]
 
@@ -98,84 +72,6 @@ _IMAGE_FIELDS: FieldTable = {
 
 
 @dataclass(frozen=True, slots=True)
-class _HybridMixer:
-    """Writes the gated delta net or the attention of a layer."""
-
-    config: DecoderConfig
-    delta_net: DeltaNetConfig
-    has_attention: tuple[bool, ...]
-    has_bias: bool
-    norm_offset: float
-
-    def __call__(
-        self, builder: GraphBuilder, x_TD: Value, rope_table_TR: Value | None, inputs: StepInputs, layer: int
-    ) -> Value:
-        base = f"model.layers.{layer}"
-        if not self.has_attention[layer]:
-            return delta_net_mixer(builder, x_TD, inputs, layer, self.delta_net, f"{base}.linear_attn")
-        return attention(
-            builder,
-            x_TD,
-            rope_table_TR,
-            inputs,
-            self.config,
-            layer,
-            f"{base}.self_attn",
-            has_qkv_bias=self.has_bias,
-            has_qk_norm=True,
-            has_output_bias=self.has_bias,
-            has_output_gate=True,
-            norm_offset=self.norm_offset,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QwenHybrid(VariantModel):
-    """A Qwen model with gated delta nets."""
-
-    delta_net: DeltaNetConfig
-    has_attention: tuple[bool, ...]
-    mixture: MixtureConfig | None
-    has_fused_projections: bool
-    """Whether a checkpoint fuses the projections of gated delta nets head by head."""
-    has_other_parts: bool = False
-    """Whether a checkpoint has other parts besides the decoder, whose tensors then have a prefix."""
-
-    def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens in layers with attention, a state of each sequence in the others."""
-        return hybrid_layout(self.config, self.delta_net.state, self.has_attention)
-
-    def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Slice queries, their gates and the projections of gated delta nets out of stored ones, and stack experts."""
-        if self.has_other_parts:
-            stored = AdaptedTensors(stored, renamed_prefixes(stored.names, {"model.language_model.": "model."}))
-        parts: dict[str, TensorSlice] = {}
-        for layer, has_attention in enumerate(self.has_attention):
-            base = f"model.layers.{layer}"
-            if has_attention:
-                parts.update(self._queries_and_gates(f"{base}.self_attn"))
-            elif self.has_fused_projections:
-                parts.update(self.delta_net.fused_slices(f"{base}.linear_attn"))
-            else:
-                parts.update(self.delta_net.slices(f"{base}.linear_attn"))
-        adapted = AdaptedTensors(stored, parts)
-        if self.mixture is None:
-            return adapted
-        stacks = expert_stacks(adapted, self.mixture.expert_modules, self.mixture.num_experts)
-        return StackedTensors(adapted, stacks)
-
-    def _queries_and_gates(self, prefix: str) -> dict[str, TensorSlice]:
-        """Slices of `q_proj`, whose rows are, head by head, those of the query and of the gate."""
-        heads, head_dim = self.config.num_attention_heads, self.config.head_dim
-        rows = dict(zip(("q_proj", "gate_proj"), rows_by_head(heads, (head_dim, head_dim)), strict=True))
-        return {
-            f"{prefix}.{name}.{kind}": TensorSlice(f"{prefix}.q_proj.{kind}", order=order)
-            for name, order in rows.items()
-            for kind in ("weight", "bias")
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class QwenHybridArchitecture:
     """An architecture with gated delta nets; one with images is the decoder of models that read them, too."""
 
@@ -197,16 +93,16 @@ class QwenHybridArchitecture:
         fields = {**self.defaults, **{name: value for name, value in raw.items() if value is not None}}
         kinds, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
         config = read_decoder_config(fields, defaults={}, has_partial_rotary=True)
-        has_attention = _attention_layers(
+        has_attention = attention_layers(
             kinds, positive_int(fields, "full_attention_interval"), config.num_hidden_layers
         )
         mixture = None
         if self.has_mixture:
             count = config.num_hidden_layers
             mixture = read_mixture_config(raw, count, defaults=self.defaults, shared_width=_SHARED_WIDTH)
-        delta_net = _read_delta_net(fields, config)
+        delta_net = read_delta_net(fields, config)
         norm_offset = float(fields.get("norm_weight_offset", 1.0))
-        mixer = _HybridMixer(config, delta_net, has_attention, bool(fields.get("attention_bias", False)), norm_offset)
+        mixer = HybridMixer(config, delta_net, has_attention, bool(fields.get("attention_bias", False)), norm_offset)
         variant = DecoderVariant(
             norm_offset=norm_offset, attention=mixer, mlp=None if mixture is None else mixture_mlps(config, mixture)
         )
@@ -219,24 +115,6 @@ class QwenHybridArchitecture:
             has_fused_projections=self.has_fused_projections,
             has_other_parts=self.has_images,
         )
-
-
-def _attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has attention: as `layer_types` lists, or every so many layers."""
-    if kinds is None:
-        return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
-    return read_attention_layers(kinds, "linear_attention", num_layers)
-
-
-def _read_delta_net(fields: Mapping[str, Any], config: DecoderConfig) -> DeltaNetConfig:
-    sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    key_heads, value_heads, key_dim, value_dim, kernel = (positive_int(fields, f"linear_{name}") for name in sizes)
-    if value_heads % key_heads:
-        raise ConfigError(
-            f"linear_num_value_heads ({value_heads}) in config.json is not a multiple of linear_num_key_heads "
-            f"({key_heads})."
-        )
-    return DeltaNetConfig(config.hidden_size, key_heads, value_heads, key_dim, value_dim, kernel, config.rms_norm_eps)
 
 
 def _architecture(
