@@ -1,4 +1,4 @@
-// Element-wise operators: exp, log, relu, silu, gelu, scale, softcap, add, sub, mul, div, silu_mul, sigmoid_mul,
+// Element-wise operators: exp, log, relu, silu, gelu, scale, clamp, softcap, add, sub, mul, div, silu_mul, sigmoid_mul,
 // clamped_silu_mul and gelu_mul on arrays of one shape, and silu_mul of the halves of rows. They compute in float32 and
 // round once; the result may alias the first array.
 
@@ -51,6 +51,10 @@ struct SigmoidMul {
 struct Scale {
   float factor;
   __device__ __forceinline__ float of(float x) const { return x * factor; }
+};
+struct Clamp {
+  float limit;
+  __device__ __forceinline__ float of(float x) const { return x > limit ? limit : x < -limit ? -limit : x; }
 };
 struct Softcap {
   float cap;
@@ -178,6 +182,7 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
   AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype)       \
   AETHER_BINARY(sigmoid_mul, SigmoidMul<aether::dtype>, dtype) \
   AETHER_WITH_FACTOR(scale, Scale, dtype)                      \
+  AETHER_WITH_FACTOR(clamp, Clamp, dtype)                      \
   AETHER_WITH_FACTOR(softcap, Softcap, dtype)                  \
   AETHER_CLAMPED_SILU_MUL(dtype)                               \
   AETHER_SILU_MUL_HALVES(dtype)

@@ -236,6 +236,7 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "max_seq_len": (256, {}),
     "seq_length": (256, {}),
     "attn_config": ({"softmax_scale": 0.5}, {}),
+    "clip_qkv": (0.75, {}),
     "rotary_pct": (0.5, {}),
     "rotary_emb_base": (3e5, {}),
     "n_layer": (3, {}),

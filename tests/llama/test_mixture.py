@@ -17,7 +17,6 @@ from tests.qwen2.checkpoints import reference_model, write_checkpoint
 
 from aethermind import LLM, Runtime
 from aethermind.engine.text_passes.text_pass import text_logits
-from aethermind.errors import ConfigError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of
 from aethermind_llama.conformance import CASES
@@ -67,14 +66,12 @@ def test_mixtral_with_the_names_of_other_mixtures(
     assert error_of(tmp_path, outputs_of(reference_model(directory), TEXT), runtime) < 1e-5
 
 
-def test_clipped_queries_are_refused(runtime: Runtime, checkpoint: Callable[[ModelCase], Path], tmp_path: Path) -> None:
-    olmoe = BY_NAME["olmoe"]
-    with pytest.raises(ConfigError, match=r"clip_qkv is set in config\.json"):
-        runtime.architectures.get(olmoe.architecture).create({**olmoe.config, "clip_qkv": 8.0})
-
+def test_a_gguf_file_with_clipped_queries(
+    runtime: Runtime, checkpoint: Callable[[ModelCase], Path], tmp_path: Path
+) -> None:
     def clipped(writer: gguf.GGUFWriter) -> None:
-        writer.add_clamp_kqv(8.0)
+        writer.add_clamp_kqv(0.75)
 
-    path = write_gguf(checkpoint(olmoe), tmp_path / "model.gguf", arch="olmoe", more=clipped)
-    with pytest.raises(ConfigError, match="clip_qkv is set"):
-        LLM(path, device="numpy", runtime=runtime)
+    directory = checkpoint(BY_NAME["olmoe_clipped"])
+    path = write_gguf(directory, tmp_path / "model.gguf", arch="olmoe", more=clipped)
+    assert error_of(path, outputs_of(reference_model(directory), TEXT), runtime) < 1e-5

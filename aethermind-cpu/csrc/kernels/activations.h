@@ -1,4 +1,4 @@
-// Activation functions, element by element: gelu, relu, silu, softcap, and the gated sigmoid_mul, silu_mul and
+// Activation functions, element by element: clamp, gelu, relu, silu, softcap, and the gated sigmoid_mul, silu_mul and
 // clamped_silu_mul.
 #pragma once
 
@@ -49,6 +49,14 @@ void relu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_te
 template <class T>
 void silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   map_elements<T>(in[0], out[0], team, [](const Vec& x) { return silu(x); });
+}
+
+// min(max(x, -limit), limit).
+template <class T>
+void clamp(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const float limit = static_cast<float>(attrs[0].f);
+  map_elements<T>(in[0], out[0], team,
+                  [&](const Vec& x) { return min(set1(limit), max(set1(-limit), x)); });  // NaN is propagated
 }
 
 // cap · tanh(x / cap).

@@ -51,6 +51,7 @@ AETHER_KERNEL(shift_keys_quantized, 5, 2, 1, shift_keys_quantized, shift_keys_qu
 AETHER_KERNEL(sigmoid_mul, 2, 1, 0, sigmoid_mul<T>);
 AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
 AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
+AETHER_KERNEL(clamp, 1, 1, 1, clamp<T>);
 AETHER_KERNEL(softcap, 1, 1, 1, softcap<T>);
 AETHER_KERNEL(softmax, 1, 1, 0, softmax<T>);
 AETHER_KERNEL(ssd_scan, 9, 2, 2, ssd_scan<T>, recurrent_scratch);
@@ -90,6 +91,7 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(sigmoid_mul),
     AETHER_ENTRIES(silu),
     AETHER_ENTRIES(silu_mul),
+    AETHER_ENTRIES(clamp),
     AETHER_ENTRIES(softcap),
     AETHER_ENTRIES(softmax),
     AETHER_ENTRIES(ssd_scan),

@@ -36,6 +36,7 @@ CASES = (
         "MptForCausalLM",
         {
             "mpt": {"n_heads": 4},
+            "mpt_clipped": {"n_heads": 4, "attn_config": {"clip_qkv": 0.75}},
             "mpt_six_heads_scaled": {
                 "n_heads": 6,
                 "d_model": 48,

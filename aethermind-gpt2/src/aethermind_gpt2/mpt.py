@@ -33,7 +33,6 @@ _DEFAULTS: Mapping[str, Any] = {
 _UNCHANGED = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attn_type": (None, "multihead_attention"),
-    "clip_qkv": (None, 0),
     "prefix_lm": (None, False),
     "qk_ln": (None, False),
     "alibi": (None, True),
@@ -96,6 +95,7 @@ class MptArchitecture:
         variant = DecoderVariant(
             has_layer_norm=True,
             attention_scale=positive_number(attention, "softmax_scale") if has_scale else None,
+            qkv_limit=positive_number(attention, "clip_qkv") if attention.get("clip_qkv") else 0.0,
             slopes=tuple(alibi_slopes(config.num_attention_heads, max_bias).tolist()),
             mlp=GeluMlps(
                 ("up_proj", "down_proj"),

@@ -65,6 +65,7 @@ CASES = (
         {
             "olmoe": {},
             "olmoe_renormalized_odd_width": {"norm_topk_prob": True, "intermediate_size": 13},
+            "olmoe_clipped": {"clip_qkv": 0.75},
             "olmoe_bias_all_kv_heads": {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
         },
         base={**SMALL, "num_experts": 10, "num_experts_per_tok": 4, "intermediate_size": 16},

@@ -11,10 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aethermind.checkpoint import StackedTensors, StoredTensors, TensorStack, expert_stacks
-from aethermind.errors import ConfigError
-from aethermind.model import DecoderConfig, MixtureConfig, read_decoder_config, read_mixture_config
+from aethermind.model import (
+    DecoderConfig,
+    MixtureConfig,
+    positive_number,
+    read_decoder_config,
+    read_mixture_config,
+)
 from aethermind.model.blocks import DecoderVariant, VariantModel, mixture_mlps
-from aethermind.model.known_fields import FieldTable, ignored, refused, used
+from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["MIXTRAL", "OLMOE"]
 
@@ -43,7 +48,7 @@ _OLMOE_FIELDS: FieldTable = {
     **used("are sizes of MoE layers", "num_experts", "num_local_experts", "num_experts_per_tok"),
     **used("says whether a token's top-k expert weights are normalised", "norm_topk_prob"),
     **used("says whether projections of attention have biases", "attention_bias"),
-    **refused("queries, keys and values are not clipped; take another model", clip_qkv=None),
+    **used("is the limit of queries, keys and values", "clip_qkv"),
 }
 
 _STORED_MLP = "block_sparse_moe"
@@ -89,12 +94,14 @@ class OlmoeArchitecture:
     known_fields = _OLMOE_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> SparseLlama:
-        if raw.get("clip_qkv") is not None:
-            raise ConfigError("clip_qkv is set in config.json; this package clips no queries, keys or values.")
         config = read_decoder_config(raw, defaults=_OLMOE)
         has_bias = bool(raw.get("attention_bias", False))
         variant = DecoderVariant(
-            has_qkv_bias=has_bias, has_output_bias=has_bias, has_qk_norm=True, is_qk_norm_whole=True
+            has_qkv_bias=has_bias,
+            has_output_bias=has_bias,
+            has_qk_norm=True,
+            is_qk_norm_whole=True,
+            qkv_limit=0.0 if raw.get("clip_qkv") is None else positive_number(raw, "clip_qkv"),
         )
         return _sparse(raw, config, _OLMOE, variant)
 

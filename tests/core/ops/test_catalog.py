@@ -257,6 +257,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "alibi": alibi,
     "relu": functional.relu,
     "gelu": gelu,
+    "clamp": lambda x, limit: torch.clamp(x, -limit, limit),
     "softcap": lambda x, cap: cap * torch.tanh(x / cap),
     "scale": lambda x, factor: x * factor,
     "gate_up_gelu": gate_up_gelu,
@@ -303,7 +304,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 79
+    assert len(OPERATORS) == 80
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ def _scaled(x: torch.Tensor, *, factor: float) -> torch.Tensor:
     return x * factor
 
 
+def _clamped(x: torch.Tensor, *, limit: float) -> torch.Tensor:
+    return torch.clamp(x, -limit, limit)
+
+
 def _softcapped(x: torch.Tensor, *, cap: float) -> torch.Tensor:
     return cap * torch.tanh(x / cap)
 
@@ -50,5 +54,6 @@ KERNELS = [
     plain_kernel("clamped_silu_mul", _gated_silu),
     plain_kernel("gelu", in_float32(_gelu)),
     plain_kernel("scale", in_float32(_scaled)),
+    plain_kernel("clamp", in_float32(_clamped)),
     plain_kernel("softcap", in_float32(_softcapped)),
 ]

@@ -63,6 +63,7 @@ KERNELS = (
     *(cuda_kernel(name, _launches(name)) for name in _SAME_NAMED),
     cuda_kernel("gelu", _gelu),
     cuda_kernel("scale", _launches("scale", "factor")),
+    cuda_kernel("clamp", _launches("clamp", "limit")),
     cuda_kernel("softcap", _launches("softcap", "cap")),
     cuda_kernel("clamped_silu_mul", _launches("clamped_silu_mul", "alpha", "limit", "up_offset")),
 )

@@ -32,6 +32,7 @@ def attention(
     has_output_bias: bool = False,
     has_output_gate: bool = False,
     is_qk_norm_whole: bool = False,
+    qkv_limit: float = 0.0,
     scale: float | None = None,
     softcap: float = 0.0,
     norm_offset: float = 0.0,
@@ -42,7 +43,8 @@ def attention(
 
     It writes the step's keys and values to the cache first. Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`,
     `o_proj`; biases and `q_norm`/`k_norm` if the model has them. These norms are of each head (Qwen3), or of all heads
-    of a token at once if `is_qk_norm_whole` (OLMoE). The table rotates the first R elements of each head; without one
+    of a token at once if `is_qk_norm_whole` (OLMoE). A `qkv_limit` above 0 clamps queries, keys and values after norms
+    and before rotation (MPT, OLMoE). The table rotates the first R elements of each head; without one
     keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C), then limited by
     `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head. `has_sinks` adds
     `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss). With `has_output_gate` what is
@@ -59,10 +61,11 @@ def attention(
     window = config.sliding_windows[layer]
     scale = head_dim**-0.5 if scale is None else scale
     with builder.scope(prefix):
-        if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole):
+        if rope_table_TR is None or (has_qk_norm and is_qk_norm_whole) or qkv_limit:
             assert norm_offset == 0, "only norms before rotations have an offset"
+            operands = (x_TD, *parameters, rope_table_TR)
             q_THC, *cache = _separate_qkv(
-                builder, x_TD, *parameters, rope_table_TR, inputs, config, layer, is_norm_whole=is_qk_norm_whole
+                builder, *operands, inputs, config, layer, is_norm_whole=is_qk_norm_whole, limit=qkv_limit
             )
         else:
             q_THC, *cache = _fused_qkv(builder, x_TD, *parameters, rope_table_TR, inputs, config, layer, norm_offset)
@@ -151,9 +154,10 @@ def _separate_qkv(
     layer: int,
     *,
     is_norm_whole: bool,
+    limit: float,
 ) -> tuple[Value, ...]:
     """Write queries [T, H, C] and the cache as `qkv_rope_cache_write` does, by smaller operators; for norms over all
-    heads, or without positions.
+    heads, clamped projections, or without positions.
     """
     counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
     heads = []
@@ -164,7 +168,7 @@ def _separate_qkv(
         rows = builder.op("split_heads", rows, num_heads=count)
         if norm is not None and not is_norm_whole:
             rows = builder.op("rms_norm", rows, norm, eps=config.rms_norm_eps)
-        heads.append(rows)
+        heads.append(builder.op("clamp", rows, limit=limit) if limit else rows)
     q_THC, k_TKC, v_TKC = heads
     if rope_table_TR is not None:
         q_THC, k_TKC = (builder.op("rope", rows, rope_table_TR) for rows in (q_THC, k_TKC))

@@ -47,7 +47,7 @@ class DecoderVariant:
             added to the residual (GPT-J, Cohere).
         parallel_norm: where both read the residual, but the network has a norm of its own (GPT-NeoX), its name.
         embedding_norm: the name of the norm of embeddings (BLOOM); None: they are not normed.
-        has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole, has_sinks: see `blocks.attention`.
+        has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole, qkv_limit, has_sinks: see `blocks.attention`.
         slopes: those of ALiBi, one for each head; None: scores do not depend on distances.
         has_logits_bias: whether the output projection has a bias (Phi-2).
         norm_offset: what is added to the weights of RMSNorms, those of queries and keys included.
@@ -73,6 +73,7 @@ class DecoderVariant:
     has_output_bias: bool = False
     has_qk_norm: bool = False
     is_qk_norm_whole: bool = False
+    qkv_limit: float = 0.0
     has_sinks: bool = False
     slopes: tuple[float, ...] | None = None
     has_logits_bias: bool = False
@@ -215,6 +216,7 @@ def _attention(
         has_qk_norm=variant.has_qk_norm,
         has_output_bias=variant.has_output_bias,
         is_qk_norm_whole=variant.is_qk_norm_whole,
+        qkv_limit=variant.qkv_limit,
         scale=variant.attention_scale,
         softcap=variant.attention_softcap,
         has_sinks=variant.has_sinks,

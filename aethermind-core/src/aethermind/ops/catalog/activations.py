@@ -171,6 +171,27 @@ GELU = Operator(
 """The activation x · Φ(x), Φ being the normal distribution function, exact or approximated by tanh."""
 
 
+def _clamp_reference(x: Array, *, limit: float) -> Array:
+    return np.clip(x, -limit, limit)
+
+
+def _clamp_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for sample in same_shaped(rng, 1):
+        yield Sample(sample.label, sample.inputs, {"limit": 0.75})
+    wide = np.array([-np.inf, -1e4, -8.0, -7.5, -1.0, -0.0, 0.0, 1e-6, 7.5, 8.0, 1e4, np.inf])
+    yield Sample("wide", (wide,), {"limit": 8.0})
+
+
+CLAMP = Operator(
+    schema=OperatorSchema.parse("clamp(x: F[...]; limit: float) -> (out: F[...] ~ x)"),
+    summary="min(max(x, -limit), limit), element by element.",
+    reference=_clamp_reference,
+    samples=_clamp_samples,
+    tolerances=ONE_ROUNDING,
+)
+"""A limit of ±limit, such as that of queries, keys and values in MPT and OLMoE (`clip_qkv`)."""
+
+
 def _softcap_reference(x: Array, *, cap: float) -> Array:
     return cap * np.tanh(x / cap)
 
