@@ -119,7 +119,9 @@ class CannExecutable:
     def _tensor(self, operand: Operand, sizes: Mapping[str, int]) -> torch.Tensor:
         storage, begin = self._storages[operand.place, operand.name]
         begin += operand.offset_bytes
-        flat = storage[begin : begin + operand.type.nbytes(sizes)]
+        flat = storage[begin : begin + operand.nbytes(sizes)]
+        if operand.packed_bytes is not None:  # a weight in a kernel's layout
+            return flat
         return flat.view(torch_dtype(operand.dtype)).view(operand.shape_for(sizes))
 
 

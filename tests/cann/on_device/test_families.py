@@ -1,4 +1,4 @@
-"""Mixtures of experts and Gemma's families on the NPU, compared with transformers by the kit's checks."""
+"""Families of each kind of layer on the NPU, compared with transformers by the kit's checks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ CASES = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "DeepseekV2ForCausalLM": "deepseek_v2_lite",
+    "GptOssForCausalLM": "gpt_oss",
+    "Mamba2ForCausalLM": "mamba2",
+    "Qwen3_5ForCausalLM": "qwen3_5",
 }
 
 

@@ -22,3 +22,8 @@ def test_greedy_tokens_are_those_of_the_cpu(runtime: Runtime, dtype: str, block_
     options = {"dtype": dtype, "fallback": "error"}
     expected = answers(runtime, "cpu", **options)
     assert answers(runtime, "cann", block_size=block_size, **options) == expected
+
+
+def test_weights_in_fp8_keep_their_values(runtime: Runtime) -> None:
+    options = {"dtype": "float32", "quantization": "fp8"}
+    assert answers(runtime, "cann", fallback="error", **options) == answers(runtime, "numpy", **options)

@@ -9,23 +9,39 @@ from aethermind_cann.kernels import (
     collectives,
     elementwise,
     kv_cache,
+    latent_attention,
     logits,
     matrix,
     mixture,
     norms,
+    packed_products,
     paged_attention,
+    recurrent,
     reductions,
     rotary,
     routers,
     rows,
     sampling,
+    short_convolution,
 )
 
 __all__ = ["load"]
 
 _MODULES = (
-    *(elementwise, reductions, norms, matrix, add_low_rank, rotary, kv_cache, paged_attention, attention, rows),
-    *(routers, mixture, logits, sampling, collectives),
+    *(
+        elementwise,
+        reductions,
+        norms,
+        matrix,
+        packed_products,
+        add_low_rank,
+        rotary,
+        kv_cache,
+        paged_attention,
+        attention,
+        rows,
+    ),
+    *(latent_attention, short_convolution, recurrent, routers, mixture, logits, sampling, collectives),
 )
 
 

@@ -32,16 +32,18 @@ def attend(
     rules: ScoreRules,
     distances: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q·kᵀ·scale)·v in float32: q [..., Q, H, C], k and v [..., K, S, C], is_visible broadcast to [..., Q, S].
+    """softmax(q·kᵀ·scale)·v in float32: q [..., Q, H, C], k [..., K, S, C], v [..., K, S, V], is_visible [..., Q, S].
 
     Head h uses kv head h // (H/K). A query without visible keys gives zeros. `distances` [..., Q, S], key position
-    minus query position, are for rules with slopes. Returns [..., Q, H, C].
+    minus query position, are for rules with slopes. Returns [..., Q, H, V].
     """
     *leading, num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[-3]
     grouped = q.float().reshape(*leading, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = grouped.movedim(-4, -2)  # [..., K, H/K, Q, C]
-    scores = queries @ k.float()[..., None, :, :].transpose(-2, -1) * rules.scale
+    # The queries of a kv head are rows of one product, so that its keys are not copied for each.
+    rows = queries.flatten(-3, -2) @ k.float().transpose(-2, -1) * rules.scale
+    scores = torch.unflatten(rows, -2, queries.shape[-3:-1])  # [..., K, H/K, Q, S]
     if rules.softcap > 0:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)
     if rules.slopes is not None:
@@ -52,8 +54,8 @@ def attend(
         sinks = rules.sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sinks], -1)
     weights = torch.where(is_visible[..., None, None, :, :], scores.softmax(-1)[..., : k.shape[-2]], 0.0)
-    out = weights @ v.float()[..., None, :, :]
-    return out.movedim(-2, -4).reshape(q.shape)
+    out = torch.unflatten(weights.flatten(-3, -2) @ v.float(), -2, queries.shape[-3:-1])
+    return out.movedim(-2, -4).reshape(*leading, num_queries, num_heads, v.shape[-1])
 
 
 def _attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:

@@ -28,6 +28,11 @@ def _gated_silu(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> No
     put(outputs[0], gated_silu(*inputs, **attributes))
 
 
+def _sigmoid_mul(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    gate, x = inputs
+    put(outputs[0], torch.sigmoid(gate.float()) * x.float())
+
+
 def _scaled(x: torch.Tensor, *, factor: float) -> torch.Tensor:
     return x * factor
 
@@ -52,6 +57,7 @@ KERNELS = [
     plain_kernel("silu", in_float32(torch.nn.functional.silu)),
     plain_kernel("silu_mul", _gated_silu),
     plain_kernel("clamped_silu_mul", _gated_silu),
+    plain_kernel("sigmoid_mul", _sigmoid_mul),
     plain_kernel("gelu", in_float32(_gelu)),
     plain_kernel("scale", in_float32(_scaled)),
     plain_kernel("clamp", in_float32(_clamped)),

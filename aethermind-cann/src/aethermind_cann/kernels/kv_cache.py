@@ -18,9 +18,10 @@ __all__ = ["KERNELS"]
 
 
 def _kv_cache_write(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    k, v, slots = inputs[:3]
-    tokens, rows = _rows_of(slots, outputs[0])
-    for values, cache in zip((k, v), outputs, strict=True):
+    """Write the rows of keys, and of values where the cache has them, one of both in a latent cache."""
+    num_caches = len(outputs)
+    tokens, rows = _rows_of(inputs[num_caches], outputs[0])
+    for values, cache in zip(inputs[:num_caches], outputs, strict=True):
         _scatter(cache, rows, values if tokens is None else values.index_select(0, tokens))
 
 
@@ -109,6 +110,7 @@ def _is_filled(keys: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
 
 KERNELS = [
     plain_kernel("kv_cache_write", _kv_cache_write),
+    plain_kernel("latent_cache_write", _kv_cache_write),
     plain_kernel("kv_cache_write_quantized", _kv_cache_write_quantized),
     plain_kernel("shift_keys", _shift_keys),
     plain_kernel("shift_keys_quantized", _shift_keys_quantized),

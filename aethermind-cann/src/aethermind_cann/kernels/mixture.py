@@ -21,7 +21,7 @@ from aethermind_cann.kernels.elementwise import gated_silu
 from aethermind_cann.kernels.matrix import product
 from aethermind_cann.run_memo import host_list, memoised
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "Choices", "moe_gate_up_silu", "moe_linear"]
 
 _BY_ROWS = 0
 """`group_type` of products that differ in their numbers of rows."""
@@ -31,7 +31,7 @@ _MAX_GROUPS, _MAX_SIZE = 1024, 65535
 """Limits of the grouped product by its documentation: groups, and the size of a last dim."""
 
 
-class _Choices(NamedTuple):
+class Choices(NamedTuple):
     """The choices sorted by expert."""
 
     order: torch.Tensor
@@ -46,21 +46,21 @@ class _Choices(NamedTuple):
         out.flatten(0, 1).index_copy_(0, self.order, results.to(out.dtype))
 
 
-Multiply = Callable[[torch.Tensor, _Choices, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+Multiply = Callable[[torch.Tensor, Choices, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 """Computes the products [T · A, N] of the rows [T · A, K] of sorted choices with a stack [E · N, K], plus its bias."""
 
 
-def _sorted_choices(ids: torch.Tensor, num_experts: int) -> _Choices:
+def _sorted_choices(ids: torch.Tensor, num_experts: int) -> Choices:
     return memoised(("choices", num_experts), ids, lambda: _sort_choices(ids, num_experts))
 
 
-def _sort_choices(ids: torch.Tensor, num_experts: int) -> _Choices:
+def _sort_choices(ids: torch.Tensor, num_experts: int) -> Choices:
     experts, order = ids.flatten().sort(stable=True)
     number = torch.arange(num_experts, dtype=ids.dtype, device=ids.device)
-    return _Choices(order, experts, torch.searchsorted(experts, number, right=True))
+    return Choices(order, experts, torch.searchsorted(experts, number, right=True))
 
 
-def _multiply(rows: torch.Tensor, choices: _Choices, stack: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiply(rows: torch.Tensor, choices: Choices, stack: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply by copies of the weights where choices are at most as many as experts; else expert by expert, whose
     rows are counted on the host.
     """
@@ -80,7 +80,7 @@ def _multiply(rows: torch.Tensor, choices: _Choices, stack: torch.Tensor, bias: 
     return out
 
 
-def _npu_multiply(rows: torch.Tensor, choices: _Choices, stack: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+def _npu_multiply(rows: torch.Tensor, choices: Choices, stack: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
     weights = stack.view(len(choices.ends), -1, stack.shape[1]).transpose(1, 2)
     out: torch.Tensor = torch_npu.npu_grouped_matmul(
         [rows], [weights], group_list=choices.ends, split_item=_ONE_OUTPUT, group_type=_BY_ROWS
@@ -88,7 +88,7 @@ def _npu_multiply(rows: torch.Tensor, choices: _Choices, stack: torch.Tensor, _:
     return out
 
 
-def _moe_gate_up_silu(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+def moe_gate_up_silu(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     x, ids, w_gate, w_up, b_gate, b_up = inputs
     activation = {name: value for name, value in attributes.items() if name != "num_experts"}
     choices = _sorted_choices(ids, attributes["num_experts"])
@@ -97,7 +97,7 @@ def _moe_gate_up_silu(multiply: Multiply, inputs: Tensors, outputs: Tensors, att
     choices.put(outputs[0], gated_silu(gate, up, **activation))
 
 
-def _moe_linear(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+def moe_linear(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     x, ids, weight, bias = inputs
     choices = _sorted_choices(ids, attributes["num_experts"])
     rows = x.flatten(0, 1).index_select(0, choices.order)
@@ -162,8 +162,8 @@ def _product_kernels(operator: str, function: Callable[..., None]) -> list[Any]:
 
 
 KERNELS = [
-    *_product_kernels("moe_gate_up_silu", _moe_gate_up_silu),
-    *_product_kernels("moe_linear", _moe_linear),
+    *_product_kernels("moe_gate_up_silu", moe_gate_up_silu),
+    *_product_kernels("moe_linear", moe_linear),
     plain_kernel("moe_combine", _moe_combine),
     plain_kernel("take_experts", _take_experts),
 ]

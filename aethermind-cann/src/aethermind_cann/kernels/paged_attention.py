@@ -21,7 +21,7 @@ from aethermind_cann.kernels._row_quantization import unscaled_values
 from aethermind_cann.kernels.attention import ScoreRules, attend
 from aethermind_cann.run_memo import host_decision, host_list, memoised, updatable_arguments
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "PagedCall", "attend_blocks", "gather_blocks"]
 
 _MASK_SIZE = 2048
 """Size of the compressed mask of the fused operator's causal and banded modes, for any lengths."""
@@ -33,7 +33,7 @@ Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Gathers keys and values of blocks [...]: [..., K, P, C] each, for K KV heads, P tokens of a block and head dim C."""
 
 
-class _Call(NamedTuple):
+class PagedCall(NamedTuple):
     """What all sequences of a call share: the cache by `gather`, its block size, and what scores become."""
 
     gather: Gather
@@ -46,10 +46,10 @@ def _paged_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) 
     q, k_cache, v_cache, *tables, sinks, slopes = inputs
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _gather_blocks(k_cache, blocks), _gather_blocks(v_cache, blocks)
+        return gather_blocks(k_cache, blocks), gather_blocks(v_cache, blocks)
 
-    call = _Call(gather, k_cache.shape[2], attributes["window"], _rules(attributes, sinks, slopes))
-    _attend_blocks(q, tables, call, outputs[0])
+    call = PagedCall(gather, k_cache.shape[2], attributes["window"], _rules(attributes, sinks, slopes))
+    attend_blocks(q, tables, call, outputs[0])
 
 
 def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -57,24 +57,24 @@ def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: At
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = (
-            unscaled_values(_gather_blocks(codes, blocks)) * _gather_blocks(scales, blocks)[..., None]
+            unscaled_values(gather_blocks(codes, blocks)) * gather_blocks(scales, blocks)[..., None]
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         return k, v
 
-    call = _Call(gather, k_cache.shape[2], attributes["window"], _rules(attributes, sinks, slopes))
-    _attend_blocks(q, tables, call, outputs[0])
+    call = PagedCall(gather, k_cache.shape[2], attributes["window"], _rules(attributes, sinks, slopes))
+    attend_blocks(q, tables, call, outputs[0])
 
 
 def _rules(attributes: Attributes, sinks: torch.Tensor | None, slopes: torch.Tensor | None) -> ScoreRules:
     return ScoreRules(attributes["scale"], attributes["softcap"], sinks, slopes)
 
 
-def _gather_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     return cache.index_select(0, blocks.reshape(-1)).reshape(*blocks.shape, *cache.shape[1:])
 
 
-def _attend_blocks(q: torch.Tensor, tables: Tensors, call: _Call, out: torch.Tensor) -> None:
+def attend_blocks(q: torch.Tensor, tables: Tensors, call: PagedCall, out: torch.Tensor) -> None:
     cu_seqlens_q, seqlens_k, block_tables = tables
     if len(q) <= len(
         seqlens_k
@@ -105,7 +105,9 @@ def _sequence_of_tokens(
     return sequences, last_visible.clamp(min=0)
 
 
-def _attend_gathered(q: torch.Tensor, blocks: torch.Tensor, last_visible: torch.Tensor, call: _Call) -> torch.Tensor:
+def _attend_gathered(
+    q: torch.Tensor, blocks: torch.Tensor, last_visible: torch.Tensor, call: PagedCall
+) -> torch.Tensor:
     """Attention of q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_visible` [..., Q] is the last visible
     key.
     """

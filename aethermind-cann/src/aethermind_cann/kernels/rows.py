@@ -41,6 +41,14 @@ def _concat(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     torch.cat(list(inputs), 1, out=outputs[0])
 
 
+def _slice_last(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    put(outputs[0], inputs[0].narrow(-1, attributes["begin"], attributes["size"]))
+
+
+def _concat_last(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    torch.cat(list(inputs), -1, out=outputs[0])
+
+
 def _permute_heads(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     put(outputs[0], inputs[0].transpose(-3, -2))
 
@@ -54,4 +62,6 @@ KERNELS = [
     plain_kernel("permute_heads", _permute_heads),
     plain_kernel("select", _select),
     plain_kernel("concat", _concat),
+    plain_kernel("slice_last", _slice_last),
+    plain_kernel("concat_last", _concat_last),
 ]

@@ -1,0 +1,105 @@
+"""The sequences of a step whose states are updated, in groups that are computed together.
+
+T tokens of S sequences are concatenated; the state of sequence s is in slot state_slots[s]. Neighbours with equal
+numbers of tokens form a run, so the decodes of a step are one run, and so are prompts of equal length. Runs of decode
+steps are found on the device: such steps can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import torch
+
+from aethermind_cann.kernels._kernel import Tensors
+from aethermind_cann.run_memo import host_decision, host_list, memoised
+
+__all__ = ["StateRun", "state_runs"]
+
+
+class StateRun(NamedTuple):
+    """B sequences of L tokens each.
+
+    `rows` are their rows [B · L] of the step's tensors. `slots` [B] are those of their states, and `is_new` [B] says
+    which states count as zero. The first sequence may be repeated; repetitions compute and write equal values.
+    """
+
+    rows: slice | torch.Tensor
+    num_tokens: int
+    slots: torch.Tensor
+    is_new: torch.Tensor
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of the sequences [B, L, …] in float32, of a tensor [T, …]."""
+        rows = x[self.rows] if isinstance(self.rows, slice) else x.index_select(0, self.rows)
+        return torch.unflatten(rows.float(), 0, (-1, self.num_tokens))
+
+    def put(self, out: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy values [B, L, …] to the rows of the sequences in `out` [T, …]."""
+        values = values.flatten(0, 1)
+        if isinstance(self.rows, slice):
+            out[self.rows].copy_(values)
+        else:
+            out.index_copy_(0, self.rows, values.to(out.dtype))
+
+    def states(self, states: torch.Tensor) -> torch.Tensor:
+        """A copy of the states of the sequences, [B, …] of [N, …]."""
+        is_new = self.is_new.view(-1, *(1,) * (states.dim() - 1))
+        return torch.where(is_new, 0.0, states.index_select(0, self.slots))  # unused slots may be NaN
+
+    def put_states(self, states: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy the states [B, …] of the sequences to their slots."""
+        states.index_copy_(0, self.slots, values)
+
+    def tokens(self) -> Iterator[StateRun]:
+        """The run as runs of one token of one sequence each, in order."""
+        for sequence in range(len(self.slots)):
+            own = slice(sequence, sequence + 1)
+            for token in range(self.num_tokens):
+                row = sequence * self.num_tokens + token
+                is_new = self.is_new[own] if token == 0 else torch.zeros_like(self.is_new[own])
+                yield StateRun(self._row(row), 1, self.slots[own], is_new)
+
+    def _row(self, number: int) -> slice | torch.Tensor:
+        if isinstance(self.rows, slice):
+            return slice(self.rows.start + number, self.rows.start + number + 1)
+        return self.rows[number : number + 1]
+
+
+def state_runs(tables: Tensors) -> list[StateRun]:
+    """The runs of a step; `tables` are `cu_seqlens_q`, `seqlens_k` and `state_slots`, which all layers share."""
+    return memoised("state runs", tables[-1], lambda: list(_find_runs(*tables)))
+
+
+def _find_runs(cu_seqlens_q: torch.Tensor, seqlens_k: torch.Tensor, state_slots: torch.Tensor) -> Iterator[StateRun]:
+    slots, num_sequences = state_slots.long(), len(state_slots)
+    if num_sequences == 0:
+        return
+    is_decode_step, is_padded = host_decision(cu_seqlens_q, _kind_of_step)
+    if is_decode_step and not is_padded:
+        yield StateRun(slice(0, num_sequences), 1, slots, seqlens_k == 1)
+    elif is_decode_step:
+        number = torch.arange(num_sequences, device=slots.device)
+        number = torch.where(number < cu_seqlens_q[-1:], number, 0)
+        yield StateRun(number, 1, slots.index_select(0, number), seqlens_k.index_select(0, number) == 1)
+    else:
+        yield from _ragged_runs(host_list(cu_seqlens_q), seqlens_k, slots)
+
+
+def _kind_of_step(cu_seqlens_q: list[int]) -> tuple[bool, bool]:
+    """Whether all sequences have one token, followed by empty ones only; and whether there are empty ones."""
+    num_tokens, num_sequences = cu_seqlens_q[-1], len(cu_seqlens_q) - 1
+    has_one_each = all(end == min(number, num_tokens) for number, end in enumerate(cu_seqlens_q))
+    return has_one_each and num_tokens > 0, num_tokens < num_sequences
+
+
+def _ragged_runs(bounds: list[int], seqlens_k: torch.Tensor, slots: torch.Tensor) -> Iterator[StateRun]:
+    counts = [end - begin for begin, end in pairwise(bounds)]
+    for num_tokens, group in groupby(range(len(counts)), key=counts.__getitem__):
+        first, *others = group
+        last = others[-1] if others else first
+        if num_tokens:
+            numbers, rows = slice(first, last + 1), slice(bounds[first], bounds[last + 1])
+            yield StateRun(rows, num_tokens, slots[numbers], seqlens_k[numbers] == num_tokens)
