@@ -90,7 +90,7 @@ def compare_lookup(model: str, kind: str, num_rounds: int, **more: Any) -> None:
 
 
 def compare_draft(model: str, num_rounds: int, *, is_right: bool, **more: Any) -> None:
-    """The first layers of a model draft for all of them: made-up weights are the same in both, layer by layer.
+    """The first layers of a model draft for all of them: random weights are the same in both, layer by layer.
 
     Where drafts are to be right, the other layers add nothing, at no less work; else there is nothing to agree about.
     """

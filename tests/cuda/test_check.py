@@ -47,7 +47,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others() -> None:
 
 
 def test_steps_are_bounded_by_the_remaining_budget() -> None:
-    steps = [Step(title, ["0"], 60, least_s=0) for title in ("first", "second", "third")]
+    steps = [Step(title, ["0"], 60, min_s=0) for title in ("first", "second", "third")]
     results, clock = outcomes(steps, 97, {"first": 60, "second": 34, "third": 1})
     assert clock.limits == {"first": 60, "second": 37}
     assert [result.outcome for result in results] == [Outcome.PASSED, Outcome.PASSED, Outcome.NO_TIME]
@@ -55,7 +55,7 @@ def test_steps_are_bounded_by_the_remaining_budget() -> None:
 
 def test_each_step_has_its_minimum_time() -> None:
     steps = [
-        Step("greedy", ["0"], 90, least_s=5),
+        Step("greedy", ["0"], 90, min_s=5),
         Step("gone", [], 9, "not here", 80),
         Step("late", ["0"], 60, None, 40),
     ]
@@ -84,9 +84,9 @@ def all_steps() -> list[Step]:
 
 @pytest.mark.usefixtures("on_a_card")
 def test_the_minimum_times_fit_the_budget_of_ten_minutes() -> None:
-    needed = sum(step.least_s for step in all_steps())
+    needed = sum(step.min_s for step in all_steps())
     assert needed <= BUDGET_S <= 10 * 60 - 20
-    assert all(5 <= step.least_s <= step.limit_s for step in all_steps())
+    assert all(5 <= step.min_s <= step.limit_s for step in all_steps())
     titles = [step.title for step in all_steps()]
     in_order = ["machine", "loading", "shapes: linear", "figures", "conform: operators", "parity", "memcheck", "ncu"]
     assert sorted(in_order, key=titles.index) == in_order
@@ -98,7 +98,7 @@ def test_hanging_steps_do_not_take_the_time_of_others() -> None:
     steps = [replace(step, is_needed=False) for step in all_steps()]
     results, clock = outcomes(steps, BUDGET_S, dict.fromkeys([step.title for step in steps], 1e6))
     assert sum(clock.limits.values()) <= BUDGET_S
-    assert all(clock.limits[step.title] >= step.least_s for step in steps if step.reason_against is None)
+    assert all(clock.limits[step.title] >= step.min_s for step in steps if step.reason_against is None)
     assert {result.outcome for result in results} <= {Outcome.TIMED_OUT, Outcome.SKIPPED}
 
 

@@ -1,4 +1,4 @@
-"""Gemma's configuration in all spellings, the decoder of models with pictures, and K-shift by layer."""
+"""Gemma's configuration in all spellings, the decoder of models with images, and K-shift by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: which layers have a state, what is refused, and the decoder of models that read pictures."""
+"""Qwen3-Next and Qwen3.5: which layers have a state, what is refused, and the decoder of models that read images."""
 
 from __future__ import annotations
 

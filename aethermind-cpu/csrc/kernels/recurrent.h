@@ -61,7 +61,7 @@ AETHER_INLINE void take_up(const StateToken& token, int64_t depth, float* state,
   for (int v = 0; v < V; ++v) values[v] = results[v];
 }
 
-// Takes up a token in `count` columns, at most kStateColumns. `value_at(c, lanes)` returns the values of columns
+// Processes a token in `count` columns, at most kStateColumns. `value_at(c, lanes)` returns the values of columns
 // c … c + lanes - 1, and `put(c, lanes, result)` takes their results.
 template <bool kIsDelta, class ValueFn, class PutFn>
 AETHER_INLINE void take_up_columns(const StateToken& token, int64_t depth, float* state, int64_t stride, int64_t count,
@@ -169,7 +169,7 @@ void gated_delta_rule(const am_tensor* in, const am_tensor* out, const am_attr* 
 template <class T>
 void ssd_scan(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const StateShape shape(in[5], in[0]);
-  const float least = static_cast<float>(attrs[0].f), most = static_cast<float>(attrs[1].f);
+  const float dt_min = static_cast<float>(attrs[0].f), dt_max = static_cast<float>(attrs[1].f);
   float *query = static_cast<float*>(team->scratch), *key = query + shape.depth;
   const auto advance = [&](int64_t t, int64_t head, int64_t first, int64_t count, float* state) {
     const T* row = data<const T>(in[0]) + t * shape.row_size;
@@ -179,8 +179,8 @@ void ssd_scan(const am_tensor* in, const am_tensor* out, const am_attr* attrs, c
     scale_into(b + shape.num_groups * shape.depth + group, shape.depth, 1.0f, query);
     const int64_t gate = t * shape.num_heads + head;
     float step = softplus(element(data<const T>(in[1]) + gate) + data<const float>(in[3])[head]);
-    if (step < least) step = least;
-    if (most > 0.0f && step > most) step = most;
+    if (step < dt_min) step = dt_min;
+    if (dt_max > 0.0f && step > dt_max) step = dt_max;
     const float decay = __builtin_expf(-__builtin_expf(data<const float>(in[2])[head]) * step);
     const Vec steps = set1(step), skip = set1(data<const float>(in[4])[head]);
     T* target = data<T>(out[0]) + gate * shape.width + first;

@@ -104,8 +104,8 @@ class GroupedSchedule {
   }
 
   static size_t bytes(int64_t num_rows, int64_t num_groups, int64_t max_unit_rows) {
-    const int64_t most = smaller(num_rows, num_groups + num_rows / larger(1, max_unit_rows));
-    return static_cast<size_t>(round_up(most * static_cast<int64_t>(sizeof(RowUnit)), 64));
+    const int64_t max_units = smaller(num_rows, num_groups + num_rows / larger(1, max_unit_rows));
+    return static_cast<size_t>(round_up(max_units * static_cast<int64_t>(sizeof(RowUnit)), 64));
   }
 
  private:

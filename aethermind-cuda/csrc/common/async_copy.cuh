@@ -52,7 +52,7 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits until at most `kPending` of this thread's groups are still under way. Other threads see what was copied after
+// Waits until at most `kPending` of this thread's groups are still in flight. Other threads see what was copied after
 // a barrier.
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {

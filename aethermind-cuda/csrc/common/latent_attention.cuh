@@ -224,7 +224,7 @@ struct LatentOutput {
   }
 };
 
-// Waits until the oldest of `num_stages` - 1 tiles under way has arrived; 2 to 4 stages.
+// Waits until the oldest of `num_stages` - 1 tiles in flight has arrived; 2 to 4 stages.
 __device__ __forceinline__ void wait_for_stage(int num_stages) {
   if (num_stages == 2) {
     wait_for_copies<0>();

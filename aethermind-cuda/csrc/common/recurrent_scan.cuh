@@ -8,8 +8,8 @@
 //
 // A block computes kBlockColumns columns of a head for all tokens of a sequence, one by one. Its part of the state is
 // in registers from the first token to the last, so it is read and written once, and a sequence gets the same bits in
-// any batch and in any division into steps. While tokens of a batch in shared memory are taken up, those of the next
-// are loaded to registers.
+// any batch and in any division into steps. While the tokens of a batch in shared memory are processed, those of the
+// next are loaded to registers.
 #pragma once
 
 #include "common/memory.cuh"
@@ -91,7 +91,7 @@ struct HeadInputs {
     return loaded;
   }
 
-  // Writes a token to shared memory; the warp's lanes are all here.
+  // Writes a token to shared memory; all lanes of the warp must call it.
   __device__ __forceinline__ void stage(const LoadedToken<T, kDepth>& loaded, StagedToken<kDepth>& token) const {
     GroupScalars of_group = loaded.group_scalars;
     HeadScalars of_head = loaded.head_scalars;
@@ -302,7 +302,7 @@ __device__ __forceinline__ void recurrent_scan(const RecurrentScan& call) {
   load(sequence.begin);
   stage(sequence.begin, staged);
   __syncthreads();
-  int current = 0;  // the batch that is taken up: 0 or kStagedTokens
+  int current = 0;  // the batch that is processed: 0 or kStagedTokens
   for (int first = sequence.begin; first < sequence.end; first += kStagedTokens) {
     const int next = first + kStagedTokens;
     load(next);

@@ -1,4 +1,4 @@
-// What many blocks find out about a row in one read: the maxima of its segments, and sums over its groups of 512
+// Statistics of a row that many blocks compute in one read: the maxima of its segments, and sums over its groups of 512
 // logits. The masses of groups give the row's mass, and the group of the token that an untruncated row samples.
 #pragma once
 

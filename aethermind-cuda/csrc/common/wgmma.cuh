@@ -45,7 +45,7 @@ __device__ __forceinline__ void commit_products() {
 #endif
 }
 
-// Waits until at most `kPending` groups of this warpgroup are still under way.
+// Waits until at most `kPending` groups of this warpgroup are still in flight.
 template <int kPending>
 __device__ __forceinline__ void wait_for_products() {
 #ifndef AETHER_EMULATED

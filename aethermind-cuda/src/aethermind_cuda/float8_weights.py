@@ -35,7 +35,7 @@ class Float8Layout:
     """The layout of a weight [N, K]: row-major codes, rows padded to whole 16 bytes, then a scale for each row.
 
     Scales are padded to whole 16 rows of codes, so that weights which follow each other are one matrix of codes, with
-    rows between them that mean nothing.
+    padding rows between them.
     """
 
     shape: tuple[int, int]

@@ -77,7 +77,7 @@ class Gemma3Architecture:
 
 
 class Gemma3WithImagesArchitecture:
-    """`Gemma3ForConditionalGeneration`: the decoder of models that read pictures, too (4B to 27B); text alone."""
+    """`Gemma3ForConditionalGeneration`: the decoder of models that read images, too (4B to 27B); text alone."""
 
     ignored_names = (
         "*lm_head.weight",

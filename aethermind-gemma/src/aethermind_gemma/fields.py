@@ -75,8 +75,8 @@ GEMMA3_FIELDS: FieldTable = {
 IMAGE_FIELDS: FieldTable = {
     **GEMMA3_FIELDS,
     **used("is the configuration of the decoder", "text_config"),
-    **ignored("is for pictures, which are not read", "vision_config", "mm_tokens_per_image", "image_token_index"),
-    **ignored("is for pictures, which are not read", "boi_token_index", "eoi_token_index", "image_token_id"),
+    **ignored("is for images, which are not read", "vision_config", "mm_tokens_per_image", "image_token_index"),
+    **ignored("is for images, which are not read", "boi_token_index", "eoi_token_index", "image_token_id"),
 }
 
 

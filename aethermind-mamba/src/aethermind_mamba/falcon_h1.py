@@ -54,7 +54,7 @@ _FIELDS: FieldTable = {
     **used(_MULTIPLIER, "lm_head_multiplier", "embedding_multiplier", "key_multiplier", "mlp_multipliers"),
     **used(_MULTIPLIER, "attention_in_multiplier", "attention_out_multiplier"),
     **used(_MULTIPLIER, "ssm_in_multiplier", "ssm_out_multiplier", "ssm_multipliers"),
-    **ignored("tokens are taken up one by one", "mamba_chunk_size"),
+    **ignored("tokens are processed one by one", "mamba_chunk_size"),
     **ignored("follows from the tensors", "mamba_use_mlp"),
     **ignored("only rows of sampled tokens have logits", "num_logits_to_keep"),
     **ignored("all layers are hybrid", "layers_block_type", "attn_layer_indices"),

@@ -61,7 +61,7 @@ _FIELDS: FieldTable = {
     **used("say which parts have biases", "use_bias", "use_conv_bias"),
     **used("are limits of time steps", "time_step_limit"),
     **ignored("follows from expand and hidden_size", "intermediate_size"),
-    **ignored("tokens are taken up one by one", "chunk_size"),
+    **ignored("tokens are processed one by one", "chunk_size"),
     **ignored("residuals have the model's dtype", "residual_in_fp32"),
     **ignored("the norm of this architecture is behind the gate", "norm_before_gate", "rms_norm"),
     **ignored("matters in training only", "rescale_prenorm_residual", "time_step_rank", "time_step_init_scheme"),

@@ -162,7 +162,7 @@ _QWEN3_NEXT = variations(
 )
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
 _SECTIONED = {"rope_parameters": {**_HYBRID["rope_parameters"], "mrope_section": [1, 1, 0]}}
-"""A rotary embedding with sections for the rows and columns of pictures, which are equal for text."""
+"""A rotary embedding with sections for the rows and columns of images, which are equal for text."""
 _QWEN3_5 = (
     *variations(
         "Qwen3_5ForCausalLM",

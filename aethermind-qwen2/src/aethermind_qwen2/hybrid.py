@@ -66,8 +66,8 @@ _MIXTURE_FIELDS: FieldTable = {
 }
 _IMAGE_FIELDS: FieldTable = {
     **used("is the configuration of the decoder", "text_config"),
-    **ignored("is for pictures, which are not read", "vision_config", "image_token_id", "video_token_id"),
-    **ignored("is for pictures, which are not read", "vision_start_token_id", "vision_end_token_id"),
+    **ignored("is for images, which are not read", "vision_config", "image_token_id", "video_token_id"),
+    **ignored("is for images, which are not read", "vision_start_token_id", "vision_end_token_id"),
 }
 
 

@@ -26,8 +26,8 @@ def test_the_check_changes_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere/x", ".", "x" * 300])
 def test_the_error_names_a_file_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^Picture .* cannot be written: .*\. Pass another one\.$"):
-        check_writable(tmp_path / name, "Picture")
+    with pytest.raises(InvalidArgumentError, match=r"^Plot .* cannot be written: .*\. Pass another one\.$"):
+        check_writable(tmp_path / name, "Plot")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.cuda.check.records import CaseLog
 from aethermind import LLM, SamplingParams
 from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
 from aethermind.engine.observation.profiler import sample_prompt
-from aethermind.engine.observation.roofline import StepRecorder, StepShape, least_seconds
+from aethermind.engine.observation.roofline import StepRecorder, StepShape, min_seconds
 from aethermind.hal import DType
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def measure(
     shapes = shapes_of(llm, lambda: generate(llm, *batch, temperature))
     runs = [generate(llm, *batch, temperature) for _ in range(_RUNS)]
     compiled = llm.engine.compiled
-    least = Phases(*(least_seconds(compiled.step.plan, compiled.operators, part, limits) for part in split(shapes)))
+    least = Phases(*(min_seconds(compiled.step.plan, compiled.operators, part, limits) for part in split(shapes)))
     facts |= {name: value for name, value in summarize(runs, least).items() if value is not None}
     facts["prefill_ms"] = 1e3 * median(run.prefill_s for run in runs)
     if output_tokens > 1:

@@ -1,4 +1,4 @@
-"""The shapes of Qwen3-30B-A3B (config.json of Qwen/Qwen3-30B-A3B), in 12 of its 48 layers: for made-up weights.
+"""The shapes of Qwen3-30B-A3B (config.json of Qwen/Qwen3-30B-A3B), in 12 of its 48 layers: for random weights.
 
 All layers are alike, so times of a layer hold for the whole model; 61 GB would take too long to load.
 """

@@ -33,7 +33,7 @@ class Outcome(Enum):
 class Step:
     """A command, the most seconds it may take, and why it cannot run here (None where it can).
 
-    `least_s` is what steps before it leave to it, however long they take: how long it should take on a fast card.
+    `min_s` is what steps before it leave to it, however long they take: how long it should take on a fast card.
     Without one that `is_needed` those behind it say nothing, and are left out.
     """
 
@@ -41,7 +41,7 @@ class Step:
     command: Sequence[str]
     limit_s: float
     reason_against: str | None = None
-    least_s: float = _LEAST_S
+    min_s: float = _LEAST_S
     environment: dict[str, str] = field(default_factory=dict)
     is_needed: bool = False
 
@@ -72,8 +72,8 @@ def run_steps(
             yield Result(step.title, Outcome.SKIPPED, 0.0, reason)
             continue
         began = clock()
-        kept = sum(later.least_s for later in steps[position + 1 :] if later.reason_against is None)
-        limit = min(step.limit_s, max(end - began - kept, min(step.least_s, end - began)))
+        kept = sum(later.min_s for later in steps[position + 1 :] if later.reason_against is None)
+        limit = min(step.limit_s, max(end - began - kept, min(step.min_s, end - began)))
         if limit < min(_LEAST_S, step.limit_s):
             yield Result(step.title, Outcome.NO_TIME, 0.0, f"the budget of {budget_s:.0f} s was spent")
             continue

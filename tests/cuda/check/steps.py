@@ -54,17 +54,17 @@ def steps(out: Path, *, is_small: bool = False) -> list[Step]:
     compile_kernels = ["aethermind-cuda/build_kernels.py", "--targets", built, "--jobs", "16"]
     kept = reason_to_keep(built, capability_of_first())
 
-    def recorded(title: str, command: Sequence[str], limit_s: float, reason: str | None, least_s: float) -> Step:
+    def recorded(title: str, command: Sequence[str], limit_s: float, reason: str | None, min_s: float) -> Step:
         environment = {CASES_FILE: str(out / "cases.jsonl")}
-        return Step(title, command, limit_s, reason, least_s=least_s, environment=environment)
+        return Step(title, command, limit_s, reason, min_s=min_s, environment=environment)
 
     shapes = [
-        recorded(f"shapes: {group}", _worker(group, "tests.cuda.check.shapes", group, *small), 60, torch, least_s)
-        for group, least_s in _SHAPES.items()
+        recorded(f"shapes: {group}", _worker(group, "tests.cuda.check.shapes", group, *small), 60, torch, min_s)
+        for group, min_s in _SHAPES.items()
     ]
     return [
-        Step("compile kernels", _python(*compile_kernels), 150, kept, least_s=30, is_needed=True),
-        Step("machine", _python("-m", "tests.cuda.check.machine"), 25, least_s=5),
+        Step("compile kernels", _python(*compile_kernels), 150, kept, min_s=30, is_needed=True),
+        Step("machine", _python("-m", "tests.cuda.check.machine"), 25, min_s=5),
         recorded("loading", _python("-m", "tests.cuda.check.loading"), 40, None, 8),
         *shapes,
         recorded("figures", _figures(*small), 90, None, 45),
@@ -72,20 +72,20 @@ def steps(out: Path, *, is_small: bool = False) -> list[Step]:
         recorded("figures fp8", _figures(*small, "fp8"), 60, None, 15),
         recorded("figures mixture", _figures(*small, "mixture"), 50, None, 25),
         recorded("figures mixture int4", _figures(*small, "mixture", "int4"), 50, None, 28),
-        Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, least_s=32),
-        Step("conform: hal", _conform(out, "hal"), 30, least_s=5),
-        Step("conform: models", _conform(out, "models"), 45, least_s=14),
-        Step("hardware tests", _pytest("-k", "not parity and not ragged"), 60, least_s=20),
-        Step("ragged batches", _pytest("-k", "ragged", "-n", str(_WORKERS)), 60, least_s=35),
-        Step("parity", _pytest("-k", "parity and not recurrent", "-n", "6"), 90, transformers, least_s=40),
-        Step("parity: recurrent", _pytest("-k", "recurrent_parity", "-n", "6"), 60, transformers, least_s=20),
-        *sanitizing_steps(out, 60, least_s=20),
-        profiling_step(out, 45, least_s=20),
-        Step("transformers", _python("-m", "tests.cuda.check.transformers_figures"), 120, transformers, least_s=25),
+        Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, min_s=32),
+        Step("conform: hal", _conform(out, "hal"), 30, min_s=5),
+        Step("conform: models", _conform(out, "models"), 45, min_s=14),
+        Step("hardware tests", _pytest("-k", "not parity and not ragged"), 60, min_s=20),
+        Step("ragged batches", _pytest("-k", "ragged", "-n", str(_WORKERS)), 60, min_s=35),
+        Step("parity", _pytest("-k", "parity and not recurrent", "-n", "6"), 90, transformers, min_s=40),
+        Step("parity: recurrent", _pytest("-k", "recurrent_parity", "-n", "6"), 60, transformers, min_s=20),
+        *sanitizing_steps(out, 60, min_s=20),
+        profiling_step(out, 45, min_s=20),
+        Step("transformers", _python("-m", "tests.cuda.check.transformers_figures"), 120, transformers, min_s=25),
     ]
 
 
-def sanitizing_steps(out: Path, limit_s: float, *, least_s: float = 5, everything: bool = False) -> list[Step]:
+def sanitizing_steps(out: Path, limit_s: float, *, min_s: float = 5, everything: bool = False) -> list[Step]:
     """compute-sanitizer over a sample of every entry point, or all: stray access, and races for shared memory."""
     sanitizer = find_tool("compute-sanitizer")
     reason = None if sanitizer else "compute-sanitizer, which comes with the CUDA toolkit, was not found"
@@ -103,14 +103,14 @@ def sanitizing_steps(out: Path, limit_s: float, *, least_s: float = 5, everythin
             [str(sanitizer), f"--tool={tool}", *_SANITIZER_OPTIONS, *watched(tool)],
             limit_s,
             reason,
-            least_s=least_s,
+            min_s=min_s,
             environment={CASES_FILE: str(out / "cases.jsonl")},
         )
         for tool in ("memcheck", "racecheck")
     ]
 
 
-def profiling_step(out: Path, limit_s: float, *, least_s: float) -> Step:
+def profiling_step(out: Path, limit_s: float, *, min_s: float) -> Step:
     """ncu over one call each of the kernels that a token's time goes to, with the card's clocks as they are."""
     ncu = find_tool("ncu")
     reason = None if ncu else "ncu, which comes with the CUDA toolkit, was not found"
@@ -121,7 +121,7 @@ def profiling_step(out: Path, limit_s: float, *, least_s: float) -> Step:
     options = ["--clock-control", "none", "--kernel-name-base", "function", "-k", chosen, *sections]
     command = [str(ncu), *options, *_python("-m", "tests.cuda.check.shapes", "profiled", "--once")]
     environment = {CASES_FILE: str(out / "cases.jsonl")}
-    return Step("ncu", command, limit_s, reason, least_s=least_s, environment=environment)
+    return Step("ncu", command, limit_s, reason, min_s=min_s, environment=environment)
 
 
 def _python(*arguments: str) -> list[str]:

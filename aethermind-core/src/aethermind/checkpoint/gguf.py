@@ -321,4 +321,4 @@ class _Reader:
         return begin
 
     def _truncated(self) -> NoReturn:
-        self._file.fail(f"is truncated: its header goes on beyond its {self._file.num_bytes} bytes")
+        self._file.fail(f"is truncated: its header extends beyond its {self._file.num_bytes} bytes")

@@ -52,7 +52,7 @@ class NoWeightsError(CheckpointError):
     def __init__(self, found: str) -> None:
         self.found = found
         super().__init__(
-            f"{found}. Put the model's weights there, or pass load_format='dummy' to run with made-up ones."
+            f"{found}. Put the model's weights there, or pass load_format='dummy' to run with random ones."
         )
 
     def __reduce__(self) -> tuple[type[NoWeightsError], tuple[str]]:

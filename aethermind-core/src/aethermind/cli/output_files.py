@@ -54,7 +54,7 @@ def check_plot(path: Path) -> None:
         raise InvalidArgumentError(
             f"--plot needs matplotlib. Install it with `{pip_install('aethermind-core[plot]')}`."
         ) from None
-    check_writable(path, "Picture")
+    check_writable(path, "Plot")
 
 
 @contextmanager
@@ -76,6 +76,6 @@ def plot(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
     with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(1, num_axes, figsize=(4 * num_axes, 3.6), layout="constrained")
         yield figure, axes
-        with writing(path, "Picture"):
+        with writing(path, "Plot"):
             figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=144)
         pyplot.close(figure)

@@ -167,10 +167,8 @@ def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> di
 
 def _record(total: Total, seconds: float, limits: MeasuredLimits | None) -> dict[str, Any]:
     cost = total.cost
-    least = (
-        (None,) * 3 if limits is None else (total.memory_s(limits), total.arithmetic_s(limits), total.least_s(limits))
-    )
-    memory_s, arithmetic_s, least_s = least
+    least = (None,) * 3 if limits is None else (total.memory_s(limits), total.arithmetic_s(limits), total.min_s(limits))
+    memory_s, arithmetic_s, min_s = least
     moved = cost.bytes_read + cost.bytes_written
     return {
         "num_calls": len(total.calls),
@@ -183,7 +181,7 @@ def _record(total: Total, seconds: float, limits: MeasuredLimits | None) -> dict
         "flops_per_s": _ratio(cost.flops, total.seconds),
         "memory_limit_fraction": _ratio(memory_s, total.seconds),
         "arithmetic_limit_fraction": _ratio(arithmetic_s, total.seconds),
-        "limit_fraction": _ratio(least_s, total.seconds),
+        "limit_fraction": _ratio(min_s, total.seconds),
     }
 
 

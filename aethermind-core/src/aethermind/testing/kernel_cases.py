@@ -112,9 +112,9 @@ def _samples_of_format(
     ]
     inputs = _formatted_inputs(operator, kernel)
     widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
-    most_rows = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
-    others = [sample for sample in tried if sample is not widest and sample is not most_rows]
-    chosen = (widest, None if most_rows is widest else most_rows, others[turn % len(others)] if others else None)
+    longest = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
+    others = [sample for sample in tried if sample is not widest and sample is not longest]
+    chosen = (widest, None if longest is widest else longest, others[turn % len(others)] if others else None)
     return [sample for sample in chosen if sample is not None]
 
 

@@ -85,8 +85,8 @@ class ExpertProduct(NamedTuple):
 
 def sorting_bytes(num_choices: int, num_experts: int) -> int:
     """The workspace of `expert_products` for at most this many choices."""
-    most_tiles = _max_tiles(num_choices, num_experts, _SKINNY_CHOICES)
-    return _order_bytes(num_choices) + align_up(most_tiles * _TILE_BYTES, _ALIGNMENT)
+    max_tiles = _max_tiles(num_choices, num_experts, _SKINNY_CHOICES)
+    return _order_bytes(num_choices) + align_up(max_tiles * _TILE_BYTES, _ALIGNMENT)
 
 
 def expert_products(

@@ -132,5 +132,5 @@ def _expert_bytes(shape: tuple[int, int], num_experts: int, dtype: DType) -> int
 
 def _experts_at_once(shape: tuple[int, int], num_experts: int, num_weights: int, dtype: DType) -> int:
     """Experts that are dequantised at a time: the fewest equal parts within the limit of memory."""
-    most = max(1, _MAX_DEQUANTIZED_BYTES // (num_weights * max(1, _expert_bytes(shape, num_experts, dtype))))
-    return div_up(num_experts, div_up(num_experts, most))
+    max_experts = max(1, _MAX_DEQUANTIZED_BYTES // (num_weights * max(1, _expert_bytes(shape, num_experts, dtype))))
+    return div_up(num_experts, div_up(num_experts, max_experts))

@@ -111,9 +111,9 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
 def _supports_tensor_cores(signature: Signature) -> str | None:
     head_dim, has_codes = last_dim(signature, 0), _has_codes(signature.inputs[1])
     multiple = 16 if has_codes else 8
-    most = 128 if has_codes else 256
-    if head_dim is None or head_dim > most or head_dim % multiple:
-        return f"takes heads of up to {most} elements, a multiple of {multiple}, not {head_dim}"
+    max_dim = 128 if has_codes else 256
+    if head_dim is None or head_dim > max_dim or head_dim % multiple:
+        return f"takes heads of up to {max_dim} elements, a multiple of {multiple}, not {head_dim}"
     # A float16 weight times the scale of its value may be subnormal.
     if has_codes and signature.dtype is DType.FLOAT16 and any(signature.additions.values()):
         return "takes sinks, slopes and soft caps over quantised caches in bfloat16, not in float16"
@@ -376,7 +376,7 @@ def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
 
 
 def _wgmma_shared(width: int) -> int:
-    """Dynamic shared memory: queries, stages of keys and of values, and what the block finds out about its tile."""
+    """Dynamic shared memory: queries, stages of keys and of values, and the state of the tile of a block."""
     return 2 * width * (_PREFILL_ROWS + 2 * _WGMMA_STAGES * _WGMMA_KEYS) + _WGMMA_STATE_BYTES
 
 

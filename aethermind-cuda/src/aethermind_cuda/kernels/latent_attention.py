@@ -83,10 +83,10 @@ def _tensor_cores(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         rows = _rows_of_block(arguments, call.device, is_invariant)
         num_blocks, max_keys = div_up(num_rows, rows), arguments.blocks_per_sequence * arguments.block_size
         if not is_invariant:
-            most = resident = _resident_blocks(rows, call.device)
+            max_parts = resident = _resident_blocks(rows, call.device)
             if arguments.num_tokens > arguments.num_sequences:
-                arguments.max_prefill_splits, most = resident, _MAX_SPLIT_IMBALANCE * resident
-            arguments.max_decode_splits = max(1, min(most // num_blocks, div_up(max_keys, _MIN_SPLIT_KEYS)))
+                arguments.max_prefill_splits, max_parts = resident, _MAX_SPLIT_IMBALANCE * resident
+            arguments.max_decode_splits = max(1, min(max_parts // num_blocks, div_up(max_keys, _MIN_SPLIT_KEYS)))
         source, suffix, splits = "mla_attention", f"{call.outputs[0].dtype}_{rows}", arguments.max_decode_splits
         grid, block = (num_blocks, splits, 1), (_THREADS, 1, 1)
         if rows == _LARGE_TILE_ROWS and call.device.compute_capability == _WGMMA_CAPABILITY:

@@ -109,7 +109,7 @@ def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits:
     block = _SCAN_THREADS, 1, 1
     if is_prepared:
         yield Launch(source, f"{source}_prepare_{rows.dtype}", (num_tokens, 1, 1), block, (parameters,))
-    compiled = next(most for most in _DEPTHS if depth <= most)
+    compiled = next(max_depth for max_depth in _DEPTHS if depth <= max_depth)
     grid = num_heads * div_up(width, _BLOCK_COLUMNS), num_sequences, 1
     shared_bytes = 4 * _STAGED_TOKENS * (2 * compiled + _BLOCK_COLUMNS + 4)
     entry = f"{source}_{compiled}_{rows.dtype}"

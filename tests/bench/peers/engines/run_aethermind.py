@@ -46,7 +46,7 @@ class AetherMind:
 
     def least(self, job: Mapping[str, Any], memory_bytes_per_s: float, flops_per_s: Mapping[str, float]) -> float:
         """Seconds that a job which was done before takes at least, under these limits."""
-        from aethermind.engine.observation.roofline import least_seconds
+        from aethermind.engine.observation.roofline import min_seconds
         from aethermind.hal.backend import MeasuredLimits
 
         if job["measure"] == "prefill":
@@ -55,7 +55,7 @@ class AetherMind:
             key = f"batched {job.get('batch', 1)} {job['context']} {job['tokens']}"
         compiled = self._llm.engine.compiled
         limits = MeasuredLimits(memory_bytes_per_s, flops_per_s)
-        seconds = least_seconds(compiled.step.plan, compiled.operators, self._shapes[key], limits)
+        seconds = min_seconds(compiled.step.plan, compiled.operators, self._shapes[key], limits)
         if seconds is None:
             raise ValueError("a limit is not known")
         return seconds

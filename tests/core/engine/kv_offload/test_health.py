@@ -64,8 +64,8 @@ def test_each_kind_of_failure_is_warned_of_once(caplog: pytest.LogCaptureFixture
             warnings.failed(OSError("the cable\nis out."))
             warnings.refused(ValueError())
     assert [record.getMessage() for record in caplog.records] == [
-        "KV store redis://host/0 cannot be used (OSError: the cable is out); prompts are computed, and it is asked "
-        "again later.",
+        "KV store redis://host/0 cannot be used (OSError: the cable is out); prompts are computed, and it is "
+        "retried later.",
         "KV store redis://host/0 returned an entry that is not used (ValueError); it is deleted and computed again.",
     ]
     assert warnings.num_errors == 10

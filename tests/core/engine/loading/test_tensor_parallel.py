@@ -101,7 +101,7 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 
 
 def plans(model: Path, size: int, **options: Any) -> list[CompiledModel]:
-    """All ranks of a model with made-up weights."""
+    """All ranks of a model with random weights."""
     given = {"device": "numpy", "dtype": "float32", "load_format": "dummy", "num_kv_blocks": 8, **options}
     return [compile_model(RUNTIME, model, rank=rank, tensor_parallel_size=size, **given) for rank in range(size)]
 

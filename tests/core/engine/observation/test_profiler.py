@@ -8,7 +8,7 @@ from tests.core.engine.engines import answer, open_engine
 from aethermind import Runtime
 from aethermind.engine.engine import Engine
 from aethermind.engine.observation.profiler import Profiler, StepProfile, total
-from aethermind.engine.observation.roofline import StepShape, least_seconds
+from aethermind.engine.observation.roofline import StepShape, min_seconds
 from aethermind.hal.backend import MeasuredLimits
 from aethermind.hal.dtype import DType
 
@@ -56,8 +56,8 @@ def test_limits_count_what_comes_from_memory_and_costs_everything(engine: Engine
     sizes = {"T": 5, "S": 1, "R": 1}
     shape = StepShape(tuple(sizes.get(name, 1) for name in plan.symbols), ((5, 5),), is_decode=False)
     limits = MeasuredLimits(1e9, {str(dtype): 1e12 for dtype in DType})
-    least = least_seconds(plan, operators, [shape], limits)
-    assert sum(call.work.least_s(limits) or 0 for call in steps[0].calls) == least
+    least = min_seconds(plan, operators, [shape], limits)
+    assert sum(call.work.min_s(limits) or 0 for call in steps[0].calls) == least
     for call in steps[0].calls:
         assert call.work.memory_bytes <= call.cost.bytes_read
         assert call.work.flops == call.cost.flops

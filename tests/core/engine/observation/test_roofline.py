@@ -10,7 +10,7 @@ import pytest
 from aethermind import Runtime
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
-from aethermind.engine.observation.roofline import StepShape, Work, calls_of, least_seconds, work_of
+from aethermind.engine.observation.roofline import StepShape, Work, calls_of, min_seconds, work_of
 from aethermind.hal.backend import MeasuredLimits
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, WINDOW = 24, 40, 3, 6, 2, 8, 50, 5
@@ -112,10 +112,10 @@ def test_a_step_takes_the_longer_of_both_at_every_call(compiled: CompiledModel) 
     plan, operators = compiled.step.plan, compiled.operators
     limits = MeasuredLimits(1e9, {"float32": 4e9})
     least = sum(max(work.memory_bytes / 1e9, work.flops / 4e9) for work in flat)
-    assert least_seconds(plan, operators, [shape, shape], limits) == pytest.approx(2 * least)
+    assert min_seconds(plan, operators, [shape, shape], limits) == pytest.approx(2 * least)
     assert least > max(sum(work.memory_bytes for work in flat) / 1e9, sum(work.flops for work in flat) / 4e9)
-    assert least_seconds(plan, operators, [shape], MeasuredLimits(1e9, {"int8": 1.0})) is None
-    assert least_seconds(plan, operators, [shape], None) is None
+    assert min_seconds(plan, operators, [shape], MeasuredLimits(1e9, {"int8": 1.0})) is None
+    assert min_seconds(plan, operators, [shape], None) is None
 
 
 def test_quantised_weights_are_bounded_by_the_arithmetic_of_their_kernel(runtime: Runtime, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def latency(
     with closing(llm):
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch, adapter)
         peak_memory_bytes = _peak_memory_bytes()  # read before the limits are measured, which allocates memory
-        runs, least_s, measured = _measure(llm, (prompt_tokens, output_tokens, batch, adapter), repeat, num_threads)
+        runs, min_s, measured = _measure(llm, (prompt_tokens, output_tokens, batch, adapter), repeat, num_threads)
         report = {
             "model": llm.info.model,
             "device": llm.info.device,
@@ -92,7 +92,7 @@ def latency(
             "output_tokens": output_tokens,
             "batch": batch,
             "repeat": repeat,
-            **summarize(runs, least_s),
+            **summarize(runs, min_s),
             "load_s": llm.info.load_s,
             "peak_memory_bytes": peak_memory_bytes,
             "weight_bytes": llm.info.weight_bytes,
@@ -167,7 +167,7 @@ def _measure(
     Returns the runs, the seconds that each phase takes at least by the roofline, and the average limits.
     """
     from aethermind.engine.loading.model_graph import GraphKey
-    from aethermind.engine.observation.roofline import least_seconds
+    from aethermind.engine.observation.roofline import min_seconds
 
     compiled = llm.engine.compiled
     backend = compiled.open_device.backend
@@ -178,8 +178,8 @@ def _measure(
     measured = limits.average(before, limits.measure_limits(backend, num_threads))
     has_adapter = bool(sizes[-1])
     plan = compiled.compile(GraphKey(has_adapters=True)).plan if has_adapter else compiled.step.plan
-    least_s = (least_seconds(plan, compiled.operators, phase, measured) for phase in split(shapes or runs[0].shapes))
-    return runs, Phases(*least_s), measured
+    min_s = (min_seconds(plan, compiled.operators, phase, measured) for phase in split(shapes or runs[0].shapes))
+    return runs, Phases(*min_s), measured
 
 
 def _run(
@@ -208,20 +208,20 @@ def split(shapes: list[StepShape]) -> tuple[list[StepShape], list[StepShape]]:
     return shapes[:num_prefill], shapes[num_prefill:]
 
 
-def summarize(runs: list[BatchTiming], least_s: Phases) -> dict[str, float | None]:
+def summarize(runs: list[BatchTiming], min_s: Phases) -> dict[str, float | None]:
     """Medians over the runs, and the fraction of the limit that they reach (None where the limit is unknown)."""
     rates = [rate for run in runs if (rate := run.decode_tokens_per_s) is not None]
     return {
         "prefill_tokens_per_s": median(run.prefill_tokens_per_s for run in runs),
         "decode_tokens_per_s": median(rates) if rates else None,
         "ttft_s": median(run.ttft_s for run in runs),
-        "prefill_limit_fraction": _fraction(least_s.prefill, median(run.prefill_s for run in runs)),
-        "decode_limit_fraction": _fraction(least_s.decode, median(run.decode_s for run in runs)),
+        "prefill_limit_fraction": _fraction(min_s.prefill, median(run.prefill_s for run in runs)),
+        "decode_limit_fraction": _fraction(min_s.decode, median(run.decode_s for run in runs)),
     }
 
 
-def _fraction(least_s: float | None, seconds: float) -> float | None:
-    return least_s / seconds if least_s and seconds > 0 else None
+def _fraction(min_s: float | None, seconds: float) -> float | None:
+    return min_s / seconds if min_s and seconds > 0 else None
 
 
 def _peak_memory_bytes() -> int | None:

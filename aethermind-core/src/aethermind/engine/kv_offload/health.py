@@ -32,8 +32,8 @@ class KVStoreStats:
 _log = get_logger(__name__)
 _Result = TypeVar("_Result")
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
+_INITIAL_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 60.0
 
 
 class WarnOnce:
@@ -49,7 +49,7 @@ class WarnOnce:
     def failed(self, error: BaseException) -> None:
         """Record a call that failed or took too long."""
         self._log_error(
-            "failing", f"cannot be used ({_describe(error)}); prompts are computed, and it is asked again later"
+            "failing", f"cannot be used ({_describe(error)}); prompts are computed, and it is retried later"
         )
 
     def refused(self, error: BaseException) -> None:
@@ -82,7 +82,7 @@ class CircuitBreaker:
         self._warnings = warnings
         self._slow_s = slow_s
         self._clock = clock
-        self._pause_s = _FIRST_PAUSE_S
+        self._backoff_s = _INITIAL_BACKOFF_S
         self._retry_at = 0.0
         self._called_at: float | None = None
 
@@ -111,13 +111,13 @@ class CircuitBreaker:
         if seconds > self._slow_s:
             self._fail(TimeoutError(f"an answer took {seconds:.1f} s"))
         else:
-            self._pause_s = _FIRST_PAUSE_S
+            self._backoff_s = _INITIAL_BACKOFF_S
         return result
 
     def _fail(self, error: Exception) -> None:
         self._warnings.failed(error)
-        self._retry_at = self._clock() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._retry_at = self._clock() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
 
 def _describe(error: BaseException) -> str:

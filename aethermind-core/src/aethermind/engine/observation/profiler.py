@@ -154,9 +154,9 @@ class Total:
         """Return the seconds at the peak rates of their arithmetic; None if one is unknown."""
         return add_up(call.work.arithmetic_s(limits) for call in self.calls)
 
-    def least_s(self, limits: MeasuredLimits) -> float | None:
+    def min_s(self, limits: MeasuredLimits) -> float | None:
         """Return a lower bound of their seconds, run one after the other."""
-        return add_up(call.work.least_s(limits) for call in self.calls)
+        return add_up(call.work.min_s(limits) for call in self.calls)
 
 
 def total(steps: Iterable[StepProfile], key: Callable[[CallProfile], K]) -> dict[K, Total]:

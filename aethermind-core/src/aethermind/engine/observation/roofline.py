@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.graph.executor import PlanExecutor
     from aethermind.hal.backend import MeasuredLimits
 
-__all__ = ["StepRecorder", "StepShape", "Work", "add_up", "calls_of", "least_seconds", "work_of"]
+__all__ = ["StepRecorder", "StepShape", "Work", "add_up", "calls_of", "min_seconds", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Work:
         peak = limits.flops_per_s.get(str(self.arithmetic))
         return self.flops / peak if peak else None
 
-    def least_s(self, limits: MeasuredLimits) -> float | None:
+    def min_s(self, limits: MeasuredLimits) -> float | None:
         """Return a lower bound of the call's seconds."""
         arithmetic_s = self.arithmetic_s(limits)
         return None if arithmetic_s is None else max(self.memory_s(limits), arithmetic_s)
@@ -110,14 +110,14 @@ def work_of(operator: Operator, step: Step, call: Call) -> Work:
     return Work(memory_bytes, cost.flops, step.kernel.arithmetic or (dtypes[0] if dtypes else DType.FLOAT32))
 
 
-def least_seconds(
+def min_seconds(
     plan: Plan, operators: OperatorRegistry, shapes: Iterable[StepShape], limits: MeasuredLimits | None
 ) -> float | None:
     """Return a lower bound of the seconds of steps of these shapes; None if the device does not report a limit."""
     if limits is None:
         return None
     return add_up(
-        work_of(operators[step.kernel.operator], step, call).least_s(limits)
+        work_of(operators[step.kernel.operator], step, call).min_s(limits)
         for shape in shapes
         for step, call in zip(plan.steps, calls_of(plan, operators, shape), strict=True)
     )

@@ -76,7 +76,7 @@ class EnginePrompt:
     def tokens_to_embed(self) -> Sequence[int]:
         """The token ids of a text to embed; InvalidArgumentError if the prompt has embeddings of its own."""
         if self.embeddings:
-            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and images out.")
         return self.token_ids
 
 

@@ -269,7 +269,7 @@ TOKENIZER_FIELDS: FieldTable = {
     **ignored("says what transformers' tokenizers return", "model_input_names", "return_token_type_ids"),
     **ignored(_TOKENIZER_ORIGIN, "name_or_path", "special_tokens_map_file", "tokenizer_file", "transformers_version"),
     **ignored(_TOKENIZER_ORIGIN, "is_local", "backend", "local_files_only", "device_map", "full_tokenizer_file"),
-    **ignored("is for pictures", "processor_class", "image_processor_type"),
+    **ignored("is for images", "processor_class", "image_processor_type"),
     **ignored("code that comes with a model is never run", "auto_map", "trust_remote_code"),
     **ignored("answers are parsed by the package's format", "response_schema"),
 }

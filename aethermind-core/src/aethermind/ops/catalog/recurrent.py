@@ -5,7 +5,7 @@ the token's key k [D] and update u [E], and the query q [D] reads it:
 
     S = decay * S + k uᵀ        out = Sᵀ q
 
-All sums are float32, and tokens are taken up one by one in order, so that results do not depend on how a sequence is
+All sums are float32, and tokens are processed one by one in order, so that results do not depend on how a sequence is
 divided into steps.
 """
 
