@@ -52,6 +52,7 @@ class CudaBackend(Backend):
             batch_sizes=BATCH_SIZES,
             packs_inputs=True,
             is_asynchronous=True,
+            dlpack_device_type=2,
         )
         self._finalizer = weakref.finalize(
             self, _release_all, self._libraries, self.streams, self.allocator, self.devices

@@ -3,11 +3,11 @@
     from aethermind import eager
 
     y = eager.silu(x)                              # NumPy in, NumPy out; torch in, torch out
-    y = eager.Eager(device="numpy").silu(x)        # another device
+    y = eager.Eager(device="numpy").silu(x)        # another device; cuda uploads and downloads
     packed = eager.pack("linear", "weight", w)     # for repeated calls: eager.linear(x, packed)
 
-Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. They run on the `cpu`
-device, or on `numpy` where `cpu` is not installed.
+Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. Arrays in host memory are
+computed on the `cpu` device, or on `numpy` where `cpu` is not installed; those in the memory of a device there.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ torch is never imported: an array can be a torch tensor only if its caller has i
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
+from aethermind.hal.memory import MemoryKind
+from aethermind.hal.tensor import Tensor
 
 if TYPE_CHECKING:
     from aethermind.dispatch.kernel import Pack
@@ -21,10 +24,26 @@ if TYPE_CHECKING:
     from aethermind.hal.memory import Buffer
     from aethermind.ops.operator import Operator
 
-__all__ = ["Array", "ArrayKind", "NumpyKind", "PackedKind", "PackedWeight", "TorchKind", "kind_of", "pack_weight"]
+__all__ = [
+    "Array",
+    "ArrayKind",
+    "NotInHostMemoryError",
+    "NumpyKind",
+    "PackedKind",
+    "PackedWeight",
+    "TensorKind",
+    "TorchKind",
+    "kind_of",
+    "pack_into",
+    "pack_weight",
+]
 
 Array = Any
-"""A NumPy array or a torch tensor."""
+"""A NumPy array, a torch tensor, or a tensor in a device's memory."""
+
+
+class NotInHostMemoryError(OperatorError):
+    """An array is in the memory of a device, and the call is for arrays in host memory."""
 
 
 class ArrayKind(Protocol):
@@ -105,11 +124,12 @@ class TorchKind:
         return address
 
     def settled(self, array: Array) -> Array:
-        if not array.is_cpu or array.layout is not self._torch.strided:
-            raise OperatorError(
-                f"Operators take dense torch tensors in host memory, got {array.layout} on {array.device}; "
-                "convert it with .to_dense() or .cpu() first."
+        if not array.is_cpu:
+            raise NotInHostMemoryError(
+                f"A torch tensor is on {array.device}, and no installed backend computes there; call .cpu() first."
             )
+        if array.layout is not self._torch.strided:
+            raise OperatorError(f"Operators take dense torch tensors, got {array.layout}; call .to_dense() first.")
         if array.requires_grad and self._torch.is_grad_enabled():
             raise OperatorError(
                 "A torch tensor requires gradients, and operators are not differentiated; "
@@ -133,6 +153,41 @@ class TorchKind:
             integers = self._torch.int16 if dtype is DType.BFLOAT16 else self._torch.int8
             return array.view(integers).numpy().view(dtype.numpy)
         return array.numpy()
+
+
+class TensorKind:
+    """`hal.Tensor` in the memory of one device."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def address(self, array: Array) -> int | None:
+        address: int | None = array.address if array.is_contiguous else None
+        return address
+
+    def settled(self, array: Array) -> Array:
+        raise OperatorError(
+            f"Operators take row-major tensors, got shape {array.shape} with strides {array.strides}; copy it first."
+        )
+
+    def is_writable(self, array: Array) -> bool:
+        return True
+
+    def dtype(self, array: Array) -> DType:
+        dtype: DType = array.dtype
+        return dtype
+
+    def new(self, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Array]:
+        alloc, nbytes = self._backend.allocator.alloc, math.prod(shape) * dtype.itemsize
+        return lambda: Tensor.of(alloc(nbytes), dtype, shape)
+
+    def numpy(self, array: Array) -> Any:
+        """Return a copy in host memory."""
+        import numpy as np
+
+        copied = np.empty(array.shape, array.dtype.numpy)
+        self._backend.transfer.copy(Tensor.of_numpy(copied, array.buffer.device), array)
+        return copied
 
 
 @cache
@@ -181,7 +236,7 @@ class PackedWeight:
             copy = self._copies.get(pack.name)
             if copy is None:
                 copy = self.backend.allocator.alloc(pack.nbytes(tuple(self.shape), self.kind.dtype(self.array)))
-                pack.pack(self.kind.numpy(self.array), copy.address)
+                pack_into(copy, pack, self.kind.numpy(self.array), self.backend)
                 self._copies[pack.name] = copy
         return copy.address
 
@@ -235,6 +290,17 @@ class PackedKind:
         )
 
 
+def pack_into(buffer: Buffer, pack: Pack, array: Any, backend: Backend) -> None:
+    """Pack a NumPy array into device memory, by way of host memory where the host cannot write there."""
+    if buffer.is_host_accessible or not buffer.nbytes:
+        pack.pack(array, buffer.address)
+        return
+    staged = backend.allocator.alloc(buffer.nbytes, MemoryKind.HOST)
+    pack.pack(array, staged.address)
+    shape = (buffer.nbytes,)
+    backend.transfer.copy(Tensor.of(buffer, DType.UINT8, shape), Tensor.of(staged, DType.UINT8, shape))
+
+
 def pack_weight(operator: Operator, input: str, array: Array, backend: Backend) -> PackedWeight:
     """Pack a weight for repeated calls; OperatorError where the operator has no such weight."""
     weights = {spec.name: spec for spec in operator.schema.inputs if spec.kind == "W"}
@@ -243,4 +309,5 @@ def pack_weight(operator: Operator, input: str, array: Array, backend: Backend) 
             f"Operator {operator.name} has no weight {input!r} to pack, only {sorted(weights) or 'none'}. "
             f"Signature: {operator.schema.text}"
         )
-    return PackedWeight(operator.name, input, array, kind_of(array), backend)
+    kind = TensorKind(backend) if isinstance(array, Tensor) else kind_of(array)
+    return PackedWeight(operator.name, input, array, kind, backend)

@@ -12,7 +12,7 @@ from typing import Any
 
 from aethermind.dispatch import Dispatcher, Fallback
 from aethermind.dispatch.kernel import Pack
-from aethermind.eager.arrays import Array, ArrayKind, NumpyKind, PackedKind
+from aethermind.eager.arrays import Array, ArrayKind, NumpyKind, PackedKind, pack_into
 from aethermind.eager.native_call import NativeCall, Slot
 from aethermind.errors import OperatorError
 from aethermind.graph.builder import GraphBuilder
@@ -146,7 +146,7 @@ _MAX_INLINE_BYTES = 64 << 10
 
 def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> BoundCall:
     """Choose how to run a plan: small native ones in the caller's thread, others on the backend's stream."""
-    is_small = planned.nbytes <= _MAX_INLINE_BYTES
+    is_small = planned.nbytes <= _MAX_INLINE_BYTES and backend.capabilities.is_host_accessible
     is_inline = is_small and planned.plan.steps and NativeCall.can_run(planned.plan)
     call = (InlineCall if is_inline else SubmittedCall)(planned, kinds, backend)
     return call if planned.operator.check is None else CheckedCall(call, planned, kinds)
@@ -279,7 +279,7 @@ class SignatureCall:
         for key, position, pack in self._packs_by_call:
             kind = self._kinds[position]
             assert kind is not None, "an absent input has no operand"
-            pack.pack(kind.numpy(tensors[position]), buffers[key].address)
+            pack_into(buffers[key], pack, kind.numpy(tensors[position]), self._backend)
 
     def _pack_buffers(self) -> dict[str, Buffer]:
         types = {operand.name: operand for operand in self._planned.plan.operands() if operand.place is Place.CONSTANT}
@@ -334,11 +334,14 @@ class InlineCall(SignatureCall):
 
 
 class SubmittedCall(SignatureCall):
-    """A call on the backend's stream; the plan is compiled again when addresses differ from the last call."""
+    """A call on the thread's current stream of the device.
+
+    The plan is compiled again when addresses differ from the last call, and on a device with memory of its own, where
+    other memory may have an address of the last call.
+    """
 
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
         super().__init__(planned, kinds, backend)
-        self._stream = backend.streams.default(0)
         used = {(operand.place, operand.name) for operand in planned.plan.operands()}
         self._inputs = [
             (position, address_of, [slot for slot in slots if slot in used])
@@ -346,6 +349,7 @@ class SubmittedCall(SignatureCall):
         ]
         self._memory: dict[Slot, int] = {}
         self._executable: Executable | None = None
+        self._may_reuse = backend.capabilities.is_host_accessible
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
         plan = self._planned.plan
@@ -370,11 +374,12 @@ class SubmittedCall(SignatureCall):
         arena = self._backend.allocator.alloc(plan.arena_bytes) if plan.arena_bytes else None
         memory[Place.ARENA, ""] = arena.address if arena else 0
         with self._lock:
-            if self._executable is None or memory != self._memory:
+            if self._executable is None or memory != self._memory or not self._may_reuse:
                 self._executable = self._backend.compile(plan, memory) or StepLoop(plan, memory)
                 self._memory = memory
-            self._executable.run((), self._stream)
-            self._stream.synchronize()
+            stream = self._backend.streams.current(self._backend.devices.current())
+            self._executable.run((), stream)
+            stream.synchronize()
         return self._results(new, tensors)
 
 

@@ -29,7 +29,8 @@ class Capabilities:
     one. `packs_inputs` means that its executables look up the inputs of a run by `graph.executor.addresses_in_run`;
     inputs are then uploaded in one copy. `is_asynchronous` means that enqueued work runs concurrently with the host;
     the engine then enqueues a step before it reads the tokens of the one before (asynchronous scheduling, see
-    `engine.steps.step_pipeline`).
+    `engine.steps.step_pipeline`). `dlpack_device_type` is the `DLDeviceType` of DLPack for its memory, such as 2 for
+    CUDA: eager calls take other libraries' arrays in such memory, and return results to them.
     """
 
     dtypes: tuple[DType, ...]
@@ -40,6 +41,7 @@ class Capabilities:
     batch_sizes: tuple[int, ...] = ()
     packs_inputs: bool = False
     is_asynchronous: bool = False
+    dlpack_device_type: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

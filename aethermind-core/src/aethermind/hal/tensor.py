@@ -104,6 +104,14 @@ class Tensor:
         """Whether the elements are in row-major order without gaps."""
         return is_contiguous(self.shape, self.strides)
 
+    def reshape(self, shape: Sequence[int]) -> Tensor:
+        """Return a view of other shape; InvalidArgumentError unless this is contiguous and has as many elements."""
+        if not self.is_contiguous or num_elements(shape) != num_elements(self.shape):
+            raise InvalidArgumentError(
+                f"A tensor of shape {self.shape} and strides {self.strides} cannot be viewed as {tuple(shape)}."
+            )
+        return Tensor(self.buffer, self.dtype, tuple(shape), contiguous_strides(shape), self.offset_bytes)
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the elements as a NumPy array on the same memory, which it keeps alive.
 
@@ -124,7 +132,7 @@ class Tensor:
         )
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Export through DLPack; for host memory only, other devices export by their backend."""
+        """Export through DLPack; for host memory only, other memory by `hal.dlpack.ExportedTensor`."""
         return self.numpy().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
