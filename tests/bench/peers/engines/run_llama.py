@@ -15,7 +15,8 @@ BATCH = 2048  # llama-bench's default
 class LlamaCpp:
     """Tokens are fed without sampling, as llama-bench does.
 
-    Contexts stay in their sequences, and what was decoded after them is taken back.
+    Contexts stay in their sequences, and what was decoded after them is taken back. Where it cannot be, because a
+    recurrent state has read it, contexts are read again.
     """
 
     def __init__(self, arguments: Namespace) -> None:
@@ -47,13 +48,13 @@ class LlamaCpp:
         return self.batched(1, context, tokens)
 
     def batched(self, batch: int, context: int, tokens: int) -> float:
-        if self._held != (batch, context):
+        if self._held != (batch, context) or not all(
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence, context, -1) for sequence in range(batch)
+        ):
             llama_cpp.llama_memory_clear(self._memory, True)
             for sequence in range(batch):
                 self._read(prompt(context, 1000 + sequence), sequence)
             self._held = batch, context
-        for sequence in range(batch):
-            llama_cpp.llama_memory_seq_rm(self._memory, sequence, context, -1)
         self._step(batch, context)  # threads that were asleep wake up
 
         def steps() -> None:
