@@ -257,9 +257,15 @@ def _converted(arch: str, config: Config, directory: Path) -> Named:
         for name, values in _TENSORS.get(arch, _unchanged)(config, hf_name, tensor.float().numpy()):
             for end, other in ((".e_score_correction_bias", ".e_score_correction.bias"), (".dt_bias", ".dt_proj.bias")):
                 name = re.sub(f"{re.escape(end)}$", other, name)
-            found = known.get_name(name, try_suffixes=_SUFFIXES)
+            found = known.get_name(name, try_suffixes=_SUFFIXES) or _of_mtp(name)
             assert found is not None, name
             yield found, values
+
+
+def _of_mtp(name: str) -> str | None:
+    """The name of a tensor of a layer that drafts tokens, which the library knows for some architectures only."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(enorm|hnorm|eh_proj|shared_head\.norm)\.weight", name)
+    return found and f"blk.{found[1]}.nextn.{found[2].replace('.', '_')}.weight"
 
 
 def _unchanged(_: Config, name: str, values: Array) -> Named:

@@ -1,8 +1,8 @@
 """DeepSeek V2 and V3 as graphs: latent attention, and mixtures of experts with shared experts behind dense layers.
 
 DeepSeek-V2 (2024, arXiv:2405.04434) chooses experts by a softmax, in its larger model within groups. DeepSeek-V3 (2024,
-arXiv:2412.19437), R1 and Kimi K2 choose them by sigmoids with a bias that balances load. Layers for the prediction of
-further tokens (MTP), which follow the others in V3's files, are not read.
+arXiv:2412.19437), R1 and Kimi K2 choose them by sigmoids with a bias that balances load. The layer behind V3's last one
+predicts further tokens (MTP), to draft them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Any
 
 from aethermind.checkpoint import StackedTensors, StoredTensors, expert_stacks
 from aethermind.errors import ConfigError
-from aethermind.model import LayerCache, MixtureConfig, positive_int, read_decoder_config, read_deepseek_mixture
+from aethermind.model import (
+    LayerCache,
+    MixtureConfig,
+    MTPModule,
+    positive_int,
+    read_decoder_config,
+    read_deepseek_mixture,
+)
 from aethermind.model.blocks import (
     DecoderVariant,
     LatentAttention,
@@ -74,8 +81,7 @@ _FIELDS: FieldTable = {
     **ignored("all heads share the cached latent vectors", "num_key_value_heads"),
     **ignored("says the number of experts under a name of transformers", "num_experts", "num_local_experts"),
     **ignored("matters while a model is trained", "aux_loss_alpha", "seq_aux", "ep_size"),
-    **ignored("is about layers that predict further tokens, which are not read", "num_nextn_predict_layers"),
-    **ignored("is about layers that predict further tokens, which are not read", "num_mtp_layers"),
+    **used("is the number of layers that draft tokens", "num_nextn_predict_layers", "num_mtp_layers"),
     **refused("biases of latent attention are not computed; take a model without", attention_bias=False),
     **refused("biases of feed-forward networks are not computed; take a model without", mlp_bias=False),
 }
@@ -116,6 +122,10 @@ class DeepSeekArchitecture:
     known_fields: FieldTable
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+
+    def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
+        """Make the first of the layers that draft tokens."""
+        return MTPModule.behind_layers(self.create, raw)
 
     def create(self, raw: Mapping[str, Any]) -> DeepSeek:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""

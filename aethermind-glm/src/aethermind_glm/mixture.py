@@ -1,7 +1,7 @@
 """GLM-4.5 as a graph: Llama's decoder with partial rotation of each head, and DeepSeek-V3's mixtures of experts.
 
-GLM-4.5 (GLM-4.5 team 2025, arXiv:2508.06471). Layers for the prediction of further tokens (MTP), which follow the
-others in its files, are not read.
+GLM-4.5 (GLM-4.5 team 2025, arXiv:2508.06471). The layer behind the last one predicts further tokens (MTP), to draft
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.checkpoint import StackedTensors, StoredTensors, expert_stacks
-from aethermind.model import MixtureConfig, read_decoder_config, read_deepseek_mixture
+from aethermind.model import MixtureConfig, MTPModule, read_decoder_config, read_deepseek_mixture
 from aethermind.model.blocks import DecoderVariant, VariantModel, mixture_mlps
 from aethermind.model.known_fields import FieldTable, ignored, used
 
@@ -35,7 +35,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
 }
-_MTP = "is about layers that predict further tokens, which are not read"
 _FIELDS: FieldTable = {
     **used("is the part of each head that is rotated", "partial_rotary_factor"),
     **used("says whether projections of queries, keys and values have biases", "attention_bias"),
@@ -47,7 +46,7 @@ _FIELDS: FieldTable = {
     **used("says whether a token's top-k expert weights are normalised", "norm_topk_prob"),
     **used("is the factor of a token's expert weights", "routed_scaling_factor"),
     **ignored("says the number of experts under a name of transformers", "num_experts", "num_local_experts"),
-    **ignored(_MTP, "num_nextn_predict_layers", "num_mtp_layers"),
+    **used("is the number of layers that draft tokens", "num_nextn_predict_layers", "num_mtp_layers"),
 }
 
 
@@ -68,6 +67,10 @@ class Glm4MoeArchitecture:
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _FIELDS
+
+    def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
+        """Make the first of the layers that draft tokens."""
+        return MTPModule.behind_layers(self.create, raw)
 
     def create(self, raw: Mapping[str, Any]) -> GlmMoe:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""

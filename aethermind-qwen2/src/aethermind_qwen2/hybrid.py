@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.model import positive_int, read_decoder_config, read_mixture_config
+from aethermind.model import MTPModule, positive_int, read_decoder_config, read_mixture_config
 from aethermind.model.blocks import DecoderVariant, mixture_mlps
 from aethermind.model.known_fields import FieldTable, ignored, used
 from aethermind_qwen2.hybrid_layers import HybridMixer, QwenHybrid, attention_layers, read_delta_net
@@ -46,6 +46,12 @@ _MIXTURE: Mapping[str, Any] = {
 _MIXTURE_3_5: Mapping[str, Any] = {**_MIXTURE, "num_experts_per_tok": 8, "num_experts": 256, "intermediate_size": 1}
 """Without dense layers; the width of those is not in config.json."""
 
+_MTP_PREFIXES = {
+    "mtp.pre_fc_norm_embedding.": "mtp.enorm.",
+    "mtp.pre_fc_norm_hidden.": "mtp.hnorm.",
+    "mtp.fc.": "mtp.eh_proj.",
+}
+
 _FIELDS: FieldTable = {
     **used("are sizes of gated delta nets", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
     **used("are sizes of gated delta nets", "linear_num_key_heads", "linear_num_value_heads"),
@@ -54,8 +60,7 @@ _FIELDS: FieldTable = {
     **used("says whether projections of attention have biases", "attention_bias"),
     **ignored("attention's output always has a gate", "attn_output_gate"),
     **ignored("states are always float32", "mamba_ssm_dtype"),
-    **ignored("is about layers that draft tokens, which are not read", "mtp_num_hidden_layers"),
-    **ignored("is about layers that draft tokens, which are not read", "mtp_use_dedicated_embeddings"),
+    **used("are about layers that draft tokens", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 }
 _MIXTURE_FIELDS: FieldTable = {
     **_FIELDS,
@@ -84,12 +89,34 @@ class QwenHybridArchitecture:
 
     def create(self, raw: Mapping[str, Any]) -> QwenHybrid:
         """Create the model of a config.json; ConfigError names a bad field."""
-        if self.has_images:
-            text = raw.get("text_config")
-            if not isinstance(text, Mapping):
-                raise ConfigError("config.json has no text_config, which describes this model's decoder.")
-            beside = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
-            raw = {**text, **{name: raw[name] for name in beside if raw.get(name) is not None}}
+        return self._create(self._decoder_fields(raw))
+
+    def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
+        """Make the first of the layers that draft tokens, which has attention and, in a mixture, experts."""
+        raw = self._decoder_fields(raw)
+        if not raw.get("mtp_num_hidden_layers", 1):
+            return None
+        if raw.get("mtp_use_dedicated_embeddings"):
+            raise ConfigError(
+                "mtp_use_dedicated_embeddings is true in config.json: layers that draft tokens with embeddings of "
+                "their own are not read. Choose another speculative_method."
+            )
+        layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
+        model = self._create({**raw, **layer, "decoder_sparse_step": 1})
+        embeddings = "model.language_model.embed_tokens." if self.has_images else "model.embed_tokens."
+        return MTPModule(model, _MTP_PREFIXES, {embeddings: "model.embed_tokens.", "lm_head.": "lm_head."})
+
+    def _decoder_fields(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of the decoder."""
+        if not self.has_images:
+            return raw
+        text = raw.get("text_config")
+        if not isinstance(text, Mapping):
+            raise ConfigError("config.json has no text_config, which describes this model's decoder.")
+        beside = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+        return {**text, **{name: raw[name] for name in beside if raw.get(name) is not None}}
+
+    def _create(self, raw: Mapping[str, Any]) -> QwenHybrid:
         fields = {**self.defaults, **{name: value for name, value in raw.items() if value is not None}}
         kinds, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
         config = read_decoder_config(fields, defaults={}, has_partial_rotary=True)

@@ -153,12 +153,14 @@ def test_sampling_values_are_rounded_to_decimals(source: Callable[..., GgufSourc
     }
 
 
-def test_layers_that_predict_further_tokens_are_not_read(source: Callable[..., GgufSource]) -> None:
-    tensors = {"blk.0.attn_q.weight": "F16", "blk.1.attn_q.weight": "F16", "blk.1.nextn.eh_proj.weight": "F16"}
+def test_the_first_layer_that_drafts_tokens_has_the_names_of_an_mtp_module(source: Callable[..., GgufSource]) -> None:
+    stored = ("attn_q", "nextn.eh_proj", "nextn.shared_head_norm", "nextn.shared_head_head")
+    tensors = {"blk.0.attn_q.weight": "F16", **{f"blk.1.{name}.weight": "F16" for name in stored}}
     found = source({"toy.nextn_predict_layers": 1}, tensors)
-    assert found.config() == {**COMMON, "num_hidden_layers": 1}
-    names = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight")
-    assert found.names() == names
+    assert found.config() == {**COMMON, "num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+    model = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight")
+    module = ("mtp.layers.0.self_attn.q_proj.weight", "mtp.eh_proj.weight", "mtp.norm.weight")
+    assert found.names() == (*model, *module)
 
 
 @pytest.mark.parametrize("key", KEYS)

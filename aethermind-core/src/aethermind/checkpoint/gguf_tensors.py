@@ -9,7 +9,7 @@ decoders of Llama's shape share on both sides.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -171,6 +171,28 @@ def hf_name(name: str, names: GgufNames = GgufNames()) -> str:
     return f"{prefix}{module}.{kind}"
 
 
+_OF_MTP = {
+    "nextn.enorm.weight": "enorm.weight",
+    "nextn.hnorm.weight": "hnorm.weight",
+    "nextn.eh_proj.weight": "eh_proj.weight",
+    "nextn.shared_head_norm.weight": "norm.weight",
+}
+"""Tensors of layers that draft tokens; copies of the embeddings and of the head are not read."""
+
+
+def _mtp_names(stored: Iterable[str], names: GgufNames, num_layers: int) -> dict[str, str]:
+    """The tensors of the first layer that drafts tokens, behind `num_layers` others, by the names of `model.mtp`."""
+    found = {}
+    for name in stored:
+        if layer_of(name) == num_layers:
+            other = in_layer(name)
+            if other in _OF_MTP:
+                found[f"mtp.{_OF_MTP[other]}"] = name
+            elif not other.startswith("nextn."):
+                found[hf_name(f"blk.0.{other}", replace(names, layers="mtp.layers"))] = name
+    return found
+
+
 def in_layer(name: str) -> str:
     """GGUF's name of a tensor without its layer: `attn_q.weight`."""
     return re.sub(r"^blk\.\d+\.", "", name)
@@ -195,15 +217,18 @@ class GgufTensors:
     ) -> None:
         """Take the file, its family's names, and how tensors of its layers are read, by their names in a layer.
 
-        `num_layers` leaves out those of further layers, which predict several tokens.
+        Layers behind `num_layers` draft tokens: the first has the names of an MTP module (see `model.mtp`), the others
+        are left out.
         CheckpointError if a tensor of the file has an unsupported type.
         """
         self._file = file
         read = [name for name in file.names if name not in _CONFIGURATION]
-        read = [name for name in read if num_layers is None or layer_of(name) < num_layers]
-        self._originals = {hf_name(name, names): name for name in read}
+        in_model = [name for name in read if num_layers is None or layer_of(name) < num_layers]
+        self._originals = {hf_name(name, names): name for name in in_model}
+        if num_layers is not None:
+            self._originals |= _mtp_names(read, names, num_layers)
         self._transforms = transforms
-        for name in read:
+        for name in self._originals.values():
             file.info(name)
 
     @property

@@ -155,18 +155,20 @@ def renamed_prefixes(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")
 class AdaptedTensors:
-    """A checkpoint whose tensors are the `parts`, slices of stored tensors, and the stored tensors that no slice uses.
+    """A checkpoint whose tensors are the `parts`, slices of stored tensors, and the stored tensors that no slice uses,
+    unless it has parts only.
 
     Implements `StoredTensors`. Immutable.
     """
 
-    def __init__(self, stored: StoredTensors, parts: Mapping[str, TensorSlice]) -> None:
+    def __init__(self, stored: StoredTensors, parts: Mapping[str, TensorSlice], *, only_parts: bool = False) -> None:
         """Slices of tensors that the checkpoint lacks are left out; the model's check of names reports them."""
         there = set(stored.names)
         self.stored = stored
         self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
         used = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
-        self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used}
+        if not only_parts:
+            self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used}
         self._needed_rows: dict[tuple[str, int, int | None], int] = {}
         for part in self._parts.values():
             if part.order:

@@ -279,7 +279,7 @@ class EngineConfig:
     )
     speculative_method: str | None = setting(
         None,
-        "Speculative decoding: prompt_lookup, draft (with draft_model), or a plugin's method.",
+        "Speculative decoding: mtp, prompt_lookup, draft (with draft_model), or a plugin's method.",
         check=_name("the name of a proposer, such as prompt_lookup"),
         unset="off",
         details="The answers are the same as without.",
@@ -342,12 +342,23 @@ class EngineConfig:
             return self.executor
         return "inline" if self.tensor_parallel_size == 1 else "multiproc"
 
-    def without_speculation(self) -> EngineConfig:
-        """The same options without speculative decoding."""
+    def of_draft(self, num_kv_blocks: int) -> EngineConfig:
+        """The options of the model that drafts for one with these, without an engine of its own and in one process."""
         unset: dict[str, Any] = {
             option.name: option.default for option in fields(self) if option.name in _SPECULATION_OPTIONS
         }
-        return replace(self, speculative_method=None, **unset)
+        return replace(
+            self,
+            speculative_method=None,
+            num_kv_blocks=num_kv_blocks,
+            swap_space=0.0,
+            kv_store=None,
+            adapters=None,
+            executor="auto",
+            tensor_parallel_size=1,
+            context_shift=False,
+            **unset,
+        )
 
     def _check_store(self) -> None:
         if self.kv_store is None:

@@ -122,7 +122,7 @@ class Engine(ThreadSafeEngine):
             overlaps_swaps_with_steps=memory.overlaps_swaps_with_steps,
             context_shift=self.context_shift,
         )
-        self.speculator = open_speculator(compiled, parts.create_proposer, self.cache, clock)
+        self.speculator = open_speculator(self.runner, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         if self.cache.is_recurrent:
             max_num_seqs = min(max_num_seqs, compiled.cache_spec.max_sequences)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -107,7 +107,9 @@ class ConstantStore:
         read: Callable[[str], Array],
         types: Mapping[str, TensorType],
         cache: PackedWeightCache | None = None,
+        shared: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """`shared` are constants of another store, by key, which are not loaded again."""
         self._backend = backend
         self._device = device
         self._read = read
@@ -115,15 +117,18 @@ class ConstantStore:
         self._cache = cache
         self.activity = BusyTracker()
         """Tracks the runs of all plans that read these weights."""
-        self._tensors: dict[str, Tensor] = {}
+        self._shared = dict(shared or {})
+        self._tensors = dict(self._shared)
         self._packed: set[str] = set()
         self._found: set[str] = set()
         self._preallocated: dict[str, Buffer] = {}
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all constants, copied or read in place; a parameter in two layouts counts twice."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        """The bytes of all constants but the shared ones, copied or read in place; a parameter in two layouts counts
+        twice.
+        """
+        return sum(tensor.nbytes for key, tensor in self._tensors.items() if key not in self._shared)
 
     @property
     def packed_bytes(self) -> int:
@@ -294,9 +299,12 @@ def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     return sum(_sizes(plan, types).values())
 
 
-def allocation_sizes(plans: Iterable[Plan], types: Mapping[str, TensorType]) -> list[int]:
-    """Return the sizes of the allocations for plans that are loaded in turn, on a device with memory of its own."""
-    loaded: set[str] = set()
+def allocation_sizes(plans: Sequence[Plan], types: Mapping[str, TensorType], shared: Collection[str] = ()) -> list[int]:
+    """Return the sizes of the allocations for plans that are loaded in turn, on a device with memory of its own.
+
+    The constants of `shared` parameters are another store's.
+    """
+    loaded = {key for plan in plans for key, constant in plan.constants.items() if constant.parameter in shared}
     allocations: list[int] = []
     for plan in plans:
         sizes = {key: nbytes for key, nbytes in _sizes(plan, types).items() if key not in loaded}

@@ -6,6 +6,7 @@ from aethermind.model.architecture import (
     Architecture,
     CausalLM,
     DeclaresCache,
+    HasMTP,
     TextEncoder,
     hybrid_layout,
     windowed_layout,
@@ -21,6 +22,7 @@ from aethermind.model.config import (
 )
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.mixture import MixtureConfig, RouterConfig, read_deepseek_mixture, read_mixture_config
+from aethermind.model.mtp import MTPModule
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
 from aethermind.model.rope import read_rope
 from aethermind.model.step_inputs import StepInputs
@@ -37,10 +39,12 @@ __all__ = [
     "DeclaresCache",
     "DecoderConfig",
     "EmbeddingSpan",
+    "HasMTP",
     "Hybrid",
     "InputProcessor",
     "Latent",
     "LayerCache",
+    "MTPModule",
     "MixtureConfig",
     "ModelRegistry",
     "Paged",

@@ -12,12 +12,14 @@ from aethermind.model.step_inputs import StepInputs
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
+    from aethermind.model.mtp import MTPModule
 
 __all__ = [
     "AdaptsWeights",
     "Architecture",
     "CausalLM",
     "DeclaresCache",
+    "HasMTP",
     "TextEncoder",
     "cache_layout",
     "hybrid_layout",
@@ -28,7 +30,9 @@ __all__ = [
 class CausalLM(Protocol):
     """A decoder model of one configuration."""
 
-    config: DecoderConfig
+    @property
+    def config(self) -> DecoderConfig:
+        """Its configuration."""
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Any:
         """Write the graph and return the logits, float32 [R, vocab_size]; parameters carry the checkpoint's names."""
@@ -101,3 +105,12 @@ class Architecture(Protocol):
 
     def create(self, raw: Mapping[str, Any]) -> CausalLM | TextEncoder:
         """Make a model from config.json's contents; ConfigError names a bad field."""
+
+
+@runtime_checkable
+class HasMTP(Protocol):
+    """An `Architecture` whose checkpoints may have a module for multi-token prediction (MTP)."""
+
+    def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
+        """Make the module, which drafts tokens for the model, from config.json's contents; None if it names none."""
+        ...

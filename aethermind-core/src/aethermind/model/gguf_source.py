@@ -117,6 +117,8 @@ class GgufSource:
             "is_causal": file.metadata.get(f"{self._family_name}.attention.causal", True),
             **{field: _is_in_a_layer(name, infos) for field, name in {**_PRESENT, **family.present}.items()},
         }
+        if num_mtp_layers := self._number("nextn_predict_layers"):
+            found["num_nextn_predict_layers"] = num_mtp_layers
         found |= {} if family.derive is None else self._of_family(family.derive, found)
         for name, value in sizes.items():
             if found.get(name) is value:
@@ -190,7 +192,7 @@ class GgufSource:
         return {**_FIELDS, **_OPTIONAL_FIELDS, **self._family.metadata}
 
     def _sizes(self) -> dict[str, Any]:
-        """The values of `_keys`, with `head_dim` in every case. Layers that predict further tokens are not counted."""
+        """The values of `_keys`, with `head_dim` in every case. Layers that draft tokens (MTP) are not counted."""
         found, keys = self._under(f"{self._family_name}."), self._keys
         for name in _FIELDS:
             if keys[name] not in found and name not in self._family.fields:

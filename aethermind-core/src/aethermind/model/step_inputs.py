@@ -44,7 +44,8 @@ class StepInputs:
     i32[S,B], logits_rows i32[R], and what each layer keeps in the KV cache. `slot_mapping` and `block_tables` are those
     of all layers, or of group 0 of a model that declares layers with a window; see `tables_of`.
 
-    Only the graph for steps with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows.
+    Only the graph for steps with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows. Only
+    that of an MTP module has `hidden_states`, see `model.mtp`.
     """
 
     token_ids: Value
@@ -72,6 +73,11 @@ class StepInputs:
     The state of a sequence counts as zero in the step that computes its first token, where `seqlens_k[s]` equals the
     number of its tokens in the step: then the row holds what an earlier sequence left. Rows of different sequences
     differ, except that padding, sequences without tokens, has row 0."""
+    hidden_states: Value | None = None
+    """F[T, hidden_size], a row for each token: what the output projection of the model read for the token before it."""
+    needs_all_rows: bool = False
+    """Whether an MTP module reads what the output projection reads, of all T tokens: then the graph marks it as
+    `all_hidden_states`, F[T, hidden_size]."""
 
     def tables_of(self, layer: int) -> GroupTables:
         """Return the tables of a layer's group."""
@@ -100,10 +106,17 @@ class StepInputs:
 
 
 def declare_step_inputs(
-    builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int, *, hidden_size: int, has_embeddings: bool = False
+    builder: GraphBuilder,
+    cache: KVCacheSpec,
+    num_blocks: int,
+    *,
+    hidden_size: int,
+    has_embeddings: bool = False,
+    has_hidden_states: bool = False,
+    needs_all_rows: bool = False,
 ) -> StepInputs:
     """Declare the inputs of a decoder's graph, and the state of a KV cache of `num_blocks` blocks and the state slots
-    of its spec.
+    of its spec. `has_hidden_states` is for an MTP module, `needs_all_rows` for the model that it drafts for.
     """
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
     embeddings = None
@@ -131,6 +144,8 @@ def declare_step_inputs(
             0 if attention_of(entry) is None else cache.place_of(layer)[0] for layer, entry in enumerate(cache.layers)
         ),
         builder.input("state_slots", DType.INT32, (sequences,)) if cache.is_recurrent else None,
+        builder.input("hidden_states", builder.dtype, (tokens, hidden_size)) if has_hidden_states else None,
+        needs_all_rows,
     )
 
 

@@ -62,6 +62,7 @@ _BUILT_IN = {
     "proposers": {
         "prompt_lookup": "aethermind.engine.speculative.prompt_lookup:PromptLookup",
         "draft": "aethermind.engine.speculative.draft:DraftModel",
+        "mtp": "aethermind.engine.speculative.mtp:MTPProposer",
     },
     "executors": {
         "inline": "aethermind.engine.executors.executor:InlineExecutor",

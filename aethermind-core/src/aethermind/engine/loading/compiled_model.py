@@ -49,7 +49,10 @@ class CompiledModel:
         computed: parameters by name that come from the configuration and not from the checkpoint.
         weight_formats: the formats of parameters that are not stored dense, by name.
         row_formats: those of `weight_formats` in which rows are looked up, too.
-        draft: the draft model of speculative decoding, compiled for the same open device.
+        draft: the draft model of speculative decoding, or the MTP module, compiled for the same open device.
+        outputs_hidden_states: whether the graphs of steps have the output `hidden_states` F[T, hidden_size], what the
+            output projection reads, of all tokens; those of an MTP module have the rows that get logits.
+        shared_parameters: those of an MTP module whose constants are its model's.
         parallel: the tensor-parallel rank that this is; its graphs are divided, and `parameter_types` are the rank's.
         adapters: the LoRA adapters that requests can name; their parameters are not among `parameter_types`.
         is_headless: whether the checkpoint has no output matrix, so that the graphs' logits are meaningless.
@@ -75,6 +78,8 @@ class CompiledModel:
     weight_formats: Mapping[str, WeightFormat]
     row_formats: Mapping[str, WeightFormat]
     draft: CompiledModel | None = None
+    outputs_hidden_states: bool = False
+    shared_parameters: frozenset[str] = frozenset()
     parallel: TensorParallel | None = None
     adapters: Adapters | None = None
     is_headless: bool = False
@@ -110,6 +115,19 @@ class CompiledModel:
         """The dtype and shape of every parameter of the plain step, computed ones included."""
         return {value.name: value.type for value in self.step.graph.parameters}
 
+    @property
+    def graphs(self) -> StepGraphs:
+        """The writer of the model's graphs."""
+        return StepGraphs(
+            self.model,
+            self.operators,
+            self.cache_spec,
+            self.num_kv_blocks,
+            self.max_model_len,
+            self.dtype,
+            self.outputs_hidden_states,
+        )
+
     def with_end_tokens_of(self, tokenizer: Tokenizer) -> CompiledModel:
         """Add this tokenizer's end tokens to those that end an answer.
 
@@ -136,10 +154,7 @@ class CompiledModel:
         rewrite: Callable[[Graph], Graph] | None = None,
     ) -> Compiled:
         """Compile a variant of the step's graph (see `model_graph`); `rewrite` may change the graph first."""
-        graphs = StepGraphs(
-            self.model, self.operators, self.cache_spec, self.num_kv_blocks, self.max_model_len, self.dtype
-        )
-        graph = graphs.build(key).finish()
+        graph = self.graphs.build(key).finish()
         graph = without_unused_nodes(graph if rewrite is None else rewrite(graph))
         if key.has_adapters:
             assert self.adapters is not None, "graphs with adapters are compiled for models that have some"

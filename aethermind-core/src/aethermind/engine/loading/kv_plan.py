@@ -261,7 +261,7 @@ class MemoryNeeds:
         if compiled.adapters is not None:
             types |= compiled.adapters.types
             plans.append(compiled.compile(GraphKey(has_adapters=True)).plan)
-        weights = sum(map(footprint, allocation_sizes(plans, types)))
+        weights = sum(map(footprint, allocation_sizes(plans, types, compiled.shared_parameters)))
         steps = sum(_step_bytes(compiled, plan) for plan in plans)
         of_slots = compiled.cache_spec.state_shapes.keys()
         parts = tuple(

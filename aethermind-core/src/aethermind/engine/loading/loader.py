@@ -15,6 +15,7 @@ from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
 from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs, check_context_shift
 from aethermind.engine.loading.model_weights import is_base_model, remapped_checkpoint, stored_formats
+from aethermind.engine.loading.mtp import MTP_METHOD, compile_mtp
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -75,7 +76,8 @@ def compile_model(
     symbols = _max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if isinstance(network, TextEncoder):
         symbols["R"] = symbols["T"]
-    graphs = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype)
+    has_mtp = config.speculative_method == MTP_METHOD
+    graphs = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype, has_mtp)
     network, builder, is_headless = _build_graph(architecture, raw, source, config, graphs)
     graph = builder.finish()
     if config.context_shift:
@@ -110,11 +112,12 @@ def compile_model(
         computed=builder.constants,
         weight_formats=weight_formats,
         row_formats=row_formats,
-        draft=_compile_draft(runtime, config, num_draft_blocks, opened),
+        outputs_hidden_states=has_mtp,
         parallel=parallel,
         adapters=adapters,
         is_headless=is_headless,
     )
+    compiled = replace(compiled, draft=_compile_draft(runtime, compiled, num_draft_blocks))
     is_runnable = opened.backend.capabilities.is_host_accessible or not compiled.step.fallbacks
     return _with_fitting_blocks(runtime, compiled) if kv.is_upper_bound and is_runnable else compiled
 
@@ -176,14 +179,11 @@ def _read_adapters(
 def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:
     """Recompile the model with as many of its KV blocks as fit into memory, and with contexts that fit into them."""
     num_blocks, config = fitting_num_blocks(compiled), compiled.config
-    draft = _compile_draft(runtime, config, num_blocks, compiled.open_device)
+    draft = _compile_draft(runtime, compiled, num_blocks)
     if num_blocks == compiled.num_kv_blocks:
         return replace(compiled, draft=draft)
     max_model_len = min(compiled.max_model_len, compiled.cache_spec.num_tokens_in(num_blocks))
-    graphs = StepGraphs(
-        compiled.model, compiled.operators, compiled.cache_spec, num_blocks, max_model_len, compiled.dtype
-    )
-    builder = graphs.build()
+    builder = replace(compiled.graphs, num_blocks=num_blocks, max_model_len=max_model_len).build()
     graph = builder.finish()
     if compiled.parallel is not None:
         graph = compiled.parallel.divide(graph)
@@ -231,22 +231,16 @@ def _open_device(runtime: Runtime, config: EngineConfig) -> OpenDevice:
     )
 
 
-def _compile_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened: OpenDevice) -> CompiledModel | None:
-    """Compile the draft model, if there is one, with the options and the number of blocks of its target model."""
+def _compile_draft(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel | None:
+    """Compile what drafts for a model, if anything does: its MTP module, or the draft model, with so many KV blocks."""
+    config = compiled.config
+    if config.speculative_method == MTP_METHOD:
+        is_first_rank = compiled.parallel is None or compiled.parallel.share.rank == 0
+        return compile_mtp(runtime, compiled, num_blocks) if is_first_rank else None
     if config.draft_model is None:
         return None
-    draft_config = replace(
-        config.without_speculation(),
-        max_model_len=None,
-        num_kv_blocks=num_blocks,
-        swap_space=0.0,
-        kv_store=None,
-        adapters=None,
-        executor="auto",
-        tensor_parallel_size=1,
-        context_shift=False,
-    )
-    draft = compile_model(runtime, config.draft_model, draft_config, opened=opened)
+    draft_config = replace(config.of_draft(num_blocks), max_model_len=None)
+    draft = compile_model(runtime, config.draft_model, draft_config, opened=compiled.open_device)
     if draft.cache_spec.is_recurrent:
         raise InvalidArgumentError(
             f"The draft model {config.draft_model} has recurrent layers, whose state cannot drop the tokens of wrong "

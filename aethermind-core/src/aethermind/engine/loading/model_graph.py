@@ -23,6 +23,7 @@ from aethermind.graph.ir import Graph, Node, Value
 from aethermind.hal.dtype import DType
 from aethermind.model.architecture import CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig, frequencies_name
+from aethermind.model.mtp import MTPModule
 from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs, declare_caches, declare_step_inputs
 from aethermind.ops.dims import SymDim
@@ -86,6 +87,8 @@ class StepGraphs:
     num_blocks: int
     max_model_len: int
     dtype: DType
+    outputs_hidden_states: bool = False
+    """Whether steps have the output `hidden_states`, for an MTP module or of one."""
 
     def build(self, key: GraphKey = GraphKey()) -> GraphBuilder:  # noqa: B008 - a constant
         """Write the graph of a key; ConfigError if the model does not support it."""
@@ -103,7 +106,7 @@ class StepGraphs:
             vocab_size = self.model.config.vocab_size
             logits = builder.input("logits", DType.FLOAT32, (SymDim("R"), vocab_size))
         else:
-            logits = self._write_model(builder, self.model, key.has_embeddings)
+            logits = self._write_model(builder, self.model, key)
         if key.kind is GraphKind.HIDDEN_STATES:
             hidden_states = builder.marked("hidden_states")
             if hidden_states is None:
@@ -113,23 +116,36 @@ class StepGraphs:
             _report_logprobs(builder, logits, builder.input("target_ids", DType.INT32, (SymDim("R"),)))
         else:
             self._write_sampler(builder, logits, key)
+            if self.outputs_hidden_states and key.kind is GraphKind.STEP:
+                self._output_hidden_states(builder)
         return builder
 
-    def _declare_inputs(self, builder: GraphBuilder, has_embeddings: bool = False) -> StepInputs:
+    def _declare_inputs(
+        self, builder: GraphBuilder, has_embeddings: bool = False, *, needs_all_rows: bool = False
+    ) -> StepInputs:
         return declare_step_inputs(
             builder,
             self.cache,
             self.num_blocks,
             hidden_size=self.model.config.hidden_size,
             has_embeddings=has_embeddings,
+            has_hidden_states=isinstance(self.model, MTPModule),
+            needs_all_rows=needs_all_rows,
         )
+
+    def _output_hidden_states(self, builder: GraphBuilder) -> None:
+        hidden_states = builder.marked("hidden_states" if isinstance(self.model, MTPModule) else "all_hidden_states")
+        if hidden_states is None:
+            raise ConfigError("This model's graph does not say which values an MTP module reads.")
+        builder.output("hidden_states", hidden_states)
 
     def _write_encoder(self, builder: GraphBuilder, model: TextEncoder) -> None:
         inputs = self._declare_inputs(builder)
         builder.output("hidden_states", model.encode(builder, inputs, self.max_model_len))
 
-    def _write_model(self, builder: GraphBuilder, model: CausalLM, has_embeddings: bool) -> Value:
-        inputs = self._declare_inputs(builder, has_embeddings)
+    def _write_model(self, builder: GraphBuilder, model: CausalLM, key: GraphKey) -> Value:
+        needs_all_rows = self.outputs_hidden_states and key.kind is GraphKind.STEP and not isinstance(model, MTPModule)
+        inputs = self._declare_inputs(builder, key.has_embeddings, needs_all_rows=needs_all_rows)
         logits: Value = model.build(builder, inputs, self.max_model_len)
         if inputs.embeddings is not None and not builder.is_used(inputs.embeddings.values):
             raise ConfigError("This model takes token ids only: its graph has no place for embeddings.")

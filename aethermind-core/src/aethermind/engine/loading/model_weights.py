@@ -17,6 +17,7 @@ from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors, TensorInfo, TensorSource
+    from aethermind.hal.tensor import Tensor
     from aethermind.model.architecture import CausalLM, TextEncoder
     from aethermind.model.source import ModelSource
     from aethermind.ops.weight_format import WeightFormat
@@ -25,6 +26,8 @@ __all__ = ["is_base_model", "open_constants", "open_weights", "stored_formats"]
 
 _PIECE_BYTES = 4 << 20
 _WEIGHT, _BIAS = ".weight", ".bias"
+_MTP = "mtp.*"
+"""Tensors of a module for multi-token prediction, which the model itself does not read."""
 _CACHE_SCALES = ("*.k_scale", "*.v_scale")
 """Scales of an 8-bit KV cache that a checkpoint may hold; the cache here computes its own scales."""
 
@@ -42,8 +45,12 @@ def open_weights(compiled: CompiledModel) -> TensorSource:
     return PartialTensors(whole, parts) if parts else whole
 
 
-def open_constants(compiled: CompiledModel, changed: Mapping[str, Any] | None = None) -> ConstantStore:
-    """Open the store from which a model's plans load their weights; `changed` parameters replace the checkpoint's."""
+def open_constants(
+    compiled: CompiledModel, changed: Mapping[str, Any] | None = None, shared: Mapping[str, Tensor] | None = None
+) -> ConstantStore:
+    """Open the store from which a model's plans load their weights; `changed` parameters replace the checkpoint's, and
+    `shared` are constants of another model.
+    """
     kept = None if changed else WeightCache.of(compiled)
     source, computed = open_weights(compiled), {**compiled.computed, **(changed or {})}
     if compiled.parallel is not None:
@@ -62,6 +69,7 @@ def open_constants(compiled: CompiledModel, changed: Mapping[str, Any] | None = 
         lambda name: computed[name] if name in computed else source.array(name),
         types,
         kept,
+        shared,
     )
 
 
@@ -101,7 +109,7 @@ def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -
     checkpoint = with_whole_names(compiled.source.weights(), shapes)
     if isinstance(compiled.model, AdaptsWeights):
         checkpoint = compiled.model.adapt(checkpoint)
-    without_effect = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES)
+    without_effect = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES, _MTP)
     found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *without_effect))
     for name, info in found.items():
         if info.weight_format is None and info.dtype.kind in "biu" and types[name].dtype.is_floating:

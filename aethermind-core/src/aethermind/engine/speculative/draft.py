@@ -1,67 +1,22 @@
-"""Drafting with a smaller model: its own weights, KV cache and steps, on the same device.
-
-For each request the draft model has a draft request with the same tokens, computed as far as needed for drafting.
-Before it drafts, it drops the tokens that were not accepted and computes those that the target model added. A prompt is
-computed in chunks, one per call, and there are no drafts until it is complete. A draft is sampled with the request's
-parameters and the random number of its position in the answer, which the target model uses there too; so the more
-similar the two models are, the more often they choose the same token.
-"""
+"""Drafting with a smaller model of the same vocabulary, the draft model."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.outcome import CacheOutcome
-from aethermind.cache.prefix_cache import HashedPrefixCache
 from aethermind.engine.kv_memory.memory import KVMemory
-from aethermind.engine.requests.request import Request
-from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest
+from aethermind.engine.speculative.model_proposer import DraftRequest, ModelProposer
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.engine.requests.request import Request
 
 __all__ = ["DraftModel"]
 
 
-class _DraftRequest(Request):
-    """A request in the draft model: its first `num_synced` tokens are the request's at the last `sync`, then drafts."""
-
-    __slots__ = ("num_synced",)
-
-    def __init__(self, request: Request, max_model_len: int) -> None:
-        chosen = request.params
-        params = SamplingParams(
-            temperature=chosen.temperature, top_k=chosen.top_k, top_p=chosen.top_p, min_p=chosen.min_p, max_tokens=None
-        )
-        super().__init__(
-            request.request_id,
-            request.prompt_token_ids,
-            params,
-            request.arrival,
-            max_model_len=max_model_len,
-            seed=request.seed,
-        )
-        self.num_synced = 0
-
-    def sync(self, token_ids: Sequence[int]) -> int:
-        """Replace the tokens by the request's; returns how many computed ones are still valid, at most all but one."""
-        current, num_equal = self.all_token_ids, self.num_synced
-        end = min(len(current), len(token_ids))
-        while num_equal < end and current[num_equal] == token_ids[num_equal]:
-            num_equal += 1
-        current[num_equal:] = token_ids[num_equal:]
-        self.output_token_ids = current[self.num_prompt_tokens :]
-        self.num_synced = len(token_ids)
-        return min(self.num_computed_tokens, num_equal, len(token_ids) - 1)
-
-
-class DraftModel:
+class DraftModel(ModelProposer[DraftRequest]):
     """A proposer that samples drafts from the draft model."""
 
     def __init__(self, compiled: CompiledModel) -> None:
@@ -72,92 +27,20 @@ class DraftModel:
                 "The speculative method draft needs a model that drafts: pass it as draft_model."
             )
         _check_tokens(compiled, draft)
-        self._compiled = draft
-        pool, block_size = BlockPool(draft.num_kv_blocks), draft.cache_spec.block_size
-        windows = draft.cache_spec.windows
-        prefix_cache = (
-            HashedPrefixCache(pool, block_size, windows=windows) if draft.config.enable_prefix_caching else None
-        )
-        self.cache = KVCache(
-            draft.cache_spec, draft.num_kv_blocks, draft.max_model_len, prefix_cache=prefix_cache, pool=pool
-        )
-        memory = KVMemory.of(draft)
-        self._runner = ModelRunner(draft, self.cache, memory)
-        self._draft_requests: dict[str, _DraftRequest] = {}
+        super().__init__(draft)
+        self._runner = ModelRunner(draft, self.cache, KVMemory.of(draft))
 
-    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """Run one step of the draft model for each token, for all requests together."""
-        drafting = []
-        for request, limit in zip(requests, limits, strict=True):
-            num_drafts = min(limit, self._compiled.max_model_len - request.num_tokens)
-            if num_drafts > 0 and not request.embeddings:
-                drafting.append((self._sync(request), num_drafts))
-        wanted = {draft_request.request_id: num_drafts for draft_request, num_drafts in drafting}
-        draft_requests = [draft_request for draft_request, _ in drafting]
-        while draft_requests:
-            sampled = self._step(draft_requests, wanted.keys())
-            draft_requests = [
-                drafted for drafted in sampled if drafted.num_tokens - drafted.num_synced < wanted[drafted.request_id]
-            ]
-        return [self._drafts(request.request_id) if request.request_id in wanted else [] for request in requests]
-
-    def forget(self, request_id: str) -> None:
-        """Drop the draft request; its prefix may be reused for other requests."""
-        draft_request = self._draft_requests.pop(request_id, None)
-        if draft_request is not None:
-            self.cache.release(request_id, draft_request.all_token_ids)
-
-    def _sync(self, request: Request) -> _DraftRequest:
+    def _sync(self, request: Request) -> DraftRequest:
         draft_request = self._draft_requests.get(request.request_id)
         if draft_request is None:
-            draft_request = self._draft_requests[request.request_id] = _DraftRequest(
-                request, self._compiled.max_model_len
-            )
+            draft_request = DraftRequest(request, self._compiled.max_model_len)
+            self._draft_requests[request.request_id] = draft_request
             opened = self.cache.open(request.request_id, request.all_token_ids, request.extra_key)
             draft_request.num_computed_tokens = opened.num_cached_tokens
-            draft_request.all_token_ids = list(request.all_token_ids)
-            draft_request.num_synced = len(draft_request.all_token_ids)
-        num_valid = draft_request.sync(request.all_token_ids)
+        num_valid = draft_request.sync(request)
         if num_valid < draft_request.num_computed_tokens:
             draft_request.num_computed_tokens = self.cache.truncate_or_reset(request.request_id, num_valid)
         return draft_request
-
-    def _step(self, draft_requests: list[_DraftRequest], in_use: Collection[str]) -> list[_DraftRequest]:
-        """Compute tokens in one step; returns the draft requests that got their next token."""
-        decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
-        num_left = self._compiled.config.max_num_batched_tokens - len(draft_requests)
-        for draft_request in draft_requests:
-            missing = draft_request.num_tokens - draft_request.num_computed_tokens
-            count = 1 + min(missing - 1, num_left)
-            if not self._reserve(draft_request, count, in_use):
-                continue
-            num_left -= count - 1
-            entry = ScheduledRequest(draft_request, count, count == missing)
-            (decision.scheduled if missing == 1 else chunks).append(entry)
-        decision.num_decodes = len(decision.scheduled)
-        decision.scheduled += chunks
-        decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
-        if not decision.scheduled:
-            return []
-        sampled = self._runner.run(decision)
-        for request, num_tokens, _ in decision.scheduled:
-            request.num_computed_tokens += num_tokens
-            self.cache.commit(request.request_id, num_tokens)
-        for token in sampled:
-            token.request.append_token(token.token_id)
-        return [self._draft_requests[token.request.request_id] for token in sampled]
-
-    def _reserve(self, draft_request: _DraftRequest, count: int, in_use: Collection[str]) -> bool:
-        """Reserve slots for the next tokens; draft requests that are not `in_use` are dropped if blocks are short."""
-        if self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK:
-            return True
-        for request_id in [other for other in self._draft_requests if other not in in_use]:
-            self.forget(request_id)
-        return self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK
-
-    def _drafts(self, request_id: str) -> list[int]:
-        draft_request = self._draft_requests[request_id]
-        return draft_request.all_token_ids[draft_request.num_synced :]
 
 
 def _check_tokens(compiled: CompiledModel, draft: CompiledModel) -> None:

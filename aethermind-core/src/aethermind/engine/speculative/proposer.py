@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.requests.request import Request
+    from aethermind.engine.scheduling.decision import ScheduleDecision
+    from aethermind.engine.steps.model_runner import ModelRunner
 
-__all__ = ["Proposer", "ProposerFactory"]
+__all__ = ["ObservesSteps", "Proposer", "ProposerFactory"]
 
 
 class Proposer(Protocol):
@@ -27,6 +29,19 @@ class Proposer(Protocol):
 
     def forget(self, request_id: str) -> None:
         """Drop the state of a request that has ended, if there is any."""
+        ...
+
+
+@runtime_checkable
+class ObservesSteps(Protocol):
+    """A `Proposer` that reads the hidden states of the model's steps."""
+
+    def connect(self, runner: ModelRunner) -> None:
+        """Take the runner of the model's steps, whose weights are loaded. Called once, before the first step."""
+        ...
+
+    def observe(self, decision: ScheduleDecision) -> None:
+        """Read `ModelRunner.hidden_states` of a step that was recorded, before its drafts are verified."""
         ...
 
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from aethermind.engine.scheduling.scheduler import take_back
 from aethermind.engine.speculative.controller import Candidate, SpeculationController
+from aethermind.engine.speculative.proposer import ObservesSteps
 from aethermind.engine.steps.batch import count_accepted
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.decision import ScheduleDecision
     from aethermind.engine.speculative.proposer import Proposer, ProposerFactory
-    from aethermind.engine.steps.model_runner import SampledToken
+    from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
 
 __all__ = ["Speculator", "can_speculate", "open_speculator"]
 
@@ -44,6 +44,7 @@ class Speculator:
         """Drafts that were verified; `num_accepted_tokens` of them were accepted."""
         self.num_accepted_tokens = 0
         self._proposer = proposer
+        self._observer = proposer if isinstance(proposer, ObservesSteps) else None
         self._controller = controller
         self._cache = cache
         self._vocab_size = vocab_size
@@ -91,9 +92,11 @@ class Speculator:
 
     def verify(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
         """Return the accepted tokens of a step that was recorded; those computed from wrong drafts leave the cache."""
+        now = self._clock()
+        if self._observer is not None:
+            self._observer.observe(decision)
         if not self._is_active:
             return sampled
-        now = self._clock()
         is_replay, self._is_replaying = self._is_replaying, False
         kept, position = sampled[: decision.num_decodes], decision.num_decodes
         for request, _, needs_logits in decision.scheduled[position : position + decision.num_extensions]:
@@ -160,10 +163,14 @@ class Speculator:
 
 
 def open_speculator(
-    compiled: CompiledModel, create_proposer: ProposerFactory | None, cache: KVCache, clock: Callable[[], float]
+    runner: ModelRunner, create_proposer: ProposerFactory | None, cache: KVCache, clock: Callable[[], float]
 ) -> Speculator | None:
     """Create the speculator that the model was compiled with, for an engine with this cache; None if there is none."""
     if create_proposer is None:
         return None
+    compiled = runner.compiled
+    proposer = create_proposer(compiled)
+    if isinstance(proposer, ObservesSteps):
+        proposer.connect(runner)
     controller = SpeculationController(compiled.config.num_speculative_tokens, replays=cache.is_recurrent)
-    return Speculator(create_proposer(compiled), controller, cache, compiled.model.config.vocab_size, clock)
+    return Speculator(proposer, controller, cache, compiled.model.config.vocab_size, clock)

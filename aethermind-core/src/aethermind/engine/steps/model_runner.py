@@ -147,6 +147,7 @@ class ModelRunner:
         )
         self.hooks = HookRegistry(partial(_value_names, compiled))  # a method would be a cycle that keeps the weights
         self.observer: StepObserver | None = None
+        self._last_run: tuple[PlanExecutor, tuple[int, ...]] | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -193,6 +194,7 @@ class ModelRunner:
             sampled, symbols = self._write(variant, model, decision)
         device_inputs = device_tokens(decision, before) if before is not None else ()
         failures = self._run(variant, model, symbols, sampled, decision, device_inputs)
+        self._last_run = variant.executor, symbols
         if self._readback is not None and not has_processors:
             found = [variant.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
             rows = [rows_of(output, 0, len(sampled)) for output in found]
@@ -280,6 +282,15 @@ class ModelRunner:
         """Return the logits of the last plain, fused step, float32 [num_rows, V]; the next step overwrites them."""
         logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0, 0))
         return logits
+
+    def hidden_states(self, num_rows: int) -> np.ndarray[Any, Any]:
+        """Return the first rows of the output `hidden_states` of the last step, F[num_rows, hidden_size], for a model
+        that has it (see `CompiledModel.outputs_hidden_states`); the next step may overwrite them.
+        """
+        assert self._last_run is not None, "a step has run"
+        executor, symbols = self._last_run
+        hidden_states: np.ndarray[Any, Any] = executor.output("hidden_states", symbols)[:num_rows]
+        return hidden_states
 
     def open_executor(self, compiled: Compiled, key: GraphKey) -> PlanExecutor:
         """Create the executor of a graph's plan, whose constants are loaded."""

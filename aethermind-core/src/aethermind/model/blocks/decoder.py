@@ -14,7 +14,7 @@ from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.model.architecture import windowed_layout
 from aethermind.model.blocks.attention import attention, rope_tables
-from aethermind.model.blocks.layers import embedding, layer_norm, lm_head, scaled, swiglu_mlp
+from aethermind.model.blocks.layers import embedding, layer_norm, linear, lm_head, scaled, swiglu_mlp
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
@@ -101,6 +101,7 @@ def variant_decoder(
 
     Layers have the rotary embeddings and windows of the configuration. The final norm is `{prefix}.norm`. The residual
     add of one block and the norm of the next are one operator, so `x` and the running `residual` are passed together.
+    With `inputs.hidden_states` it is the decoder of an MTP module, with the weights of `model.mtp` before its layer.
     """
     tables = rope_tables(builder, inputs, config, max_model_len)
     slopes_H = None if variant.slopes is None else _slopes(builder, variant.slopes)
@@ -109,12 +110,14 @@ def variant_decoder(
     embedded_TD = embedding(builder, inputs, config, embedding_name, factor=variant.token_factor)
     residual_TD = scaled(builder, embedded_TD, variant.embedding_factor)
     residual_TD = norms.normed(residual_TD, _named(prefix, variant.embedding_norm))
+    if inputs.hidden_states is not None:
+        residual_TD = _mtp_input(builder, config, norms, residual_TD, inputs.hidden_states)
     x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
     for layer in range(config.num_hidden_layers):
         base = f"{prefix}.layers.{layer}"
         mixed_TD = _attention(builder, x_TD, tables[layer], slopes_H, inputs, config, layer, base, variant)
         is_last = layer == config.num_hidden_layers - 1
-        if is_last:  # no operator after the last attention mixes tokens, so only rows that need logits are computed
+        if is_last and not inputs.needs_all_rows:  # behind the last attention only rows that need logits are computed
             mixed_TD, residual_TD = (
                 builder.op("gather_rows", value, inputs.logits_rows) for value in (mixed_TD, residual_TD)
             )
@@ -131,6 +134,9 @@ def variant_decoder(
             fed_TD = norms.normed(_mlp(builder, x_TD, config, layer, base, variant), _named(base, variant.after_mlp))
         following = f"{prefix}.norm" if is_last else _named(f"{prefix}.layers.{layer + 1}", variant.before_attention)
         x_TD, residual_TD = norms.added_and_normed(fed_TD, residual_TD, following)
+    if inputs.needs_all_rows:
+        builder.mark("all_hidden_states", x_TD)
+        x_TD = builder.op("gather_rows", x_TD, inputs.logits_rows)
     head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
     bias_name = "lm_head.bias" if variant.has_logits_bias else None
     logits_RV = scaled(builder, lm_head(builder, x_TD, config, head_name, bias_name), variant.logits_factor)
@@ -179,6 +185,15 @@ class VariantModel:
     def cache_layout(self) -> tuple[LayerCache, ...]:
         """Keys and values of all tokens, or of those in a layer's window."""
         return windowed_layout(self.config)
+
+
+def _mtp_input(
+    builder: GraphBuilder, config: DecoderConfig, norms: _Norms, embedded_TD: Value, hidden_TD: Value
+) -> Value:
+    """The input of an MTP module's layer (see `model.mtp`): the projection of embeddings and hidden states, [T, D]."""
+    both_TE = builder.op("concat_last", norms.normed(embedded_TD, "mtp.enorm"), norms.normed(hidden_TD, "mtp.hnorm"))
+    width = config.hidden_size
+    return linear(builder, both_TE, "mtp.eh_proj", width, 2 * width, has_bias=False)
 
 
 def _slopes(builder: GraphBuilder, slopes: tuple[float, ...]) -> Value:

@@ -1,0 +1,165 @@
+"""Drafting with a model: its own weights, KV cache and steps, on the device of the model that it drafts for.
+
+For each request the drafting model has a draft request with the same tokens, computed as far as needed for drafting.
+Before it drafts, it drops the tokens that were not accepted and computes those that the target model added. A prompt is
+computed in chunks, one per call, and there are no drafts until it is complete. A draft is sampled with the request's
+parameters and the random number of its position in the answer, which the target model uses there too; so the more
+similar the two models are, the more often they choose the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.prefix_cache import HashedPrefixCache
+from aethermind.engine.requests.request import Request
+from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest
+from aethermind.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
+
+__all__ = ["DraftRequest", "ModelProposer"]
+
+
+class DraftRequest(Request):
+    """A request in the drafting model: its tokens are the request's from index `first_token` on, then drafts.
+
+    `num_synced` of them are the request's, as of the last `sync`.
+    """
+
+    __slots__ = ("first_token", "num_synced")
+
+    def __init__(self, request: Request, max_model_len: int, first_token: int = 0) -> None:
+        chosen = request.params
+        params = SamplingParams(
+            temperature=chosen.temperature, top_k=chosen.top_k, top_p=chosen.top_p, min_p=chosen.min_p, max_tokens=None
+        )
+        super().__init__(
+            request.request_id,
+            request.prompt_token_ids,
+            params,
+            request.arrival,
+            max_model_len=max_model_len,
+            seed=request.seed,
+        )
+        self.first_token = first_token
+        self.all_token_ids = request.all_token_ids[first_token:]
+        self.num_prompt_tokens -= first_token
+        self.num_synced = len(self.all_token_ids)
+
+    def sync(self, request: Request) -> int:
+        """Replace the tokens by the request's; returns how many computed ones are of the same tokens, at most all but
+        one.
+        """
+        current, token_ids = self.all_token_ids, request.all_token_ids[self.first_token :]
+        num_equal, end = self.num_synced, min(len(current), len(token_ids))
+        while num_equal < end and current[num_equal] == token_ids[num_equal]:
+            num_equal += 1
+        current[num_equal:] = token_ids[num_equal:]
+        self.output_token_ids = current[self.num_prompt_tokens :]
+        self.num_synced = len(token_ids)
+        return min(self.num_computed_tokens, num_equal, len(token_ids) - 1)
+
+
+DraftRequestT = TypeVar("DraftRequestT", bound=DraftRequest)
+
+
+class ModelProposer(Generic[DraftRequestT]):
+    """A proposer that samples drafts from a model; a subclass says what its draft requests are."""
+
+    _runner: ModelRunner
+    """Runs the drafting model; a subclass creates it."""
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        """`compiled` is the drafting model."""
+        self._compiled = compiled
+        pool, block_size = BlockPool(compiled.num_kv_blocks), compiled.cache_spec.block_size
+        windows = compiled.cache_spec.windows
+        prefix_cache = (
+            HashedPrefixCache(pool, block_size, windows=windows) if compiled.config.enable_prefix_caching else None
+        )
+        self.cache = KVCache(
+            compiled.cache_spec, compiled.num_kv_blocks, compiled.max_model_len, prefix_cache=prefix_cache, pool=pool
+        )
+        self._draft_requests: dict[str, DraftRequestT] = {}
+
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
+        """Run one step of the drafting model for each token, for all requests together."""
+        drafting = []
+        for request, limit in zip(requests, limits, strict=True):
+            num_drafts = min(limit, self._compiled.max_model_len - request.num_tokens)
+            if num_drafts > 0 and not request.embeddings and (draft_request := self._sync(request)) is not None:
+                drafting.append((draft_request, num_drafts))
+        wanted = {draft_request.request_id: num_drafts for draft_request, num_drafts in drafting}
+        draft_requests = [draft_request for draft_request, _ in drafting]
+        while draft_requests:
+            sampled = self._step(draft_requests, wanted.keys())
+            draft_requests = [
+                drafted for drafted in sampled if drafted.num_tokens - drafted.num_synced < wanted[drafted.request_id]
+            ]
+        return [self._drafts(request.request_id) if request.request_id in wanted else [] for request in requests]
+
+    def forget(self, request_id: str) -> None:
+        """Drop the draft request; its prefix may be reused for other requests."""
+        draft_request = self._draft_requests.pop(request_id, None)
+        if draft_request is not None:
+            self.cache.release(request_id, self._published_tokens(draft_request))
+
+    def _sync(self, request: Request) -> DraftRequestT | None:
+        """Return the draft request, which has the request's tokens; None if it cannot draft."""
+        raise NotImplementedError
+
+    def _published_tokens(self, draft_request: DraftRequestT) -> Sequence[int]:
+        """The tokens by which other requests find what was computed for one that ends."""
+        return draft_request.all_token_ids
+
+    def _num_computable(self, draft_request: DraftRequestT) -> int:
+        """How many of the draft request's next tokens can be computed now."""
+        return draft_request.num_tokens - draft_request.num_computed_tokens
+
+    def _run(self, decision: ScheduleDecision) -> list[SampledToken]:
+        """Run a step of the drafting model."""
+        return self._runner.run(decision)
+
+    def _step(self, draft_requests: Sequence[DraftRequestT], in_use: Collection[str]) -> list[DraftRequestT]:
+        """Compute tokens in one step; returns the draft requests that got their next token."""
+        decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
+        num_left = self._compiled.config.max_num_batched_tokens - len(draft_requests)
+        for draft_request in draft_requests:
+            missing = draft_request.num_tokens - draft_request.num_computed_tokens
+            count = min(self._num_computable(draft_request), 1 + num_left)
+            if not (count and self._reserve(draft_request, count, in_use)):
+                continue
+            num_left -= count - 1
+            entry = ScheduledRequest(draft_request, count, count == missing)
+            (decision.scheduled if missing == 1 else chunks).append(entry)
+        decision.num_decodes = len(decision.scheduled)
+        decision.scheduled += chunks
+        decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
+        if not decision.scheduled:
+            return []
+        sampled = self._run(decision)
+        for request, num_tokens, _ in decision.scheduled:
+            request.num_computed_tokens += num_tokens
+            self.cache.commit(request.request_id, num_tokens)
+        for token in sampled:
+            token.request.append_token(token.token_id)
+        return [self._draft_requests[token.request.request_id] for token in sampled]
+
+    def _reserve(self, draft_request: DraftRequestT, count: int, in_use: Collection[str]) -> bool:
+        """Reserve slots for the next tokens; draft requests that are not `in_use` are dropped if blocks are short."""
+        if self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK:
+            return True
+        for request_id in [other for other in self._draft_requests if other not in in_use]:
+            self.forget(request_id)
+        return self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK
+
+    def _drafts(self, request_id: str) -> list[int]:
+        draft_request = self._draft_requests[request_id]
+        return draft_request.all_token_ids[draft_request.num_synced :]
