@@ -178,7 +178,8 @@ class MTPProposer(ModelProposer[_MTPRequest]):
         """Compute the entries of all pending hidden states. The next `_sync` drops what is sampled meanwhile."""
         for one in list(self._draft_requests.values()):
             self._sync(one.request)
-        while pending := [one for one in self._draft_requests.values() if one.rows]:
+        max_num_seqs = self._compiled.step.plan.symbols["S"]  # preempted requests are pending, too
+        while pending := [one for one in self._draft_requests.values() if one.rows][:max_num_seqs]:
             num_read = sum(one.num_read for one in pending)
             self._step(pending, self._draft_requests.keys())
             if sum(one.num_read for one in pending) == num_read:  # blocks are short
