@@ -37,6 +37,8 @@ _ORDER = (
     "CompletionOutput",
     "Logprob",
     "AsyncEngine",
+    "SessionInfo",
+    "KVCache",
     "Runtime",
 )
 """In which order readers look for them; the errors follow."""

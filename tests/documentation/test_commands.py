@@ -14,6 +14,13 @@ from tests.ports import free_port
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "using").glob("*.md"))]
 
+SAVED_SESSION = (
+    "curl -s http://127.0.0.1:8000/v1/completions "
+    """-d '{"model": "demo", "prompt": "Once upon a time there was a fox", "session_id": "tale"}'""",
+    "aethermind sessions save tale --url http://127.0.0.1:8000",
+)
+"""What the examples of `sessions` are about."""
+
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -81,7 +88,11 @@ def test_the_commands_of_a_page_work_in_order(page: Path, folder: Path) -> None:
 def test_the_examples_of_help_work(command: str, folder: Path) -> None:
     port = free_port()
     with ExitStack() as servers:
-        if "aethermind bench serve" in command or "--url" in command:
+        if "aethermind sessions" in command:
+            servers.enter_context(served(at_port(port, "aethermind serve --session-dir sessions"), folder))
+            for preparation in SAVED_SESSION:
+                assert_works(at_port(port, preparation), folder, servers)
+        elif "aethermind bench serve" in command or "--url" in command:
             servers.enter_context(served(at_port(port, "aethermind serve"), folder))
         assert_works(at_port(port, command), folder, servers)
 

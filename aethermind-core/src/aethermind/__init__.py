@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
     from aethermind.engine.config import EngineOptions
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.requests.request import RequestOptions
+    from aethermind.engine.requests.sessions import SessionInfo
     from aethermind.engine.serving.async_engine import AsyncEngine
     from aethermind.errors import AetherMindError
     from aethermind.llm import LLM
@@ -22,12 +24,14 @@ __all__ = [
     "AsyncEngine",
     "CompletionOutput",
     "EngineOptions",
+    "KVCache",
     "LLM",
     "Logprob",
     "RequestOptions",
     "RequestOutput",
     "Runtime",
     "SamplingParams",
+    "SessionInfo",
     "StructuredOutputs",
     "__version__",
 ]
@@ -39,12 +43,14 @@ _HOMES = {
     "AsyncEngine": "aethermind.engine.serving.async_engine",
     "CompletionOutput": "aethermind.engine.requests.output",
     "EngineOptions": "aethermind.engine.config",
+    "KVCache": "aethermind.cache.kv_cache",
     "LLM": "aethermind.llm",
     "Logprob": "aethermind.engine.requests.output",
     "RequestOptions": "aethermind.engine.requests.request",
     "RequestOutput": "aethermind.engine.requests.output",
     "Runtime": "aethermind.runtime",
     "SamplingParams": "aethermind.sampling.params",
+    "SessionInfo": "aethermind.engine.requests.sessions",
     "StructuredOutputs": "aethermind.sampling.params",
 }
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.requests.sessions import SessionInfo
     from aethermind.graph.hooks import HookRegistry
     from aethermind.text.tokenizer import Tokenizer
 
@@ -111,6 +113,47 @@ class LLM:
         Later calls raise an AetherMindError, and so do requests that other threads or an `AsyncEngine` have open.
         """
         self.engine.close()
+
+    @property
+    def cache(self) -> KVCache:
+        """The bookkeeping of the KV cache: which blocks its sequences hold, their states, and what a prompt reuses.
+
+        Use it between requests, with `engine.lock` held if other threads have requests open.
+        """
+        return self.engine.cache
+
+    def num_cached_tokens(self, prompt: Prompt, *, adapter: str | None = None, cache_salt: bytes = b"") -> int:
+        """Return how many tokens of a prompt the prefix cache has, so that they need not be computed."""
+        read = self._read(prompt)
+        extra_key = self.engine.compiled.choose_adapter(adapter or "").key + cache_salt
+        with self.engine.lock:
+            return self.cache.query(read.token_ids, extra_key)
+
+    def list_sessions(self) -> list[SessionInfo]:
+        """Describe the conversations (`RequestOptions.session`) whose keys and values are kept, or saved in files."""
+        return self.engine.manage_session("list")
+
+    def save_session(self, name: str) -> SessionInfo:
+        """Write the keys and values of a session to `session_dir`; InvalidArgumentError if there is no such session."""
+        return self._session("save", name)
+
+    def load_session(self, name: str) -> SessionInfo:
+        """Load a session from `session_dir`. A request of a session that is not in memory does so by itself."""
+        return self._session("load", name)
+
+    def delete_session(self, name: str) -> SessionInfo:
+        """Delete a session from memory and from `session_dir`; returns what was deleted."""
+        return self._session("delete", name)
+
+    def protect_session(self, name: str, is_protected: bool = True) -> SessionInfo:
+        """Keep a session in device memory: it neither expires nor is swapped out; or lift that protection."""
+        return self._session("protect" if is_protected else "unprotect", name)
+
+    def _session(self, action: str, name: str) -> SessionInfo:
+        found = self.engine.manage_session(action, name)
+        if not found:
+            raise InvalidArgumentError(f"There is no session {name!r:.80} to {action}; list_sessions shows all.")
+        return found[0]
 
     @property
     def hooks(self) -> HookRegistry:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.block_stats import BlockInfo, count_states, inspect_blocks
@@ -21,7 +20,7 @@ from aethermind.cache.layers import has_latent
 from aethermind.cache.outcome import CacheOutcome, OpenResult, ReserveResult, SaveResult
 from aethermind.cache.positions import PLAIN
 from aethermind.cache.prefix_cache import HashedPrefixCache, NoPrefixCache, PrefixCache
-from aethermind.cache.reservations import RESERVED, grow, grow_groups, slots_of
+from aethermind.cache.reservations import RESERVED, SlotArray, grow, grow_groups, slots_of
 from aethermind.cache.sequence import (
     CachedSequence,
     CacheState,
@@ -41,13 +40,7 @@ from aethermind.cache.state_snapshots import StateSnapshots
 from aethermind.cache.swap_store import NoSwapStore, SwapStore
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["KVCache", "SlotArray"]
-
-
-class SlotArray(Protocol):
-    """A mutable sequence that takes a list of integers at a slice: an integer vector, a list."""
-
-    def __setitem__(self, key: slice, value: list[int], /) -> None: ...
+__all__ = ["KVCache"]
 
 
 _UNKNOWN = ReserveResult(CacheOutcome.UNKNOWN_SEQUENCE)
@@ -119,6 +112,7 @@ class KVCache:
             NoSwapStore() if swap_store is None else swap_store,
             swap_threshold,
             self._slots,
+            self._sequences.pop,
         )
         self._snapshots: StateSnapshots | None = None
         if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
@@ -521,12 +515,16 @@ class KVCache:
 
     # -- parking, pinning, swapping --------------------------------------------------------------------------
 
-    def park(self, seq_id: str) -> CacheOutcome:
+    def park(self, seq_id: str, *, may_drop: bool = False) -> CacheOutcome:
         """Park an idle sequence: it keeps its committed tokens and cannot be written until `resume`.
 
-        It may be swapped out when the cache fills.
+        It may be swapped out when the cache fills; one that `may_drop` is released where the store is full.
         """
-        return self._with(seq_id, lambda sequence: self._swapper.park(seq_id, sequence))
+        return self._with(seq_id, lambda sequence: self._swapper.park(seq_id, sequence, may_drop=may_drop))
+
+    def touch(self, seq_id: str) -> None:
+        """Record a use of a parked sequence, so that others are swapped out before it."""
+        self._swapper.touch(seq_id)
 
     def resume(self, seq_id: str) -> CacheOutcome:
         """Make a parked sequence active again, from device memory or from the swap store."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from aethermind.cache.outcome import CacheOutcome, ReserveResult
 from aethermind.cache.positions import PLAIN, BlockShift, block_shifts
 from aethermind.cache.sequence import CachedSequence
 from aethermind.cache.sequence_swapper import SequenceSwapper
 
-__all__ = ["RESERVED", "grow", "grow_groups", "slots_of"]
+__all__ = ["RESERVED", "SlotArray", "grow", "grow_groups", "slots_of"]
 
 RESERVED = ReserveResult(CacheOutcome.OK)
 """The result of most reservations, created once."""
+
+
+class SlotArray(Protocol):
+    """A mutable sequence that takes a list of integers at a slice: an integer vector, a list."""
+
+    def __setitem__(self, key: slice, value: list[int], /) -> None: ...
 
 
 def grow(

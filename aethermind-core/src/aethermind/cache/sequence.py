@@ -88,6 +88,7 @@ class CachedSequence:
         "extra_key",
         "is_loading",
         "is_pinned",
+        "may_drop",
         "num_checkpoint_tokens",
         "num_freed",
         "num_original",
@@ -139,6 +140,8 @@ class CachedSequence:
         self.is_pinned = False
         self.is_loading = False
         """Whether its blocks are filled with stored keys and values, without a recurrent state."""
+        self.may_drop = False
+        """Whether it may be released while it is parked, see `KVCache.park`."""
 
     def fork(self, state_slot: int) -> CachedSequence:
         """Return a sequence on the same blocks and tokens, with a state of its own. The caller adds the references."""

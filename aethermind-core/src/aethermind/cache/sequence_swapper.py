@@ -8,7 +8,7 @@ out. With its blocks moves the recurrent state of a sequence, if it has one (see
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.outcome import CacheOutcome
@@ -22,19 +22,27 @@ __all__ = ["SequenceSwapper"]
 class SequenceSwapper:
     """Parks, pins and swaps sequences: moves them between Active, Standby and Swapped."""
 
-    __slots__ = ("_allocator", "_block_size", "_parked", "_slots", "_store", "_threshold")
+    __slots__ = ("_allocator", "_block_size", "_on_dropped", "_parked", "_slots", "_store", "_threshold")
 
     def __init__(
-        self, allocator: BlockAllocator, block_size: int, store: SwapStore, threshold: float, slots: StateSlots | None
+        self,
+        allocator: BlockAllocator,
+        block_size: int,
+        store: SwapStore,
+        threshold: float,
+        slots: StateSlots | None,
+        on_dropped: Callable[[str], object],
     ) -> None:
         """`threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out; `slots`
-        are those of recurrent states.
+        are those of recurrent states. `on_dropped` is called with the id of a parked sequence that ends because the
+        store is full.
         """
         self._allocator = allocator
         self._block_size = block_size
         self._store = store
         self._threshold = threshold
         self._slots = slots
+        self._on_dropped = on_dropped
         self._parked: OrderedDict[str, CachedSequence] = OrderedDict()
 
     @property
@@ -53,12 +61,16 @@ class SequenceSwapper:
         num_held = self._allocator.num_held + self._store.num_used_blocks
         return num_held / (self._allocator.pool.num_blocks + self._store.num_blocks)
 
-    def park(self, seq_id: str, sequence: CachedSequence) -> CacheOutcome:
-        """Move an Active sequence to Standby, and drop its reservations."""
+    def park(self, seq_id: str, sequence: CachedSequence, *, may_drop: bool) -> CacheOutcome:
+        """Move an Active sequence to Standby, and drop its reservations.
+
+        One that `may_drop` is released, and so Warm if it was published, where the store is full.
+        """
         if not _can_become(sequence, CacheState.STANDBY):
             return CacheOutcome.ILLEGAL_STATE
         self.drop_reservation(sequence)
         sequence.state = CacheState.STANDBY
+        sequence.may_drop = may_drop
         self._parked[seq_id] = sequence
         self.swap_out_parked(0)
         return CacheOutcome.OK
@@ -154,6 +166,8 @@ class SequenceSwapper:
     def swap_out_parked(self, num_blocks: int) -> None:
         """Swap parked sequences out until the threshold holds with `num_blocks` more blocks in use, or none is left.
 
+        Those that may be dropped are, where the store is full.
+
         A sequence all of whose blocks are shared with sequences that remain is not swapped out, because that frees
         nothing. No sequence is swapped out if `num_blocks` cannot be allocated even then.
         """
@@ -165,7 +179,12 @@ class SequenceSwapper:
         victims, num_freed = self._swap_candidates(num_excess)
         if num_blocks <= self._allocator.num_available + num_freed:
             for seq_id, sequence in victims.items():
-                self.swap_out(seq_id, sequence)
+                if self.swap_out(seq_id, sequence) is not CacheOutcome.OK and sequence.may_drop:
+                    self._allocator.trim(sequence, 0)
+                    if self._slots is not None:
+                        self._slots.free(sequence.state_slot)
+                    del self._parked[seq_id]
+                    self._on_dropped(seq_id)
 
     def _swap_candidates(self, num_excess: int) -> tuple[dict[str, CachedSequence], int]:
         """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many
@@ -185,11 +204,13 @@ class SequenceSwapper:
         for seq_id, sequence in swappable.items():
             blocks = [block for block in held[seq_id] if block in num_users_left]
             num_slots = int(sequence.state_slot != NULL_SLOT)
-            if not blocks or len(held[seq_id]) > num_free_in_store or num_slots > num_free_slots:
+            fits = len(held[seq_id]) <= num_free_in_store and num_slots <= num_free_slots
+            if not blocks or not (fits or sequence.may_drop):
                 continue
             victims[seq_id] = sequence
-            num_free_slots -= num_slots
-            num_free_in_store -= len(held[seq_id])
+            if fits:
+                num_free_slots -= num_slots
+                num_free_in_store -= len(held[seq_id])
             for block in blocks:
                 num_users_left[block] -= 1
                 num_freed += num_users_left[block] == 0

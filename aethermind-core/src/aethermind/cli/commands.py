@@ -68,6 +68,11 @@ COMMANDS: Mapping[str, CommandSpec] = {
     ),
     "plugin": CommandSpec("plugin_new", "Write packages that extend AetherMind.", is_group=True),
     "plugins": CommandSpec("plugins", "List installed plugins.", is_group=True),
+    "sessions": CommandSpec(
+        "sessions",
+        "List, save, load, protect and delete sessions: conversations whose KV cache is kept.",
+        is_group=True,
+    ),
     "cache": CommandSpec("cache", "Show or delete the cached files that make later starts fast.", is_group=True),
     "bench": CommandSpec("bench", "Measure speed, its limits, and what quantisation costs in quality.", is_group=True),
 }

@@ -115,6 +115,7 @@ class KvCacheOptions(_EngineGroup):
     num_kv_blocks: int | None = _engine("num_kv_blocks")
     gpu_memory_utilization: float = _engine("gpu_memory_utilization")
     block_size: int = _engine("block_size")
+    kv_cache_layout: str = _engine("kv_cache_layout")
     kv_cache_dtype: str = _engine("kv_cache_dtype")
 
 
@@ -139,6 +140,7 @@ class ServedEngineOptions(KvCacheOptions):
     num_keep: int = _engine("num_keep")
     kv_store: str | None = _engine("kv_store")
     swap_space: float = _engine("swap_space")
+    swap_threshold: float = _engine("swap_threshold")
     num_threads: int | None = _engine("num_threads")
     max_num_seqs: int = _engine("max_num_seqs")
     max_num_batched_tokens: int = _engine("max_num_batched_tokens")
@@ -146,6 +148,7 @@ class ServedEngineOptions(KvCacheOptions):
     scheduling_policy: str = _engine("scheduling_policy")
     max_sessions: int = _engine("max_sessions")
     session_ttl: float = _engine("session_ttl")
+    session_dir: str | None = _engine("session_dir")
     fallback: str = _engine("fallback")
     deterministic: bool = _engine("deterministic")
 

@@ -39,14 +39,17 @@ class EngineOptions(TypedDict, total=False):
     num_kv_blocks: int | None
     gpu_memory_utilization: float
     block_size: int
+    kv_cache_layout: str
     kv_cache_dtype: str
     swap_space: float
     enable_prefix_caching: bool
     context_shift: bool
     num_keep: int
     kv_store: str | None
+    swap_threshold: float
     max_sessions: int
     session_ttl: float
+    session_dir: str | None
     num_threads: int | None
     seed: int
     max_num_seqs: int
@@ -187,6 +190,11 @@ class EngineConfig:
         details="Other processes' memory counts too. Without effect on a device that computes in host memory.",
     )
     block_size: int = setting(16, "Tokens per block of the KV cache.", check=_COUNT)
+    kv_cache_layout: str = setting(
+        "paged",
+        "Blocks of the KV cache: paged (of block_size tokens), cell (of one token), or static (of a whole context).",
+        check=one_of("paged", "cell", "static"),
+    )
     kv_cache_dtype: str = setting(
         "auto",
         "Data type of the KV cache: auto (that of the computation), int8 or fp8. float32, bfloat16 and float16 are "
@@ -196,8 +204,13 @@ class EngineConfig:
     )
     swap_space: float = setting(
         0.0,
-        "GiB of host memory to which preempted requests are swapped out when the KV cache is full.",
+        "GiB of host memory to which idle sessions and preempted requests are swapped out when the KV cache fills.",
         check=_number(lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"),
+    )
+    swap_threshold: float = setting(
+        0.9,
+        "Fraction of the KV cache in use above which idle sessions are swapped out, the least recently used first.",
+        check=_number(lambda value: 0 <= value <= 1, "a fraction, 0 to 1"),
     )
     enable_prefix_caching: bool = setting(
         True, "Prefix caching: reuse computed keys and values for prompts with the same prefix.", check=_FLAG
@@ -231,6 +244,13 @@ class EngineConfig:
         600.0,
         "Seconds for which a conversation's KV cache is kept after a turn.",
         check=_number(lambda value: 0 < value < 2**40, "seconds, more than 0"),
+    )
+    session_dir: str | None = setting(
+        None,
+        "Directory to which sessions are saved, on request and when the engine closes; their next turns load them.",
+        check=_name("the path of a directory"),
+        unset="none",
+        metavar="PATH",
     )
     num_threads: int | None = setting(
         None,
@@ -361,6 +381,11 @@ class EngineConfig:
         )
 
     def _check_store(self) -> None:
+        if self.session_dir is not None and not self.enable_prefix_caching:
+            raise InvalidArgumentError(
+                "session_dir needs enable_prefix_caching: the next turn of a session finds it by its beginning.",
+                param="session_dir",
+            )
         if self.kv_store is None:
             return
         from aethermind.cache.stores.kv_store import StoreAddress

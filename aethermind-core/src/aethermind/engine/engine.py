@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
-from aethermind.engine.open_cache import open_cache
+from aethermind.engine.open_cache import open_cache, open_sessions
 from aethermind.engine.parts import EngineParts
 from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.engine.requests.output import RequestOutput
@@ -20,7 +20,7 @@ from aethermind.engine.requests.output_delta import OutputBuilder, OutputSource
 from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings, check_prompt, check_text
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
-from aethermind.engine.requests.sessions import Sessions
+from aethermind.engine.requests.sessions import SessionInfo
 from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
@@ -106,8 +106,7 @@ class Engine(ThreadSafeEngine):
         super().__init__()
         memory = self.executor.kv_memory
         self.cache, prefix_cache, self.swap_store = open_cache(compiled, memory, self.costs, clock)
-        max_pinned = compiled.num_kv_blocks // 2
-        self.sessions = Sessions(prefix_cache, config.max_sessions, max_pinned, config.session_ttl, clock)
+        self.sessions = open_sessions(compiled, memory, self.cache, prefix_cache, clock)
         self.kv_offload: KVOffload | None = None
         if prefix_cache is not None and parts.open_kv_store is not None:
             name = str(StoreAddress.parse(config.kv_store or ""))
@@ -121,6 +120,7 @@ class Engine(ThreadSafeEngine):
             self.costs,
             overlaps_swaps_with_steps=memory.overlaps_swaps_with_steps,
             context_shift=self.context_shift,
+            sessions=self.sessions,
         )
         self.speculator = open_speculator(self.runner, parts.create_proposer, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -215,6 +215,7 @@ class Engine(ThreadSafeEngine):
                     param="prompt_logprobs",
                 )
         self.sessions.expire()
+        self.sessions.load_if_saved(options.session)
         engine_seed = derive_seed(self.compiled.config.seed, self._num_added)
         self._num_added += 1
         seed = engine_seed if params.seed is None else params.seed
@@ -280,6 +281,28 @@ class Engine(ThreadSafeEngine):
             "max_num_batched_tokens": budget.max_num_batched_tokens,
             "max_prefill_chunk": budget.max_prefill_chunk,
         }
+
+    @synchronized_call
+    def manage_session(self, action: str, name: str = "") -> list[SessionInfo]:
+        """Do something with a session (`RequestOptions.session`); returns its description, empty if it does not exist.
+
+        Args:
+            action: list (all sessions whose names begin with `name`), save, load, delete, protect or unprotect.
+        """
+        sessions = self.sessions
+        actions: dict[str, Callable[[str], list[SessionInfo]]] = {
+            "list": sessions.describe,
+            "save": sessions.save,
+            "load": sessions.load,
+            "delete": sessions.delete,
+            "protect": lambda name: sessions.protect(name, is_protected=True),
+            "unprotect": lambda name: sessions.protect(name, is_protected=False),
+        }
+        if action not in actions:
+            raise InvalidArgumentError(
+                f"There is no action {action!r:.80} of sessions; there are {', '.join(actions)}.", param="action"
+            )
+        return actions[action](name)
 
     def _abort(self, request_id: str) -> OutputSource | None:
         group = self._groups.get(request_id)
@@ -360,6 +383,7 @@ class Engine(ThreadSafeEngine):
         return sources
 
     def _end(self) -> None:
+        self.sessions.save_all()
         if self._end_offload is not None:  # write the remaining blocks to the store
             self._end_offload()
         self.executor.close()
@@ -402,7 +426,7 @@ class Engine(ThreadSafeEngine):
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # An aborted answer does not become part of the session: its next turn continues the last completed answer.
         if request.session and reason is not FinishReason.ABORT:
-            self.sessions.pin(request.session, request.all_token_ids, request.extra_key)
+            self.sessions.keep(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 

@@ -1,25 +1,27 @@
-"""Creation of an engine's KV cache with its prefix cache and swap store."""
+"""Creation of an engine's KV cache with its prefix cache, swap store and sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.prefix_cache import HashedPrefixCache
 from aethermind.cache.swap_store import HostSwapStore
+from aethermind.engine.kv_memory.memory import MemoryContents
 from aethermind.engine.kv_offload import fingerprint
+from aethermind.engine.requests.session_files import SessionFiles
+from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, TimedSwapStore
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
     from aethermind.engine.loading.compiled_model import CompiledModel
 
-__all__ = ["open_cache"]
-
-_SWAP_THRESHOLD = 0.9
-"""The fraction of blocks held by sequences above which parked ones are swapped out."""
+__all__ = ["open_cache", "open_sessions"]
 
 
 def open_cache(
@@ -40,10 +42,37 @@ def open_cache(
         compiled.max_model_len,
         prefix_cache=prefix_cache,
         swap_store=timed or swap_store,
-        swap_threshold=_SWAP_THRESHOLD,
+        swap_threshold=compiled.config.swap_threshold,
         pool=pool,
     )
     return cache, prefix_cache, swap_store
+
+
+def open_sessions(
+    compiled: CompiledModel,
+    memory: KVMemory,
+    cache: KVCache,
+    prefix_cache: HashedPrefixCache | None,
+    clock: Callable[[], float],
+) -> Sessions:
+    """Create the sessions of an engine: with swap space as parked sequences, else pinned in the prefix cache."""
+    config, files = compiled.config, None
+    if config.session_dir is not None:
+        if cache.is_recurrent:
+            raise InvalidArgumentError(
+                "Sessions of a model with recurrent layers are not saved. Leave session_dir out.", param="session_dir"
+            )
+        files = SessionFiles(Path(config.session_dir), lambda: MemoryContents(memory, fingerprint(compiled)))
+    return Sessions(
+        prefix_cache,
+        config.max_sessions,
+        compiled.num_kv_blocks // 2 + compiled.num_swap_blocks,
+        config.session_ttl,
+        clock,
+        None if cache.is_recurrent else cache,
+        files,
+        parks=compiled.num_swap_blocks > 0 and not cache.is_recurrent,
+    )
 
 
 def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefixCache | None:

@@ -78,6 +78,10 @@ class Tenant:
             return b""
         return hashlib.blake2b((cache_salt or "").encode(), key=self.id.encode()[:64], digest_size=16).digest()
 
+    def session_name(self, session_id: str) -> str:
+        """The engine's name of one of its sessions; with "" what all their names begin with."""
+        return f"{self.id}/{session_id}"
+
     def bounded_priority(self, requested: int | None) -> int:
         """The priority of a request that asks for `requested`; smaller is more urgent."""
         if self.priority is None:

@@ -22,6 +22,7 @@ from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.openai.unknown_fields import IgnoredFields
 from aethermind.server.served_model import ServedModels
+from aethermind.server.sessions import router as session_routes
 from aethermind.server.web_ui import router as web_ui_routes
 
 if TYPE_CHECKING:
@@ -97,10 +98,10 @@ def create_app(
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     app.include_router(openai_routes)
     _add_probes(app)
-    for routes in (model_routes, token_routes, request_routes, admin_routes, web_ui_routes):
+    for routes in (model_routes, token_routes, session_routes, request_routes, admin_routes, web_ui_routes):
         app.include_router(routes)
     state.documented_paths = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
-    state.documented_paths += _paths(admin_routes)
+    state.documented_paths += [*_paths(session_routes), *_paths(admin_routes)]
     return app
 
 

@@ -34,6 +34,7 @@ from aethermind.engine.process.protocol import (
 )
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
+from aethermind.engine.requests.sessions import SessionInfo
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
 from aethermind.hal.usage import DeviceUsage
 from aethermind.model.input_processor import EmbeddingSpan
@@ -83,6 +84,8 @@ VALUES: list[Any] = [
     UtilityCall(3, "embed", {"token_ids": [1], "pooling": "last", "is_normalized": True}),
     Close(),
     UtilityResult(4, None),
+    UtilityResult(5, [SessionInfo("a/b", "swapped", 48, is_protected=True, is_saved=True, idle_s=1.5)]),
+    SessionInfo("c", "saved", 3),
     EngineOutputs(
         [LogLine(30, "aethermind.x", "text", 1.5, "Traceback")], (1, 3), Loaded(INFO, {"top_k": 3}, 9), stats=STATS
     ),

@@ -54,7 +54,7 @@ def test_blocks_of_a_session_are_evicted_last(clock: Clock) -> None:
     sessions = Sessions(cache, 9, 8, 60.0, clock)
     old, new = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
     remember(pool, cache, old)
-    sessions.pin("old", old, b"")
+    sessions.keep("old", old, b"")
     remember(pool, cache, new)
     cache.evict(3)
     assert (known(cache, old), known(cache, new)) == (4, 0)
@@ -71,7 +71,7 @@ def test_the_next_turn_replaces_the_pins_of_the_last(clock: Clock) -> None:
     first, second, other = [1, 2, 3, 4], [1, 2, 9, 9], [5, 6, 7, 8]
     for turn in (first, second):
         remember(pool, cache, turn)
-        sessions.pin("one", turn, b"")
+        sessions.keep("one", turn, b"")
     remember(pool, cache, other)
     assert (len(sessions), sessions.num_blocks) == (1, 2)
     cache.evict(3)
@@ -84,19 +84,19 @@ def test_sessions_are_bounded_by_number_blocks_and_time(clock: Clock) -> None:
     turns = {name: [start, start, start + 1, start + 1] for start, name in ((10, "a"), (20, "b"), (30, "c"))}
     for name, turn in turns.items():
         remember(pool, cache, turn)
-        sessions.pin(name, turn, b"")
+        sessions.keep(name, turn, b"")
     assert (len(sessions), sessions.num_blocks) == (1, 2)  # two of them would be four blocks
     clock.now = 50.0
-    sessions.pin("c", turns["c"][:2], b"")
+    sessions.keep("c", turns["c"][:2], b"")
     clock.now = 59.0
-    sessions.pin("a", turns["a"][:2], b"")
+    sessions.keep("a", turns["a"][:2], b"")
     assert (len(sessions), sessions.num_blocks) == (2, 2)
     clock.now = 110.0
     assert (len(sessions), sessions.num_blocks) == (1, 2)  # who counts changes nothing
     sessions.expire()
     assert (len(sessions), sessions.num_blocks) == (1, 1)
     clock.now = 111.0
-    sessions.pin("d", [99, 99], b"")  # of which nothing is known
+    sessions.keep("d", [99, 99], b"")  # of which nothing is known
     assert (len(sessions), sessions.num_blocks) == (2, 1)
 
 
@@ -104,7 +104,7 @@ def test_pins_of_evicted_blocks_are_harmless(clock: Clock) -> None:
     pool, cache = make(2)
     sessions = Sessions(cache, 9, 2, 60.0, clock)
     remember(pool, cache, [1, 1, 2, 2])
-    sessions.pin("one", [1, 1, 2, 2], b"")
+    sessions.keep("one", [1, 1, 2, 2], b"")
     cache.evict(2)
     remember(pool, cache, [3, 3, 4, 4])
     clock.now = 99.0

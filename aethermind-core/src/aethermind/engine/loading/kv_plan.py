@@ -58,6 +58,8 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
     that does not fit into memory.
     """
     wanted_len = _wanted_len(config, model.config)
+    if config.kv_cache_layout != "paged":
+        config = replace(config, block_size=1 if config.kv_cache_layout == "cell" else wanted_len)
     spec = _minimal_spec(config)
     if not isinstance(model, TextEncoder):
         spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)

@@ -24,6 +24,7 @@ from aethermind.engine.requests.output import Logprob, RequestMetrics
 from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
+from aethermind.engine.requests.sessions import SessionInfo
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal.usage import DeviceUsage
 from aethermind.model.input_processor import EmbeddingSpan
@@ -49,7 +50,7 @@ __all__ = [
     "pack",
 ]
 
-UTILITY_METHODS = frozenset({"adjust", "embed"})
+UTILITY_METHODS = frozenset({"adjust", "embed", "manage_session"})
 """The methods of `Engine` that a `UtilityCall` may name. `pack` can encode their arguments and results."""
 
 
@@ -169,6 +170,7 @@ RECORDS: Sequence[type[Any]] = (
     ModelInfo,
     RequestOptions,
     SamplingParams,
+    SessionInfo,
     StructuredOutputs,
 )
 """The dataclasses that can be encoded. Both processes run the same version, so both have the same list."""

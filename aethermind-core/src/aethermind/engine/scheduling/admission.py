@@ -7,6 +7,7 @@ from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.sequence import CacheState
 from aethermind.engine.policies.base import SchedulingPolicy, SharingPolicy
 from aethermind.engine.requests.request import Request, RequestState
+from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduledRequest, SchedulingStep, StepBudget
 from aethermind.engine.scheduling.preemption import Preemptor
@@ -22,7 +23,16 @@ class Admission:
     step has others to compute.
     """
 
-    __slots__ = ("_cache", "_context_shift", "_overlaps_swaps", "_policy", "_preemptor", "_sharing", "reserved")
+    __slots__ = (
+        "_cache",
+        "_context_shift",
+        "_overlaps_swaps",
+        "_policy",
+        "_preemptor",
+        "_sessions",
+        "_sharing",
+        "reserved",
+    )
 
     def __init__(
         self,
@@ -33,6 +43,7 @@ class Admission:
         *,
         overlaps_swaps_with_steps: bool,
         context_shift: ContextShift | None,
+        sessions: Sessions | None,
     ) -> None:
         """`sharing` is the policy as a `SharingPolicy`, None if it does not share."""
         self._cache = cache
@@ -41,6 +52,7 @@ class Admission:
         self._preemptor = preemptor
         self._overlaps_swaps = overlaps_swaps_with_steps
         self._context_shift = context_shift
+        self._sessions = sessions
         self.reserved = ReservedShare(cache, policy)
 
     def admit(self, step: SchedulingStep, before: Request | None = None) -> None:
@@ -59,6 +71,9 @@ class Admission:
                 waiting.remove(request)
                 self._preemptor.reject(step, request, num_tokens)
                 continue
+            sessions = self._sessions if request.session else None
+            if sessions is not None:
+                sessions.touch(request.session)
             cache.swap_out_parked(cache.spec.num_blocks_for(num_tokens))
             victims = self.victims(request, running, budget, now)
             if victims is None:
@@ -69,6 +84,10 @@ class Admission:
                 decision.pending_prompt_logprobs = request
                 break
             is_brought_back = cache.state(request.request_id) is CacheState.SWAPPED
+            if sessions is not None and not is_brought_back:
+                if decision.copies and sessions.is_swapped(request):  # see `_open`
+                    break
+                sessions.resume(request)
             chunk = self._open(step, request)
             if chunk == 0 and running:
                 break

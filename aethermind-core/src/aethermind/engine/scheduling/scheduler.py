@@ -16,6 +16,7 @@ from aethermind.cache.outcome import CacheOutcome
 from aethermind.engine.policies import FirstComeFirstServed
 from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, sharing_policy
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
+from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.admission import Admission
 from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest, SchedulingStep, StepBudget
@@ -46,6 +47,7 @@ class Scheduler:
         *,
         overlaps_swaps_with_steps: bool = False,
         context_shift: ContextShift | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         self._cache = cache
         self._context_shift = context_shift
@@ -60,6 +62,7 @@ class Scheduler:
             self._preemptor,
             overlaps_swaps_with_steps=overlaps_swaps_with_steps,
             context_shift=context_shift,
+            sessions=sessions,
         )
 
     def schedule(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request import RequestOptions
+    from aethermind.engine.requests.sessions import SessionInfo
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["EngineClient", "RequestStreams"]
@@ -132,6 +133,11 @@ class EngineClient(ABC):
             "embed", token_ids=token_ids, pooling=pooling, is_normalized=is_normalized, adapter=adapter
         )
         return vector
+
+    async def manage_session(self, action: str, name: str = "") -> list[SessionInfo]:
+        """List, save, load, delete, protect or unprotect sessions between two steps (see `Engine.manage_session`)."""
+        found: list[SessionInfo] = await self._call_utility("manage_session", action=action, name=name)
+        return found
 
     async def adjust(
         self,

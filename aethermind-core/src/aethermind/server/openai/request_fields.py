@@ -200,7 +200,7 @@ class SamplingFields(CommonFields):
                 priority=tenant.bounded_priority(self.priority),
                 deadline_ms=self.deadline_ms,
                 cache_salt=tenant.prefix_cache_salt(self.cache_salt),
-                session="" if self.session_id is None else f"{tenant.id}/{self.session_id}",
+                session="" if self.session_id is None else tenant.session_name(self.session_id),
                 tenant=tenant.id,
                 adapter=model.adapter,
             )
