@@ -1,4 +1,4 @@
-"""Fused attention with block sizes of multiples of 128, which the kit's samples do not have."""
+"""Attention beyond the kit's samples: fused, with blocks of a multiple of 128, and parts of the queries at a time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aethermind import Runtime
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog._sample_inputs import paged_attention_sample
 from aethermind.testing.operator_calls import KernelCase, check_kernel
+from aethermind_cann.kernels import paged_attention
 
 SEQUENCES = {
     "decode": [(1, 5), (1, 128), (1, 129), (1, 300)],
@@ -21,11 +22,24 @@ SEQUENCES = {
 @pytest.mark.parametrize("batch", SEQUENCES)
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
 def test_the_fused_attention(runtime: Runtime, dtype: DType, batch: str, window: int) -> None:
+    check(runtime, "npu_fused_infer_attention_score", dtype, batch, window)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("batch", ["prefill", "mixed"])
+def test_attention_in_parts_of_queries(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, batch: str, window: int
+) -> None:
+    monkeypatch.setattr(paged_attention, "_SCORES_AT_ONCE", 3000)
+    check(runtime, "torch", DType.FLOAT32, batch, window)
+
+
+def check(runtime: Runtime, name: str, dtype: DType, batch: str, window: int) -> None:
     opened = runtime.open_device("cann")
     (kernel,) = (
         kernel
         for kernel in runtime.kernels.kernels("cann")
-        if kernel.operator == "paged_attention" and kernel.name == "npu_fused_infer_attention_score"
+        if kernel.operator == "paged_attention" and kernel.name == name
     )
     rng = np.random.default_rng(3)
     sample = paged_attention_sample(rng, batch, SEQUENCES[batch], 4, 2, 32, 128, window, num_padding_rows=2)

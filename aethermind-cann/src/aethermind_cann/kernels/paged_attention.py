@@ -28,6 +28,8 @@ _MASK_SIZE = 2048
 _CAUSAL, _BAND = 3, 4
 _BLOCK_MULTIPLE, _MAX_BLOCK, _DIM_MULTIPLE, _MAX_DIM = 128, 512, 16, 512
 """Alignment of block sizes and head dims, by the operator's documentation."""
+_SCORES_AT_ONCE = 1 << 26
+"""Bounds the memory of scores where keys are gathered: queries of a sequence, times heads, times keys."""
 
 Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Gathers keys and values of blocks [...]: [..., K, P, C] each, for K KV heads, P tokens of a block and head dim C."""
@@ -88,10 +90,13 @@ def attend_blocks(q: torch.Tensor, tables: Tensors, call: PagedCall, out: torch.
     for sequence, ((begin, end), length) in enumerate(
         zip(pairwise(host_list(cu_seqlens_q)), host_list(seqlens_k), strict=True)
     ):
-        if begin < end:
-            blocks = block_tables[sequence, : -(-length // call.block_size)].clamp(min=0)
-            last_visible = torch.arange(length - (end - begin), length, device=q.device)
-            put(out[begin:end], _attend_gathered(q[begin:end], blocks, last_visible, call))
+        step = max(1, _SCORES_AT_ONCE // max(1, q.shape[1] * length))
+        for first in range(begin, end, step):
+            part = slice(first, min(first + step, end))
+            num_keys = length - (end - part.stop)
+            blocks = block_tables[sequence, : -(-num_keys // call.block_size)].clamp(min=0)
+            last_visible = torch.arange(num_keys - (part.stop - first), num_keys, device=q.device)
+            put(out[part], _attend_gathered(q[part], blocks, last_visible, call))
 
 
 def _sequence_of_tokens(
