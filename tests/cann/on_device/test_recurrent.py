@@ -14,9 +14,9 @@ NUM_TOKENS, DEPTH, WIDTH = 2_117, 4, 3
 TABLES = np.array([0, NUM_TOKENS], np.int32), np.array([NUM_TOKENS + 1], np.int32), np.array([1], np.int32)
 
 
-def check(runtime: Runtime, operator: str, inputs: tuple[Array, ...], **attributes: float) -> None:
+def check(runtime: Runtime, operator: str, inputs: tuple[Array, ...], name: str = "torch", **attributes: float) -> None:
     opened = runtime.open_device("cann")
-    kernel = next(one for one in runtime.kernels.kernels("cann") if (one.operator, one.name) == (operator, "torch"))
+    kernel = next(one for one in runtime.kernels.kernels("cann") if (one.operator, one.name) == (operator, name))
     case = KernelCase(runtime.operators[operator], kernel, DType.FLOAT32, Sample(operator, inputs, attributes))
     check_kernel(case, runtime.operators, opened)
 
@@ -42,3 +42,13 @@ def test_delta_rules_of_thousands_of_tokens_equal_the_reference(runtime: Runtime
     qkv = np.concatenate([queries, keys, values], axis=1)
     inputs = (qkv, a, b, np.array([-3.0]), np.array([0.0]), states(), *TABLES)
     check(runtime, "gated_delta_rule", inputs, scale=0.5)
+
+
+@pytest.mark.parametrize("name", ["torch", "torch by token"])
+def test_padding_of_decode_steps_changes_no_state(runtime: Runtime, name: str) -> None:
+    """Sequences that fill a batch have no tokens, and all the same slot."""
+    rng = np.random.default_rng(4)
+    xbc, dt = rng.normal(size=(4, 2 * DEPTH + WIDTH)), rng.normal(size=(4, 1))
+    tables = np.array([0, 1, 2, 2, 2], np.int32), np.array([5, 1, 0, 0], np.int32), np.array([2, 1, 0, 0], np.int32)
+    inputs = (xbc, dt, np.array([-3.0]), np.array([-1.0]), np.array([0.5]), states(), *tables)
+    check(runtime, "ssd_scan", inputs, name)

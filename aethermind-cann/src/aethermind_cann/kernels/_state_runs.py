@@ -16,14 +16,14 @@ import torch
 from aethermind_cann.kernels._kernel import Tensors
 from aethermind_cann.run_memo import host_decision, host_list, memoised
 
-__all__ = ["StateRun", "state_runs"]
+__all__ = ["StateRun", "state_runs", "token_runs"]
 
 
 class StateRun(NamedTuple):
     """B sequences of L tokens each.
 
     `rows` are their rows [B · L] of the step's tensors. `slots` [B] are those of their states, and `is_new` [B] says
-    which states count as zero. The first sequence may be repeated; repetitions compute and write equal values.
+    which states count as zero. The first sequence may be repeated: all states are read before any is written.
     """
 
     rows: slice | torch.Tensor
@@ -53,24 +53,15 @@ class StateRun(NamedTuple):
         """Copy the states [B, …] of the sequences to their slots."""
         states.index_copy_(0, self.slots, values)
 
-    def tokens(self) -> Iterator[StateRun]:
-        """The run as runs of one token of one sequence each, in order."""
-        for sequence in range(len(self.slots)):
-            own = slice(sequence, sequence + 1)
-            for token in range(self.num_tokens):
-                row = sequence * self.num_tokens + token
-                is_new = self.is_new[own] if token == 0 else torch.zeros_like(self.is_new[own])
-                yield StateRun(self._row(row), 1, self.slots[own], is_new)
-
-    def _row(self, number: int) -> slice | torch.Tensor:
-        if isinstance(self.rows, slice):
-            return slice(self.rows.start + number, self.rows.start + number + 1)
-        return self.rows[number : number + 1]
-
 
 def state_runs(tables: Tensors) -> list[StateRun]:
     """The runs of a step; `tables` are `cu_seqlens_q`, `seqlens_k` and `state_slots`, which all layers share."""
     return memoised("state runs", tables[-1], lambda: list(_find_runs(*tables)))
+
+
+def token_runs(tables: Tensors) -> list[StateRun]:
+    """The tokens of a step as runs of one token of one sequence each, in order."""
+    return memoised("token runs", tables[-1], lambda: list(_find_tokens(*tables)))
 
 
 def _find_runs(cu_seqlens_q: torch.Tensor, seqlens_k: torch.Tensor, state_slots: torch.Tensor) -> Iterator[StateRun]:
@@ -103,3 +94,20 @@ def _ragged_runs(bounds: list[int], seqlens_k: torch.Tensor, slots: torch.Tensor
         if num_tokens:
             numbers, rows = slice(first, last + 1), slice(bounds[first], bounds[last + 1])
             yield StateRun(rows, num_tokens, slots[numbers], seqlens_k[numbers] == num_tokens)
+
+
+def _find_tokens(cu_seqlens_q: torch.Tensor, seqlens_k: torch.Tensor, state_slots: torch.Tensor) -> Iterator[StateRun]:
+    num_decodes = host_decision(cu_seqlens_q, _num_decodes)
+    bounds = host_list(cu_seqlens_q) if num_decodes is None else range(num_decodes + 1)
+    slots = state_slots.long()
+    for sequence, (begin, end) in enumerate(pairwise(bounds)):
+        own = slice(sequence, sequence + 1)
+        is_new = seqlens_k[own] == end - begin
+        for row in range(begin, end):
+            is_first = is_new if row == begin else torch.zeros_like(is_new)
+            yield StateRun(slice(row, row + 1), 1, slots[own], is_first)
+
+
+def _num_decodes(cu_seqlens_q: list[int]) -> int | None:
+    """The number of tokens where all sequences have one, followed by empty ones only; else None."""
+    return cu_seqlens_q[-1] if _kind_of_step(cu_seqlens_q)[0] else None

@@ -7,12 +7,12 @@ by the query q [D]:
 
 In decode, one step is a few products of all sequences. In prefill, the tokens of a chunk are taken up at once by
 products of matrices (`_chunked_recurrence`), which round differently; with `--deterministic`, tokens are taken up one
-by one.
+by one, for batch invariance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,14 +20,14 @@ from torch.nn.functional import softplus
 
 from aethermind_cann.kernels._chunked_recurrence import Recurrence, in_chunks, of_heads
 from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel
-from aethermind_cann.kernels._state_runs import StateRun, state_runs
+from aethermind_cann.kernels._state_runs import StateRun, state_runs, token_runs
 
 __all__ = ["KERNELS"]
 
 _LEAST_LOG_DECAY = -200.0
 """exp of less is zero in float32, and sums of larger numbers round less."""
 
-Runs = Callable[[Tensors], Iterable[StateRun]]
+Runs = Callable[[Tensors], list[StateRun]]
 """Returns what is computed together, of the tables of a step."""
 
 
@@ -109,15 +109,9 @@ def _take_up(recurrence: Recurrence, state: torch.Tensor) -> tuple[torch.Tensor,
     return _one_token(recurrence, state) if is_decode else in_chunks(recurrence, state)
 
 
-def _tokens(tables: Tensors) -> Iterator[StateRun]:
-    """One token of one sequence at a time, for batch invariance."""
-    for run in state_runs(tables):
-        yield from run.tokens()
-
-
 KERNELS = [
     plain_kernel("gated_delta_rule", partial(_gated_delta_rule, state_runs), is_batch_invariant=False),
-    plain_kernel("gated_delta_rule", partial(_gated_delta_rule, _tokens), name="torch by token", priority=-1),
+    plain_kernel("gated_delta_rule", partial(_gated_delta_rule, token_runs), name="torch by token", priority=-1),
     plain_kernel("ssd_scan", partial(_ssd_scan, state_runs), is_batch_invariant=False),
-    plain_kernel("ssd_scan", partial(_ssd_scan, _tokens), name="torch by token", priority=-1),
+    plain_kernel("ssd_scan", partial(_ssd_scan, token_runs), name="torch by token", priority=-1),
 ]
