@@ -40,7 +40,9 @@ def open_weights(compiled: CompiledModel) -> TensorSource:
     parts = {} if compiled.parallel is None else compiled.parallel.parts
     of_adapters = () if compiled.adapters is None else compiled.adapters.parameters
     types = {name: type for name, type in compiled.parameter_types.items() if name not in parts}
-    types |= {part.parameter: part.whole for part in parts.values() if part.parameter not in of_adapters}
+    wholes = {part.parameter: part.whole for part in parts.values()}
+    wholes |= {} if compiled.parallel is None else compiled.parallel.of_rank_0
+    types |= {name: type for name, type in wholes.items() if name not in of_adapters}
     whole = _open_checkpoint(compiled, types)
     return PartialTensors(whole, parts) if parts else whole
 

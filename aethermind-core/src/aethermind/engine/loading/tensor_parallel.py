@@ -20,6 +20,7 @@ from aethermind.graph.tensor_parallel import (
 )
 from aethermind.graph.tensor_parallel.share import along
 from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format, without_super_blocks
 from aethermind.runtime import OpenDevice
 
@@ -36,6 +37,7 @@ class TensorParallel:
     Attributes:
         parts: the parameters of the graphs divided so far, by their names in those graphs.
         state_shards: how the ranks divide the graphs' states, by their names; others are whole.
+        of_rank_0: the types of parameters that another rank reads, not this one, such as biases of summed outputs.
     """
 
     share: Share
@@ -43,6 +45,7 @@ class TensorParallel:
     kernels: CollectiveKernels
     parts: dict[str, WeightPart] = field(default_factory=dict)
     state_shards: dict[str, StateShards] = field(default_factory=dict)
+    of_rank_0: dict[str, TensorType] = field(default_factory=dict)
 
     @classmethod
     def of(cls, share: Share, operators: OperatorRegistry) -> Self:
@@ -60,6 +63,8 @@ class TensorParallel:
         split = split_graph(graph, self.operators, self.share)
         self.parts.update(split.parts)
         self.state_shards.update(split.state_shards)
+        read = {value.name for value in split.graph.parameters} | {part.parameter for part in split.parts.values()}
+        self.of_rank_0.update({value.name: value.type for value in graph.parameters if value.name not in read})
         return without_results(split.graph) if self.share.rank else split.graph
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
