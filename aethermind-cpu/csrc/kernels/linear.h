@@ -42,10 +42,10 @@ size_t linear_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int
   return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 1, num_workers);
 }
 
-// x · weightᵀ in float32: linear without rounding of the output.
+// x · weightᵀ + bias in float32: linear without rounding of the output.
 template <class T, class W = DenseWeight<T>>
 void lm_head(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  multiply_packed<W, T, float>(in[0], in[1], nullptr, out[0], team);
+  multiply_packed<W, T, float>(in[0], in[1], data<const T>(in[2]), out[0], team);
 }
 
 // activation(x · w_gateᵀ) · (x · w_upᵀ), rounded once: an item is a panel of gate and the same panel of up.

@@ -16,7 +16,7 @@ AETHER_KERNEL(gate_up_gelu, 3, 1, 1, gate_up_gelu<T>, gate_up_scratch<T>);
 AETHER_KERNEL(gate_up_silu, 3, 1, 0, gate_up_silu<T>, gate_up_scratch<T>);
 AETHER_KERNEL(linear, 3, 1, 0, linear<T>, linear_scratch<T>);
 AETHER_KERNEL(linear_per_head, 2, 1, 1, linear_per_head<T>, linear_per_head_scratch<DenseWeight<T>>);
-AETHER_KERNEL(lm_head, 2, 1, 0, lm_head<T>, linear_scratch<T>);
+AETHER_KERNEL(lm_head, 3, 1, 0, lm_head<T>, linear_scratch<T>);
 AETHER_KERNEL(matmul, 2, 1, 0, matmul<T>, matmul_scratch<T>);
 AETHER_KERNEL(moe_gate_up_silu, 6, 1, 4, moe_gate_up_silu<T>, moe_scratch<DenseWeight<T>, 2>);
 AETHER_KERNEL(moe_linear, 4, 1, 1, moe_linear<T>, moe_scratch<DenseWeight<T>, 1>);

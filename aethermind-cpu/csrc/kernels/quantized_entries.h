@@ -23,7 +23,7 @@ struct QuantizedKernels {
   static constexpr am_kernel kLinearPerHead =
       make_kernel("linear_per_head/" AETHER_VARIANT, 2, 1, 1, linear_per_head<T, W>, linear_per_head_scratch<W>);
   static constexpr am_kernel kLmHead =
-      make_kernel("lm_head/" AETHER_VARIANT, 2, 1, 0, lm_head<T, W>, linear_scratch<T, W>);
+      make_kernel("lm_head/" AETHER_VARIANT, 3, 1, 0, lm_head<T, W>, linear_scratch<T, W>);
   static constexpr am_kernel kMoeGateUpSilu =
       make_kernel("moe_gate_up_silu/" AETHER_VARIANT, 6, 1, 4, moe_gate_up_silu<T, W>, moe_scratch<W, 2>);
   static constexpr am_kernel kMoeLinear =

@@ -78,11 +78,10 @@ inline void test_linear(const KernelEntry& entry, const Storage& storage) {
     const Tensor x = random(entry.dtype, {t, k}, misalignment), bias = random(entry.dtype, {n}, 1);
     const Weight w = storage.weight(entry, 1, n, k, 1.0);
     const std::string what = storage.name + " " + sizes(t, n, k);
-    const bool has_bias = !is_head && t % 2 == 1;
+    const bool has_bias = t % 2 == 1;
     const am_dtype out_type = is_head ? AM_FLOAT32 : entry.dtype;
     const Tensor out(out_type, {t, n}, misalignment);
-    std::vector<am_tensor> inputs = {x.abi(), w.packed.abi()};
-    if (!is_head) inputs.push_back(has_bias ? bias.abi() : Tensor().abi());
+    const std::vector<am_tensor> inputs = {x.abi(), w.packed.abi(), has_bias ? bias.abi() : Tensor().abi()};
     run_with_teams(entry, inputs, {out}, {}, what);
     if (!is_compared()) continue;
     const Matrix computed(storage.computed_with(entry, x)), weight(w.values);

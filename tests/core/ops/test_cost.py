@@ -46,7 +46,7 @@ def cost(name: str, *args: Any, **options: Any) -> Cost:
 
 def test_products() -> None:
     assert cost("linear", [(3, 8), (5, 8), None]) == Cost(2 * (24 + 40), 2 * 15, 2 * 3 * 8 * 5)
-    assert cost("lm_head", [(3, 8), (5, 8)]) == Cost(2 * (24 + 40), 4 * 15, 2 * 3 * 8 * 5)
+    assert cost("lm_head", [(3, 8), (5, 8), None]) == Cost(2 * (24 + 40), 4 * 15, 2 * 3 * 8 * 5)
     assert cost("matmul", [(7, 3, 8), (7, 8, 5)]) == Cost(2 * 7 * (24 + 40), 2 * 7 * 15, 2 * 7 * 3 * 8 * 5)
     assert cost("gate_up_silu", [(3, 8), (5, 8), (5, 8)]).flops == 2 * 3 * 8 * 10
     assert cost("mlp_swiglu", [(3, 8), (5, 8), (5, 8), (8, 5)]).flops == 2 * 3 * 8 * 15

@@ -32,8 +32,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ou
 
 
 def _lm_head(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    x, weight = inputs
+    x, weight, bias = inputs
     float32_product(x, weight, outputs[0])
+    if bias is not None:
+        outputs[0].add_(bias)
 
 
 def float32_product(x: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor) -> None:
@@ -75,19 +77,20 @@ def _by_row(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 
 def _lm_head_by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    x, weight = inputs
+    x, weight, bias = inputs
     for row in range(len(x)):
         current = slice(row, row + 1)
-        _lm_head((x[current], weight), (outputs[0][current],), attributes)
+        _lm_head((x[current], weight, bias), (outputs[0][current],), attributes)
 
 
+_BIAS = frozenset({"bias"})
 _ANY_WEIGHT: dict[str, Any] = {"weight_formats": None, "is_batch_invariant": False}
 
 KERNELS = [
     plain_kernel("linear", _linear, **_ANY_WEIGHT),
     plain_kernel("linear", _by_row, name="torch by row", priority=-1, weight_formats=None),
-    plain_kernel("lm_head", _lm_head, **_ANY_WEIGHT),
-    plain_kernel("lm_head", _lm_head_by_row, name="torch by row", priority=-1, weight_formats=None),
+    plain_kernel("lm_head", _lm_head, additions=_BIAS, **_ANY_WEIGHT),
+    plain_kernel("lm_head", _lm_head_by_row, name="torch by row", priority=-1, weight_formats=None, additions=_BIAS),
     plain_kernel("matmul", _matmul, is_batch_invariant=False),
     fused_kernel("gate_up_silu", "npu_swiglu", _gate_up_silu, **_ANY_WEIGHT),
 ]

@@ -33,10 +33,12 @@ class ReferenceRunner:
     def op(self, name: str, *inputs: Array | None, **attributes: Attribute) -> Any:
         """Apply an operator; return its output, or a tuple where it has several.
 
-        OperatorError when the operator is unknown or the inputs do not fit its schema.
+        Trailing absent inputs may be omitted. OperatorError when the operator is unknown or the inputs do not fit its
+        schema.
         """
         operator = self._operators[name]
         schema = operator.schema
+        inputs += (None,) * (len(schema.inputs) - len(inputs))
         completed = schema.complete(attributes)
         is_exact = any(array is not None and array.dtype == np.float64 for array in inputs)
         types = schema.infer([_type_of(array) for array in inputs], completed)

@@ -10,8 +10,10 @@ from aethermind.dispatch.kernel import Pack, Signature
 from aethermind.hal.dtype import DType
 from aethermind_cuda.launch import Call, DeviceArray, KernelFunction, Work
 
-__all__ = ["FLOATS", "cuda_kernel", "div_up", "has_whole_vectors", "threads_for"]
+__all__ = ["BIAS_OF_LOGITS", "FLOATS", "cuda_kernel", "div_up", "has_whole_vectors", "threads_for"]
 
+BIAS_OF_LOGITS = frozenset({"bias"})
+"""The addition of `lm_head` that kernels of projections compute; cuBLASLt's do not."""
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 _WARP = 32
 _VECTOR_BYTES = 16

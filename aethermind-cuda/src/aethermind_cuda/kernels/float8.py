@@ -15,7 +15,7 @@ from aethermind.hal.dtype import DType
 from aethermind.hal.memory import align_up
 from aethermind.ops.weight_format import FP8
 from aethermind_cuda.float8_weights import FLOAT8_PACK, Float8Layout
-from aethermind_cuda.kernels._common import cuda_kernel, div_up
+from aethermind_cuda.kernels._common import BIAS_OF_LOGITS, cuda_kernel, div_up
 from aethermind_cuda.kernels._cublaslt import MIN_CUBLASLT_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._float8 import (
     Float8Product,
@@ -140,6 +140,7 @@ def _kernels(operator: str) -> Iterator[Kernel]:
     shared: dict[str, Any] = {
         "packs": dict.fromkeys(weights, FLOAT8_PACK),
         "weight_formats": frozenset({FP8.name}),
+        "additions": BIAS_OF_LOGITS,
     }
     if operator != "lm_head":
         yield cuda_kernel(

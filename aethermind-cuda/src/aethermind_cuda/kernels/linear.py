@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from aethermind.dispatch import Kernel
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
-from aethermind_cuda.kernels._common import cuda_kernel
+from aethermind_cuda.kernels._common import BIAS_OF_LOGITS, cuda_kernel
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
@@ -59,8 +59,14 @@ def _products(call: Call) -> Iterator[Work]:
 
 def _own_kernels(operator: str) -> tuple[Kernel, Kernel]:
     return (
-        cuda_kernel(operator, _without_cublaslt, is_batch_invariant=False),
-        cuda_kernel(operator, _launches(is_invariant=True), name="cuda/batch_invariant", priority=-1),
+        cuda_kernel(operator, _without_cublaslt, is_batch_invariant=False, additions=BIAS_OF_LOGITS),
+        cuda_kernel(
+            operator,
+            _launches(is_invariant=True),
+            name="cuda/batch_invariant",
+            priority=-1,
+            additions=BIAS_OF_LOGITS,
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from aethermind.dispatch import Kernel
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
-from aethermind_cuda.kernels._common import cuda_kernel
+from aethermind_cuda.kernels._common import BIAS_OF_LOGITS, cuda_kernel
 from aethermind_cuda.kernels._cublaslt import has_cublaslt
 from aethermind_cuda.kernels._dequantize import (
     MIN_DEQUANTIZED_GATE_UP_TOKENS,
@@ -113,6 +113,7 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
     shared: dict[str, Any] = {
         "packs": dict.fromkeys(weights, quantized_pack(format)),
         "weight_formats": frozenset({format.name}),
+        "additions": BIAS_OF_LOGITS,
     }
     name = f"int{format.bits}"
     if operator != "lm_head":

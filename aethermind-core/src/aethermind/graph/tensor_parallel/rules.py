@@ -156,6 +156,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "gate_up_gelu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
     "ffn_gelu": (_FEED_FORWARD,),
     "ffn_relu": (_FEED_FORWARD,),
-    "lm_head": (Rule({"weight": _ROWS}, {"logits": Whole.GATHERED}),),
+    "lm_head": (Rule(_PROJECTION, {"logits": Whole.GATHERED}),),
 }
 """Rules by operator; the first that fits applies. Operators without a rule are computed whole by every rank."""

@@ -44,15 +44,13 @@ def embedding(
 def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str, bias: str | None = None) -> Value:
     """Logits of the given rows, float32 [R, V]; the rows are marked as the model's `hidden_states`.
 
-    With the name of a bias [V], the projection is `router_logits`, which has one; its weight is never quantised.
+    `bias` is the name of a bias [V], where the projection has one.
     """
     builder.mark("hidden_states", x_RD)
     weight_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
-    if bias is None:
-        logits_RV: Value = builder.op("lm_head", x_RD, weight_VD)
-        return logits_RV
-    biased_RV: Value = builder.op("router_logits", x_RD, weight_VD, builder.parameter(bias, (config.vocab_size,)))
-    return biased_RV
+    bias_V = None if bias is None else builder.parameter(bias, (config.vocab_size,))
+    logits_RV: Value = builder.op("lm_head", x_RD, weight_VD, bias_V)
+    return logits_RV
 
 
 _GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}

@@ -70,18 +70,6 @@ LINEAR = Operator(
 _FLOAT32_SUM = Tolerance(relative_to_terms=1e-5)
 
 
-def _lm_head_reference(x: Array, weight: Array) -> Array:
-    return x @ weight.T
-
-
-def _lm_head_by_row(x: Array, weight: Array) -> Array:
-    return (x[..., None, :] @ weight.T)[..., 0, :]
-
-
-def _lm_head_term_magnitudes(x: Array, weight: Array) -> Array:
-    return np.abs(x) @ np.abs(weight).T
-
-
 def _lm_head_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for num_rows, vocab_size, num_inputs in (
         (2, 11, 7),
@@ -98,18 +86,22 @@ def _lm_head_samples(rng: np.random.Generator) -> Iterator[Sample]:
         (2, 66_001, 8),
     ):
         inputs = (normal(rng, num_rows, num_inputs), weight(rng, vocab_size, num_inputs))
-        yield Sample(f"R{num_rows}_N{vocab_size}_K{num_inputs}", inputs)
+        yield Sample(f"R{num_rows}_N{vocab_size}_K{num_inputs}", (*inputs, None))
+    for num_rows, vocab_size, num_inputs in ((1, 33, 65), (5, 40, 130), (40, 70, 33)):
+        biased = (normal(rng, num_rows, num_inputs), weight(rng, vocab_size, num_inputs), normal(rng, vocab_size))
+        yield Sample(f"R{num_rows}_N{vocab_size}_K{num_inputs}_bias", biased)
 
 
 LM_HEAD = Operator(
-    schema=OperatorSchema.parse("lm_head(x: F[R, K], weight: W[N, K]) -> (logits: f32[R, N])"),
-    summary="x @ weight.T with float32 logits, whatever F is.",
-    reference=_lm_head_reference,
-    by_row=_lm_head_by_row,
+    schema=OperatorSchema.parse("lm_head(x: F[R, K], weight: W[N, K], bias: F[N]?) -> (logits: f32[R, N])"),
+    summary="x @ weight.T + bias with float32 logits, whatever F is.",
+    reference=_linear_reference,
+    by_row=_linear_by_row,
     samples=_lm_head_samples,
-    term_magnitudes=_lm_head_term_magnitudes,
+    term_magnitudes=linear_magnitudes,
     # The output is float32 for every F: no rounding to F is allowed.
     tolerances=dict.fromkeys((DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16), _FLOAT32_SUM),
+    additions=("bias",),
 )
 """The projection to the vocabulary. Logits are float32 whatever F is, because sampling compares close logits."""
 
