@@ -42,7 +42,6 @@ from aethermind.errors import InvalidArgumentError
 
 __all__ = ["KVCache"]
 
-
 _UNKNOWN = ReserveResult(CacheOutcome.UNKNOWN_SEQUENCE)
 
 
@@ -112,7 +111,7 @@ class KVCache:
             NoSwapStore() if swap_store is None else swap_store,
             swap_threshold,
             self._slots,
-            self._sequences.pop,
+            self._end,
         )
         self._snapshots: StateSnapshots | None = None
         if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
@@ -329,8 +328,7 @@ class KVCache:
             return ReserveResult(CacheOutcome.ILLEGAL_STATE)
         if end > self.max_model_len:
             return ReserveResult(CacheOutcome.TOO_LONG)
-        needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT
-        needs_slot = needs_slot and not sequence.is_loading
+        needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT and not sequence.is_loading
         if needs_slot and not self._swapper.has_free_slot():
             return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
         reserve = grow_groups if self._windows else grow
@@ -382,6 +380,8 @@ class KVCache:
             return CacheOutcome.UNKNOWN_SEQUENCE
         if sequence.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
+        if self._snapshots is not None:
+            self._snapshots.take_missing(sequence)
         self._offer(sequence, token_ids)
         return CacheOutcome.OK
 
@@ -398,11 +398,14 @@ class KVCache:
         if sequence.state is not CacheState.SWAPPED:
             self._offer(sequence, token_ids)
         self._allocator.trim(sequence, 0)
+        self._swapper.forget(seq_id, sequence)
+        self._end(seq_id)
+        return CacheOutcome.OK
+
+    def _end(self, seq_id: str) -> None:
+        sequence = self._sequences.pop(seq_id)
         if self._snapshots is not None:
             self._snapshots.drop(sequence)
-        self._swapper.forget(seq_id, sequence)
-        del self._sequences[seq_id]
-        return CacheOutcome.OK
 
     def _offer(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
         num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
@@ -559,9 +562,8 @@ class KVCache:
             return SaveResult(CacheOutcome.UNKNOWN_SEQUENCE)
         if sequence.state is CacheState.SWAPPED:
             return SaveResult(CacheOutcome.ILLEGAL_STATE)
-        num_blocks = self.spec.table_width(sequence.num_tokens)
-        data = pack_sequence(sequence, num_blocks, contents, token_ids, self.state_copies)
-        return SaveResult(CacheOutcome.OK, data)
+        num_blocks, copies = self.spec.table_width(sequence.num_tokens), self.state_copies
+        return SaveResult(CacheOutcome.OK, pack_sequence(sequence, num_blocks, contents, token_ids, copies))
 
     def load(self, seq_id: str, data: bytes, contents: BlockContents, token_ids: Sequence[int]) -> OpenResult:
         """Start a sequence from the bytes of `save`, with all of its tokens committed.
@@ -591,8 +593,8 @@ class KVCache:
             self._swapper.forget(seq_id, sequence)
             raise
         sequence.attach(blocks, num_blocks)
-        if self._snapshots is not None and has_state and sequence.num_tokens % self._block_size == 0:
-            self._snapshots.take(sequence)
+        if self._snapshots is not None:
+            self._snapshots.take_missing(sequence)
         self._sequences[seq_id] = sequence
         self.has_moved = self.has_moved or sequence.positions is not PLAIN
         return OpenResult(CacheOutcome.OK, sequence.num_tokens)

@@ -157,11 +157,11 @@ class SequenceSwapper:
                 self._allocator.prefix_cache.forget(block)
 
     def has_free_slot(self) -> bool:
-        """Whether a state slot is free, after swapping out the least recently used parked sequence if needed."""
+        """Whether a state slot is free, after swapping out or dropping a parked sequence if needed."""
         if self._slots is None or self._slots.num_free:
             return self._slots is not None
         parked = [(seq_id, each) for seq_id, each in self._parked.items() if each.state_slot != NULL_SLOT]
-        return any(self.swap_out(seq_id, sequence) is CacheOutcome.OK for seq_id, sequence in parked)
+        return any(self._swap_out_or_drop(seq_id, sequence) for seq_id, sequence in parked)
 
     def swap_out_parked(self, num_blocks: int) -> None:
         """Swap parked sequences out until the threshold holds with `num_blocks` more blocks in use, or none is left.
@@ -179,12 +179,18 @@ class SequenceSwapper:
         victims, num_freed = self._swap_candidates(num_excess)
         if num_blocks <= self._allocator.num_available + num_freed:
             for seq_id, sequence in victims.items():
-                if self.swap_out(seq_id, sequence) is not CacheOutcome.OK and sequence.may_drop:
-                    self._allocator.trim(sequence, 0)
-                    if self._slots is not None:
-                        self._slots.free(sequence.state_slot)
-                    del self._parked[seq_id]
-                    self._on_dropped(seq_id)
+                self._swap_out_or_drop(seq_id, sequence)
+
+    def _swap_out_or_drop(self, seq_id: str, sequence: CachedSequence) -> bool:
+        """Swap a parked sequence out, or drop it if it may be; whether that was done."""
+        if self.swap_out(seq_id, sequence) is CacheOutcome.OK:
+            return True
+        if not sequence.may_drop or sequence.is_pinned:
+            return False
+        self._allocator.trim(sequence, 0)
+        self.forget(seq_id, sequence)
+        self._on_dropped(seq_id)
+        return True
 
     def _swap_candidates(self, num_excess: int) -> tuple[dict[str, CachedSequence], int]:
         """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many

@@ -67,6 +67,14 @@ class StateSnapshots:
         sequence.num_snapshot_tokens = sequence.num_tokens
         self._slots.copies.append((sequence.state_slot, sequence.snapshot))
 
+    def take_missing(self, sequence: CachedSequence) -> None:
+        """Take a snapshot of a sequence that ends at a block boundary, unless there is one, its own or published."""
+        num_tokens = sequence.num_tokens
+        if num_tokens % self._block_size or num_tokens in (0, sequence.num_snapshot_tokens):
+            return
+        if sequence.state_slot != NULL_SLOT and sequence.block_table[-1] not in self._by_block:
+            self.take(sequence)
+
     def publish(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
         """Offer the snapshot of a sequence to others, if it is that of a prefix of `token_ids`, which are published."""
         num_tokens = sequence.num_snapshot_tokens

@@ -15,7 +15,6 @@ from aethermind.engine.kv_offload import fingerprint
 from aethermind.engine.requests.session_files import SessionFiles
 from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, TimedSwapStore
-from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
@@ -58,10 +57,6 @@ def open_sessions(
     """Create the sessions of an engine: with swap space as parked sequences, else pinned in the prefix cache."""
     config, files = compiled.config, None
     if config.session_dir is not None:
-        if cache.is_recurrent:
-            raise InvalidArgumentError(
-                "Sessions of a model with recurrent layers are not saved. Leave session_dir out.", param="session_dir"
-            )
         files = SessionFiles(Path(config.session_dir), lambda: MemoryContents(memory, fingerprint(compiled)))
     return Sessions(
         prefix_cache,
@@ -69,9 +64,9 @@ def open_sessions(
         compiled.num_kv_blocks // 2 + compiled.num_swap_blocks,
         config.session_ttl,
         clock,
-        None if cache.is_recurrent else cache,
+        cache,
         files,
-        parks=compiled.num_swap_blocks > 0 and not cache.is_recurrent,
+        parks=compiled.num_swap_blocks > 0,
     )
 
 

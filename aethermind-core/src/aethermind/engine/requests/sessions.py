@@ -141,9 +141,15 @@ class Sessions:
         return len(cache.match(request.all_token_ids, request.extra_key)) < num_wanted
 
     def resume(self, request: Request) -> None:
-        """Swap the session of a request in, so that the request finds its blocks; not if too few blocks are free."""
+        """Swap the session of a request in, so that the request finds its blocks; not if too few blocks are free.
+
+        The recurrent state of one in device memory becomes a snapshot again, if that was replaced since.
+        """
+        cache, sequence_id = self._cache, _sequence_id(request.session)
         if self.is_swapped(request):
             self._swap_in(request.session, self._sessions[request.session])
+        elif cache is not None and cache.is_recurrent and cache.state(sequence_id) is CacheState.STANDBY:
+            cache.publish(sequence_id, self._sessions[request.session].token_ids)
 
     def expire(self) -> None:
         """Drop the sessions that have expired."""
@@ -200,7 +206,7 @@ class Sessions:
             if not self._may_protect(len(session.token_ids)):
                 raise InvalidArgumentError(
                     "Protected sessions may hold half of the KV cache, and with this one they would hold more. Lift "
-                    "the protection of another, or raise num_kv_blocks."
+                    "the protection of another, or raise num_kv_blocks, or max_num_seqs for recurrent layers."
                 )
             self._hold(name, session)
         session.is_protected = is_protected
@@ -316,8 +322,10 @@ class Sessions:
     def _may_protect(self, num_tokens: int) -> bool:
         """Whether protected sessions would hold at most half of the cache with one more of `num_tokens`."""
         cache = self._kv_cache()
-        num_protected = sum(each.num_blocks for each in self._sessions.values() if each.is_protected)
-        return 2 * (num_protected + cache.spec.num_blocks_for(num_tokens)) <= cache.pool.num_blocks
+        protected = [each.num_blocks for each in self._sessions.values() if each.is_protected]
+        if cache.is_recurrent and 2 * (len(protected) + 1) > cache.spec.max_sequences:
+            return False
+        return 2 * (sum(protected) + cache.spec.num_blocks_for(num_tokens)) <= cache.pool.num_blocks
 
     def _drop(self, name: str) -> None:
         assert self._prefix_cache is not None, "sessions are kept in a cache"
@@ -329,11 +337,7 @@ class Sessions:
             self._cache.release(_sequence_id(name))
 
     def _kv_cache(self) -> KVCache:
-        if self._cache is None:
-            raise InvalidArgumentError(
-                "Sessions of a model with recurrent layers are kept by the prefix cache only. They are neither saved "
-                "nor protected."
-            )
+        assert self._cache is not None, "an engine gives its cache"
         return self._cache
 
     def _session_files(self) -> SessionFiles:
