@@ -197,7 +197,7 @@ def test_answers_do_not_depend_on_drafts(runtime: Runtime, checkpoint: Callable[
         {"max_num_batched_tokens": 9, "max_num_seqs": 3, "block_size": 4},
         {"num_kv_blocks": 11, "block_size": 8, "enable_prefix_caching": False, "max_num_batched_tokens": 4},
         {"num_kv_blocks": 16, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 4},
-        {"device": "numpy", "num_speculative_tokens": 1},
+        {"device": "sim", "num_speculative_tokens": 1},
     ]
     for one in options:
         engine = open_drafted(runtime, model, **one)
