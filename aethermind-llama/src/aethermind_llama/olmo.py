@@ -31,7 +31,7 @@ _OLMO2_FIELDS: FieldTable = {
 }
 _OLMO3_FIELDS: FieldTable = _BIAS
 
-_SPELLINGS = ("rope_parameters", "rope_scaling")
+_ROPE_FIELDS = ("rope_parameters", "rope_scaling")
 _PERIOD = 4
 """One of this many layers of OLMo 3 attends to all tokens, the last of them."""
 
@@ -74,7 +74,7 @@ def _rope_of(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
     nested = raw.get("rope_parameters")
     if isinstance(nested, Mapping) and layer_type in nested:
         return {"rope_parameters": nested[layer_type], "rope_scaling": None}
-    return {} if layer_type == "full_attention" else dict.fromkeys(_SPELLINGS)
+    return {} if layer_type == "full_attention" else dict.fromkeys(_ROPE_FIELDS)
 
 
 def _model(raw: Mapping[str, Any], config: DecoderConfig) -> VariantModel:

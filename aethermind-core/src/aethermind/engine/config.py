@@ -85,7 +85,7 @@ _COUNT = Check(lambda value: _is_number(value, int) and 0 < value < 2**40, "a po
 _FLAG = Check(lambda value: isinstance(value, bool), "True or False")
 _BY_MEMORY = "what memory allows"
 
-_FOREIGN_OPTIONS = {
+_OTHER_ENGINES_OPTIONS = {
     "cpu_offload_gb": "weights remain on the device; leave it out",
     "device_map": "give device",
     "enforce_eager": "plans are always compiled; leave it out",
@@ -338,7 +338,7 @@ class EngineConfig:
     def of(cls, **options: Unpack[EngineOptions]) -> EngineConfig:
         """The configuration with these options; InvalidArgumentError also for one that does not exist."""
         if unknown := sorted(options.keys() - EngineOptions.__annotations__.keys()):
-            advice = _FOREIGN_OPTIONS.get(unknown[0])
+            advice = _OTHER_ENGINES_OPTIONS.get(unknown[0])
             advice = f": {advice}." if advice else did_you_mean(unknown[0], EngineOptions.__annotations__)
             raise InvalidArgumentError(f"An engine has no option {unknown[0]!r}{advice}")
         named: dict[str, Any] = {

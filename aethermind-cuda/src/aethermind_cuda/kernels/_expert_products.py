@@ -1,9 +1,10 @@
 """Launches of products of rows with the weights of their experts (`csrc/common/expert_products.cuh`).
 
-A choice is one expert of one token. Few choices are a GEMV each, which reads the rows of its expert only. Many are
-first sorted by expert on the device, into tiles of one expert: of 8 choices for the skinny kernels, or of 64 for the
-tiled ones. The host knows the number of choices, not their experts, so the grid has the most tiles that there can be,
-and the blocks of the others end at once: nothing is copied to the host, and graphs can capture the launches.
+A choice is one expert of one token, a token-expert pair. Few choices are a GEMV each, which reads the rows of its
+expert only. Many are first sorted by expert on the device (vLLM: moe_align_block_size), into tiles of one expert: of 8
+choices for the skinny kernels, or of 64 for the tiled ones. The host knows the number of choices, not their experts, so
+the grid has the most tiles that there can be, and the blocks of the others end at once: nothing is copied to the host,
+and graphs can capture the launches.
 
 The heads of `linear_per_head` are experts that every token chooses, so their tiles are known without sorting.
 """

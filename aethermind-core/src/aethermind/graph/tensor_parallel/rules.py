@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["ADD_LOW_RANK", "HEADS", "Partial", "RULES", "Rule", "SCANS", "Whole"]
+__all__ = ["ADD_LOW_RANK", "Collective", "HEADS", "Partial", "RULES", "Rule", "SCANS"]
 
 
-class Whole(Enum):
+class Collective(Enum):
     """The collective that makes a sharded output whole."""
 
-    SUMMED = "all_reduce"
-    GATHERED = "all_gather_last"
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather_last"
 
 
 class Partial(Enum):
     """A sharded output that is not split along an axis."""
 
-    TERMS = "terms"
+    SUM = "sum"
     """Each rank has a partial sum."""
 
 
@@ -55,7 +55,7 @@ class Rule:
     """
 
     inputs: Mapping[str, int | Partial]
-    outputs: Mapping[str, int | Partial | Whole]
+    outputs: Mapping[str, int | Partial | Collective]
     divided: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     heads: Mapping[str, str] = field(default_factory=dict)
@@ -73,8 +73,8 @@ HEADS = -2
 _CACHE = {"k_cache": -3, "v_cache": -3}
 _CODES = {**_CACHE, "k_scale": -2, "v_scale": -2}
 _OF_HEADS = {"sinks": -1, "slopes": -1}
-_CACHE_OUT: Mapping[str, int | Whole] = {"k_out": -3, "v_out": -3}
-_CODES_OUT: Mapping[str, int | Whole] = {**_CACHE_OUT, "k_scale_out": -2, "v_scale_out": -2}
+_CACHE_OUT: Mapping[str, int | Collective] = {"k_out": -3, "v_out": -3}
+_CODES_OUT: Mapping[str, int | Collective] = {**_CACHE_OUT, "k_scale_out": -2, "v_scale_out": -2}
 _ROWS, _COLUMNS, _WIDTH = -2, -1, -1
 """Axes of weights [N, K], N being the outputs of a projection and K its inputs; the last axis of activations."""
 _QKV = {**dict.fromkeys(("w_q", "w_k", "w_v"), _ROWS), **dict.fromkeys(("b_q", "b_k", "b_v"), _WIDTH)}
@@ -88,34 +88,36 @@ _COUNTS: dict[str, Any] = {
 }
 _CONVOLUTION = {"x": _WIDTH, "w": _WIDTH, "bias": _WIDTH, "state": -1}
 _RATES = {"a_log": -1, "dt_bias": -1, "state": -3}
-_SCAN_OUT: Mapping[str, int | Whole] = {"out": HEADS, "state_out": -3}
+_SCAN_OUT: Mapping[str, int | Collective] = {"out": HEADS, "state_out": -3}
 SCANS: Mapping[str, bool] = {"gated_delta_rule": False, "ssd_scan": True}
 """Recurrences, and whether the values [H, E] precede the two operands [G, D] in a row of their first input."""
 _EXPERTS = {"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS, "b_gate": _WIDTH, "b_up": _WIDTH}
 _STACKS = dict.fromkeys(("w_gate", "w_up", "b_gate", "b_up"), "num_experts")
-_FEED_FORWARD = Rule({"w_in": _ROWS, "b_in": _WIDTH, "w_out": _COLUMNS}, {"out": Whole.SUMMED}, once=("b_out",))
+_FEED_FORWARD = Rule(
+    {"w_in": _ROWS, "b_in": _WIDTH, "w_out": _COLUMNS}, {"out": Collective.ALL_REDUCE}, once=("b_out",)
+)
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
-    "embedding": (Rule({"table": _COLUMNS}, {"out": Whole.GATHERED}),),
+    "embedding": (Rule({"table": _COLUMNS}, {"out": Collective.ALL_GATHER}),),
     "qkv_rope_cache_write": (Rule({**_QKV, **_CACHE}, {"q": HEADS, **_CACHE_OUT}, **_COUNTS),),
     "qkv_rope_cache_write_quantized": (Rule({**_QKV, **_CODES}, {"q": HEADS, **_CODES_OUT}, **_COUNTS),),
     "linear": (
         Rule(_PROJECTION, {"out": _WIDTH}, heads=dict.fromkeys(_PROJECTION, "num_heads"), before="split_heads"),
-        Rule(_PROJECTION, {"out": Whole.GATHERED}, before="rms_norm"),
+        Rule(_PROJECTION, {"out": Collective.ALL_GATHER}, before="rms_norm"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="silu_mul"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="sigmoid_mul", beside="x"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="causal_conv1d", segments=("weight", "bias")),
         Rule(_PROJECTION, {"out": _WIDTH}, before="gated_delta_rule"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="ssd_scan"),
         Rule(_PROJECTION, {"out": _WIDTH}, before="gated_rms_norm", multiple="num_groups"),
-        Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Partial.TERMS}, once=("bias",), before=ADD_LOW_RANK),
-        Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Whole.SUMMED}, once=("bias",)),
+        Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Partial.SUM}, once=("bias",), before=ADD_LOW_RANK),
+        Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Collective.ALL_REDUCE}, once=("bias",)),
     ),
     ADD_LOW_RANK: (
         Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}, before="causal_conv1d", segments=("up",)),
         Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}, heads={"up": "num_heads"}, before="split_heads"),
         Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}),
-        Rule({"y": Partial.TERMS, "x": _WIDTH, "down": _WIDTH}, {"out": Whole.SUMMED}),
+        Rule({"y": Partial.SUM, "x": _WIDTH, "down": _WIDTH}, {"out": Collective.ALL_REDUCE}),
     ),
     "silu_mul": (Rule(dict.fromkeys(("gate", "up"), _WIDTH), {"out": _WIDTH}),),
     "sigmoid_mul": (Rule(dict.fromkeys(("gate", "x"), _WIDTH), {"out": _WIDTH}),),
@@ -144,18 +146,18 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "attention": (Rule(dict.fromkeys("qkv", HEADS), {"out": HEADS}, even=("q",)),),
     "merge_heads": (
         Rule({"x": HEADS}, {"out": _WIDTH}, before="gated_rms_norm", multiple="num_groups"),
-        Rule({"x": HEADS}, {"out": Whole.GATHERED}, before="gated_rms_norm"),
+        Rule({"x": HEADS}, {"out": Collective.ALL_GATHER}, before="gated_rms_norm"),
         Rule({"x": HEADS}, {"out": _WIDTH}),
     ),
     "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),
     "shift_keys_quantized": (Rule({"k_cache": -3, "k_scale": -2}, {"k_out": -3, "k_scale_out": -2}),),
-    "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),
-    "moe_swiglu": (Rule(_EXPERTS, {"out": Whole.SUMMED}, stacks=_STACKS, once=("b_down",)),),
+    "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Collective.ALL_REDUCE}),),
+    "moe_swiglu": (Rule(_EXPERTS, {"out": Collective.ALL_REDUCE}, stacks=_STACKS, once=("b_down",)),),
     "gate_up_silu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
-    "mlp_geglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),
+    "mlp_geglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Collective.ALL_REDUCE}),),
     "gate_up_gelu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
     "ffn_gelu": (_FEED_FORWARD,),
     "ffn_relu": (_FEED_FORWARD,),
-    "lm_head": (Rule(_PROJECTION, {"logits": Whole.GATHERED}),),
+    "lm_head": (Rule(_PROJECTION, {"logits": Collective.ALL_GATHER}),),
 }
 """Rules by operator; the first that fits applies. Operators without a rule are computed whole by every rank."""

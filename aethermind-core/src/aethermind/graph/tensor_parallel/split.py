@@ -9,7 +9,7 @@ from itertools import accumulate
 from aethermind.errors import ConfigError
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.graph.tensor_parallel.collectives import COLLECTIVES, OWN_HEADS
-from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, SCANS, Partial, Rule, Whole
+from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, SCANS, Collective, Partial, Rule
 from aethermind.graph.tensor_parallel.share import Segments, Share, StateShards, WeightPart
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
@@ -200,10 +200,10 @@ class _Splitter:
             schema.outputs, node.outputs, schema.infer(types, attributes, float_type), strict=True
         ):
             how = rule.outputs.get(spec.name)
-            new = Value(f"{old.name}/part" if isinstance(how, Whole) else old.name, type, old.kind)
+            new = Value(f"{old.name}/part" if isinstance(how, Collective) else old.name, type, old.kind)
             outputs.append(new)
-            if isinstance(how, Whole):
-                rest.append(_made_whole(how, new, old))
+            if isinstance(how, Collective):
+                rest.append(_collective(how, new, old))
                 new = old
             elif how is not None:
                 self._axes[old] = how
@@ -304,8 +304,8 @@ class _Splitter:
         return number // self._share.size
 
 
-def _made_whole(how: Whole, part: Value, whole: Value) -> Node:
-    attributes = {"width": whole.type.shape[-1]} if how is Whole.GATHERED else {}
+def _collective(how: Collective, part: Value, whole: Value) -> Node:
+    attributes = {"width": whole.type.shape[-1]} if how is Collective.ALL_GATHER else {}
     return Node(how.value, (part,), (whole,), attributes)  # type: ignore[arg-type]
 
 

@@ -77,12 +77,12 @@ class AlteredTensors:
 
 def read_parameters(compiled: CompiledModel, stored: AlteredTensors) -> dict[str, npt.NDArray[Any]]:
     """Return every parameter of the model, read from these tensors; CheckpointError where they do not fit."""
-    weights = open_weights(replace(compiled, source=cast(Any, _Holder(stored))))
+    weights = open_weights(replace(compiled, source=cast(Any, _TensorSource(stored))))
     names = [name for name in compiled.parameter_types if name not in compiled.computed]
     return {name: np.asarray(weights.array(name)) for name in names}
 
 
-class _Holder:
+class _TensorSource:
     """A model source that has tensors only."""
 
     def __init__(self, stored: AlteredTensors) -> None:
