@@ -98,7 +98,7 @@ class Reference:
         return keys * cos[:, None] + rotate_half(keys) * sin[:, None]
 
 
-@pytest.mark.parametrize("name", ["head_dim_80", "yarn_old_spelling", "bloom"])
+@pytest.mark.parametrize("name", ["head_dim_80", "yarn_old_spelling", "sliding_by_layer_types", "bloom"])
 def test_answers_are_those_of_keys_computed_for_their_new_positions(
     runtime: Runtime, device: str, checkpoints: Checkpoints, name: str
 ) -> None:
