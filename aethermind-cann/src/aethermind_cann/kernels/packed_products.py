@@ -46,8 +46,8 @@ def _rows(format: PackedFormat, weight: torch.Tensor, num_columns: int) -> torch
 
 
 def _linear(format: PackedFormat, inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    x, weight, *bias = inputs
-    put(outputs[0], _product(format, x, _rows(format, weight, x.shape[1]), bias[0] if bias else None))
+    x, weight, bias = inputs
+    put(outputs[0], _product(format, x, _rows(format, weight, x.shape[1]), bias))
 
 
 def _gate_up_silu(format: PackedFormat, inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
@@ -84,7 +84,7 @@ def _multiply(
 def _kernels_of(format: PackedFormat) -> list[Kernel]:
     pack, name = format.pack(), format.format.name
 
-    def kernel(operator: str, function: Any, *weights: str) -> Kernel:
+    def kernel(operator: str, function: Any, *weights: str, **options: Any) -> Kernel:
         return plain_kernel(
             operator,
             function,
@@ -93,12 +93,13 @@ def _kernels_of(format: PackedFormat) -> list[Kernel]:
             packs=dict.fromkeys(weights, pack),
             weight_formats=frozenset({name}),
             is_batch_invariant=False,
+            **options,
         )
 
     multiply = partial(_multiply, format)
     return [
         kernel("linear", partial(_linear, format), "weight"),
-        kernel("lm_head", partial(_linear, format), "weight"),
+        kernel("lm_head", partial(_linear, format), "weight", additions=frozenset({"bias"})),
         kernel("gate_up_silu", partial(_gate_up_silu, format), "w_gate", "w_up"),
         kernel("moe_gate_up_silu", partial(moe_gate_up_silu, multiply), "w_gate", "w_up"),
         kernel("moe_linear", partial(moe_linear, multiply), "w"),
