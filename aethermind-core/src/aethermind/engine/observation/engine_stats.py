@@ -74,7 +74,8 @@ class EngineStats:
         speculator = engine.speculator
         store = engine.swap_store
         offload, spec = engine.kv_offload, engine.compiled.cache_spec
-        states_out, states_in = (count * spec.bytes_per_slot for count in engine.cache.num_moved_states)
+        slot_bytes = spec.bytes_per_slot if engine.cache.is_recurrent else 0
+        states_out, states_in = (count * slot_bytes for count in engine.cache.num_moved_states)
         return cls(
             num_waiting=len(engine.waiting) + (offload.num_waiting if offload else 0),
             num_running=len(engine.running),
