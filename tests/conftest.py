@@ -18,6 +18,9 @@ from tests.scale import is_extended, scaled
 # Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# No test uses a network: a name of the Hugging Face Hub that is in no cache is an error at once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 from aethermind import Runtime
 
 # A shell that runs this in the background has interrupts ignored, and some tests are about them.

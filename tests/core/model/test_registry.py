@@ -112,18 +112,6 @@ def test_models_by_name_and_by_path(tmp_path: Path) -> None:
         registry.register("tiny", lambda: tmp_path, provider="you")
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen2-0.5B", "meta-llama/Llama-3.2-1B"])
-def test_a_hub_id_gets_the_command_that_downloads_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"`hf download {name} --local-dir"):
-        ModelRegistry().locate(name)
-    (tmp_path / name).parent.mkdir()
-    assert ModelRegistry().locate(name) == Path(name), "a place next to others is a path"
-    assert ModelRegistry().locate(f"./{name}") == Path(name)
-
-
 @pytest.mark.parametrize("model", ["None", "someone/model"])
 def test_hints_name_python_parameters_and_flags(model: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from aethermind.cli.settings import (
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.first_party import pip_install
+from aethermind.model.hub_files import HubName
 
 if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
@@ -88,6 +89,7 @@ def serve(
     if taken := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
     groups = (model_options, served, execution)
+    _download_missing(paths.values())
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
         models = {name: _open_engine(path, groups, process, stack) for name, path in paths.items()}
@@ -109,6 +111,16 @@ def serve(
                 on_ready=partial(_on_ready, list(models), *listening.getsockname()[:2]),
             )
         )
+
+
+def _download_missing(models: Iterable[str]) -> None:
+    """Download models of the Hugging Face Hub first: in this thread Ctrl-C ends that, and engines find them cached."""
+    if named := [model for model in models if HubName.parse(model) is not None]:
+        from aethermind.runtime import Runtime
+
+        registry = Runtime.boot().models
+        for model in named:
+            registry.locate(model)
 
 
 def _open_engine(path: str, groups: Sequence[Any], process: ProcessOptions, stack: ExitStack) -> LLM | EngineProcess:

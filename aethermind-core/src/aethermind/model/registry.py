@@ -7,21 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind import env
 from aethermind.errors import AetherMindError, ConfigError, PluginError
 from aethermind.first_party import Kind, how_to_get, provider_of
 from aethermind.model.architecture import Architecture, CausalLM, TextEncoder
 from aethermind.model.hf_files import architecture_name
+from aethermind.model.hub import local_path
 from aethermind.plugins.registry import Registry, import_object
 
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
+    from aethermind.model.hub_files import RepoKind
     from aethermind.model.input_processor import InputProcessorFactory
 
 __all__ = ["ArchitectureRegistry", "ModelRegistry", "gguf_families", "input_processors"]
 
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 _WRITE_A_PLUGIN = (
     "Use a model with one of these architectures, or write a plugin for it: `aethermind plugin new model NAME` "
@@ -141,22 +140,20 @@ class ModelRegistry:
         """All installed models, sorted."""
         return sorted(self._entries)
 
-    def locate(self, model: str) -> Path:
-        """The path of an installed model, or `model` itself as a path; ConfigError if neither exists."""
+    def locate(self, model: str, kind: RepoKind = "model") -> Path:
+        """The path of an installed model, or of a path or a name of the Hugging Face Hub (see `model.hub`).
+
+        Of the Hub, only the files of `kind` are needed. ConfigError if there is no such model.
+        """
         entry = self._entries.get(model)
         if entry is not None:
             return entry()
-        path = env.expand_home(model)
-        if _HUB_ID.fullmatch(model) and not path.parent.exists():
-            name = path.name
-            raise ConfigError(
-                f"The directory {model!r} does not exist. If it is a model of the Hugging Face Hub, download it with "
-                f"`hf download {model} --local-dir {name}`, and pass ./{name} as the model."
-            )
+        path = local_path(model, kind)
         if not path.exists() and "/" not in model:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
-                f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file. "
+                f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file, and "
+                "models of the Hugging Face Hub are named ORG/NAME. "
                 + ("" if provider_of("model", model) is None else how_to_get("model", model, otherwise="") + " ")
                 + "Give one of these names, or a path."
             )

@@ -173,7 +173,8 @@ class Runtime:
         return ["aethermind-core"] * (name in self.built_in.get(kind, ())) + of_plugins
 
     def open_source(self, model: str | Path, tokenizer: str | Path | None = None) -> ModelSource:
-        """Open the files of an installed model, or of the model at a path; ConfigError if there is neither.
+        """Open the files of an installed model, of the model at a path, or of one of the Hugging Face Hub by its name,
+        which is downloaded if it is not in the cache; ConfigError if there is none.
 
         `tokenizer` replaces the model's tokenizer: a directory, its tokenizer.json, a .gguf file, or a model's name.
         """
@@ -182,7 +183,7 @@ class Runtime:
 
     def open_tokenizer_source(self, tokenizer: str | Path) -> ModelSource:
         """Open the files of a tokenizer: a directory, its tokenizer.json, a .gguf file, or an installed model."""
-        path = self.models.locate(str(tokenizer))
+        path = self.models.locate(str(tokenizer), "tokenizer")
         is_vocabulary = path.name == "tokenizer.json" and path.is_file()
         return open_source(path.parent if is_vocabulary else path, self.gguf_families)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from aethermind import env
 from aethermind.engine.loading.adapter_choice import AdapterChoice
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.graph.ir import Graph
 from aethermind.graph.low_rank import adaptable_weights, part_names, with_adapters
 from aethermind.hal.dtype import DType
+from aethermind.model.hub import local_path
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
@@ -49,7 +49,7 @@ class Adapters:
         dtype: DType,
         remapped: tuple[StoredTensors, StoredTensors] | None = None,
     ) -> Self:
-        """Read adapters from directories, by name, for the model of a graph that computes in `dtype`.
+        """Read adapters by name, from directories or the Hugging Face Hub, for a graph that computes in `dtype`.
 
         An adapter has the names and shapes of the checkpoint. `remapped` are the checkpoint in the graph's names and as
         it is stored, where these differ; weights that are not rows of one stored matrix cannot be adapted.
@@ -61,7 +61,7 @@ class Adapters:
         shapes = {name: resolve(type.shape, {}) for name, type in adaptable_weights(graph, operators).items()}
         matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items()}
         stored, rows = (matrices, None) if remapped is None else _stored_matrices(matrices, *remapped)
-        adapters = {name: Adapter.read(env.expand_home(path), stored) for name, path in paths.items()}
+        adapters = {name: Adapter.read(local_path(path, "adapter"), stored) for name, path in paths.items()}
         if rows is not None:
             adapters = {name: adapter.sliced(rows) for name, adapter in adapters.items()}
         ranks: dict[str, int] = {}

@@ -9,6 +9,7 @@ from aethermind.engine.engine import Engine
 from aethermind.engine.loading.weight_formats import format_uses
 from aethermind.engine.policies import ignored_options
 from aethermind.log import get_logger
+from aethermind.model.hub import title_of
 
 __all__ = ["ModelInfo", "describe_model", "log_loaded"]
 
@@ -19,8 +20,9 @@ _log = get_logger(__name__)
 class ModelInfo:
     """What was loaded, on which device, and its sizes.
 
-    `placement` is one line on kernels and fallbacks, `weight_formats` are those of weights that are not dense,
-    `ignored_options` are request options that the scheduling policy does not use, `adapters` the names for requests.
+    `model` is the path, or the name on the Hugging Face Hub. `placement` is one line on kernels and fallbacks,
+    `weight_formats` are those of weights that are not dense, `ignored_options` are request options that the scheduling
+    policy does not use, `adapters` the names for requests.
     """
 
     model: str
@@ -78,7 +80,7 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
     if compiled.parallel is not None:
         placement += f", rank 0 of {compiled.parallel.share.size}"
     return ModelInfo(
-        model=str(compiled.source.path),
+        model=title_of(compiled.source.path),
         architecture=compiled.architecture,
         device=str(opened.device),
         device_reason=opened.selection.reason,
