@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from aethermind import Runtime
+
+if TYPE_CHECKING:
+    from tests.hub_server import HubServer
 
 # A shell that runs this in the background has interrupts ignored, and some tests are about them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -120,3 +124,27 @@ def redis_server(started_redis: RedisServer) -> RedisServer:
     """A running Redis with nothing in it."""
     started_redis.client.flushall()
     return started_redis
+
+
+@pytest.fixture
+def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A stand-in for the Hugging Face Hub, with an empty cache and no token; the client tries again without a pause."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+    from tests.hub_server import HubServer
+
+    with HubServer() as started:
+        monkeypatch.setattr(constants, "ENDPOINT", started.endpoint)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", started.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+        monkeypatch.chdir(tmp_path)
+        close_session()
+        yield started
+        close_session()

@@ -15,6 +15,9 @@ from tests.end_to_end.models import DEMO
 MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "Qwen2.5-0.5B-Instruct", "checkpoints/first", "my-model")
 """What readers are told to put there themselves; here it is the demo model."""
 
+HUB_MODELS = {"Qwen/Qwen2.5-0.5B-Instruct": "", "Qwen/Qwen2.5-0.5B-Instruct-GGUF": "Q4_K_M"}
+"""What is in the cache of the Hugging Face Hub: the demo model, in the second as a GGUF file of this quantisation."""
+
 
 ADAPTERS = ("rhymes", "letters")
 QUANTISED = "model-Q4_K_M.gguf"
@@ -38,7 +41,21 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     shapes = linear_shapes(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
     for seed, name in enumerate(ADAPTERS):
         write_adapter(tmp_path / "adapters" / name, shapes, seed=seed, size=0.2)
+    for name, quantization in HUB_MODELS.items():
+        _put_into_cache(tmp_path / ".cache/huggingface/hub", name, quantised if quantization else DEMO)
     shutil.copy(quantised, tmp_path)
     shutil.copy(quantised, tmp_path / "model.gguf")
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
+
+
+def _put_into_cache(cache: Path, name: str, model: Path) -> None:
+    """Put a directory or a file into the cache as the only commit of a repository."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    if model.is_dir():
+        shutil.copytree(model, folder / "snapshots" / ("0" * 40))
+    else:
+        (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+        shutil.copy(model, folder / "snapshots" / ("0" * 40))

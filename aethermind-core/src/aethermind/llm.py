@@ -73,7 +73,8 @@ class LLM:
         on_progress: Callable[[int, int], None] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
+        """Load `model`: a name on the Hugging Face Hub (`org/name[@revision][:quantization]`, downloaded at its first
+        use), a Hugging Face directory, a .gguf file, or the name of an installed model.
 
         `options` are those of an engine. `runtime` provides devices, kernels and models, by default those of all
         installed packages. `on_progress` is called with (done, total) while weights are loaded.

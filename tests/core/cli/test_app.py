@@ -23,6 +23,8 @@ COMMANDS = (
     ("generate",),
     ("chat",),
     ("serve",),
+    ("run",),
+    ("pull",),
     ("doctor",),
     ("explain",),
     ("models",),

@@ -17,14 +17,12 @@ from aethermind.cli.commands import COMMANDS
 @pytest.mark.parametrize(
     ("words", "typed"),
     [
-        (("run",), "aethermind chat MODEL"),
-        (("run", "./llama", "Why", "so?"), "aethermind generate --model ./llama 'Why so?'"),
-        (("run", "./a model"), "aethermind chat './a model'"),
-        (("pull", "Qwen/Qwen3-0.6B"), "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"),
-        (("list",), "aethermind models"),
+        (("cli", "./a model"), "aethermind run './a model'"),
+        (("download", "Qwen/Qwen3-0.6B"), "aethermind pull Qwen/Qwen3-0.6B"),
+        (("list",), "aethermind models list"),
         (("ps",), "curl http://127.0.0.1:8000/v1/models"),
-        (("show", "./llama", "--verbose"), "aethermind models ./llama"),
-        (("rm", "./llama"), "rm -r ./llama"),
+        (("show", "./llama", "--verbose"), "aethermind models show ./llama"),
+        (("rm", "org/llama"), "aethermind models rm org/llama"),
         (("version",), "aethermind --version"),
         (("help", "chat"), "aethermind chat --help"),
         (("launch_server", "demo"), "aethermind serve demo"),
@@ -56,13 +54,13 @@ def test_a_command_of_a_plugin_has_precedence_over_the_suggestion(invoke: Any, i
 
     @hookimpl
     def register_commands(app):
-        @app.command("pull")
-        def pull() -> None:
-            "Pull."
-            print("pulled")
+        @app.command("show")
+        def show() -> None:
+            "Show."
+            print("shown")
     """
-    install_plugin("puller", source)
-    assert invoke("pull").stdout == "pulled\n"
+    install_plugin("shower", source)
+    assert invoke("show").stdout == "shown\n"
 
 
 def test_the_short_flag_for_the_version(invoke: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,96 +22,73 @@ DEMO_FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is
 NEEDED = {name for name in DEMO_FILES if name.endswith((".json", ".safetensors"))}
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """The stand-in, with an empty cache, no token, and a client that does not wait before it tries again."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import close_session
-
-    with HubServer() as started:
-        monkeypatch.setattr(constants, "ENDPOINT", started.endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", started.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
-        monkeypatch.chdir(tmp_path)
-        close_session()
-        yield started
-        close_session()
-
-
 def locate(text: str) -> Path:
     return ModelRegistry().locate(text)
 
 
-def test_a_model_is_downloaded_once_and_then_used_without_a_request(server: HubServer) -> None:
+def test_a_model_is_downloaded_once_and_then_used_without_a_request(hub_server: HubServer) -> None:
     extra = {"pytorch_model.bin": b"1", "original/params.json": b"2", "tf_model.h5": b"3", "x-Q8_0.gguf": b"4"}
-    server.repos["org/demo"] = Repo(DEMO_FILES | extra)
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES | extra)
     path = locate("org/demo")
     assert {file.name for file in path.iterdir()} == NEEDED
     assert all((path / name).read_bytes() == DEMO_FILES[name] for name in NEEDED)
     assert hub.title_of(path) == "org/demo"
-    num_requests = len(server.requests)
+    num_requests = len(hub_server.requests)
     for text in ("org/demo", "org/demo@main", "hf.co/org/demo", "https://huggingface.co/org/demo"):
         assert locate(text) == path
-    assert len(server.requests) == num_requests
+    assert len(hub_server.requests) == num_requests
 
 
 def test_the_token_is_sent_to_the_hub_and_not_to_the_host_of_large_files(
-    server: HubServer, monkeypatch: pytest.MonkeyPatch
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.repos["org/private"] = Repo(DEMO_FILES, token="hf_good")
+    hub_server.repos["org/private"] = Repo(DEMO_FILES, token="hf_good")
     with pytest.raises(ConfigError, match=r"'org/private' is neither a path nor a model .* `hf auth login`"):
         locate("org/private")
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     locate("org/private")
-    sent = [("authorization" in headers, path.startswith("/cdn/")) for _, path, headers in server.requests[1:]]
+    sent = [("authorization" in headers, path.startswith("/cdn/")) for _, path, headers in hub_server.requests[1:]]
     assert set(sent) == {(True, False), (False, True)}
 
 
-def test_a_path_that_exists_wins_over_a_name(server: HubServer, tmp_path: Path) -> None:
+def test_a_path_that_exists_wins_over_a_name(hub_server: HubServer, tmp_path: Path) -> None:
     (tmp_path / "org" / "demo").mkdir(parents=True)
     assert locate("org/demo") == Path("org/demo")
     assert locate("./org/other") == Path("org/other")
     assert locate("org/model.gguf") == Path("org/model.gguf")
-    assert server.requests == []
+    assert hub_server.requests == []
 
 
-def test_a_cut_download_goes_on_where_it_stopped(server: HubServer) -> None:
-    server.repos["org/demo"] = Repo(DEMO_FILES)
-    server.cuts = 3
+def test_a_cut_download_goes_on_where_it_stopped(hub_server: HubServer) -> None:
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES)
+    hub_server.cuts = 3
     path = locate("org/demo")
     assert (path / "model.safetensors").read_bytes() == DEMO_FILES["model.safetensors"]
     size = len(DEMO_FILES["model.safetensors"])
-    ranges = [headers.get("range") for _, path, headers in server.requests if path.startswith("/cdn/")]
+    ranges = [headers.get("range") for _, path, headers in hub_server.requests if path.startswith("/cdn/")]
     assert len(ranges) == 4
     assert ranges[0] is None
     starts = [int(given.removeprefix("bytes=").rstrip("-")) for given in ranges[1:] if given]
     assert 0 < starts[0] < starts[1] < starts[2] < size
 
 
-def test_a_download_that_ends_early_is_no_model_until_it_is_complete(server: HubServer) -> None:
-    server.repos["org/demo"] = Repo(DEMO_FILES)
-    server.cuts = 1000
+def test_a_download_that_ends_early_is_no_model_until_it_is_complete(hub_server: HubServer) -> None:
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES)
+    hub_server.cuts = 1000
     with pytest.raises(ConfigError, match=r"cut off|cannot be reached"):
         locate("org/demo")
     assert hub.find_cached(HubName("org/demo")) is None
-    server.cuts = 0
-    server.requests.clear()
+    hub_server.cuts = 0
+    hub_server.requests.clear()
     locate("org/demo")
     digest = sha256(DEMO_FILES["model.safetensors"]).hexdigest()
-    assert server.downloads() == [f"/cdn/{digest}"], "small files are not fetched again"
+    assert hub_server.downloads() == [f"/cdn/{digest}"], "small files are not fetched again"
 
 
-def test_a_gguf_file_is_named_by_its_quantisation(server: HubServer) -> None:
+def test_a_gguf_file_is_named_by_its_quantisation(hub_server: HubServer) -> None:
     parts = {f"big-Q6_K-0000{i}-of-00002.gguf": b"%d" % i for i in (1, 2)}
     names = ("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-Q8_0.gguf", "README.md", "IQ2/m-UD-IQ2_XXS.gguf")
-    server.repos["org/m-GGUF"] = Repo({name: name.encode() for name in names} | parts)
+    hub_server.repos["org/m-GGUF"] = Repo({name: name.encode() for name in names} | parts)
     for text, file in {
         "hf.co/org/m-GGUF:Q8_0": "m-Q8_0.gguf",
         "org/m-GGUF:q8_0": "m-Q8_0.gguf",
@@ -121,7 +97,7 @@ def test_a_gguf_file_is_named_by_its_quantisation(server: HubServer) -> None:
         "org/m-GGUF@main:Q6_K": "big-Q6_K-00001-of-00002.gguf",
     }.items():
         found = locate(text)
-        assert found.as_posix().endswith(f"/{server.repos['org/m-GGUF'].commit}/{file}")
+        assert found.as_posix().endswith(f"/{hub_server.repos['org/m-GGUF'].commit}/{file}")
     assert (found.parent / "big-Q6_K-00002-of-00002.gguf").read_bytes() == b"2"
     assert not (found.parent / "m-Q4_K_M.gguf").exists()
     with pytest.raises(ConfigError, match=r"no .gguf file of Q3_K_S: name one of Q4_K_M, Q6_K, Q8_0, UD-IQ2_XXS"):
@@ -130,29 +106,29 @@ def test_a_gguf_file_is_named_by_its_quantisation(server: HubServer) -> None:
     assert locate("org/m-GGUF").name == "m-Q4_K_M.gguf"
 
 
-def test_shards_are_those_of_the_index(server: HubServer) -> None:
+def test_shards_are_those_of_the_index(hub_server: HubServer) -> None:
     index = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     shards = {"model-00001-of-00002.safetensors": b"1", "model-00002-of-00002.safetensors": b"2"}
     texts = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors.index.json": index}
-    server.repos["org/big"] = Repo(texts | shards | {"consolidated-00001-of-00001.safetensors": b"3"})
+    hub_server.repos["org/big"] = Repo(texts | shards | {"consolidated-00001-of-00001.safetensors": b"3"})
     path = locate("org/big")
     assert {file.name for file in path.iterdir()} == {*texts, *shards}
     (path / "model-00002-of-00002.safetensors").unlink()
     assert hub.find_cached(HubName("org/big")) is None
 
 
-def test_a_revision_is_a_branch_a_tag_or_a_commit(server: HubServer) -> None:
-    repo = server.repos["org/demo"] = Repo(DEMO_FILES, revisions=("v1",))
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub_server: HubServer) -> None:
+    repo = hub_server.repos["org/demo"] = Repo(DEMO_FILES, revisions=("v1",))
     assert locate("org/demo@v1").name == repo.commit
     assert locate(f"org/demo@{repo.commit}").name == repo.commit
     with pytest.raises(ConfigError, match="org/demo has no revision main"):
         locate("org/demo")
 
 
-def test_a_tokenizer_or_an_adapter_is_fetched_alone(server: HubServer) -> None:
-    server.repos["org/demo"] = Repo(DEMO_FILES)
+def test_a_tokenizer_or_an_adapter_is_fetched_alone(hub_server: HubServer) -> None:
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES)
     adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"1"}
-    server.repos["org/lora"] = Repo(adapter | {"optimizer.pt": b"2", "tokenizer.json": b"{}"})
+    hub_server.repos["org/lora"] = Repo(adapter | {"optimizer.pt": b"2", "tokenizer.json": b"{}"})
     path = ModelRegistry().locate("org/demo", "tokenizer")
     assert not (path / "model.safetensors").exists()
     assert (path / "tokenizer.json").exists()
@@ -165,9 +141,9 @@ def test_a_tokenizer_or_an_adapter_is_fetched_alone(server: HubServer) -> None:
 
 
 def test_a_renamed_repository_is_found_and_its_new_name_logged(
-    server: HubServer, caplog: pytest.LogCaptureFixture
+    hub_server: HubServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.repos |= {"org/old": Repo(DEMO_FILES, moved_to="org/new"), "org/new": Repo(DEMO_FILES)}
+    hub_server.repos |= {"org/old": Repo(DEMO_FILES, moved_to="org/new"), "org/new": Repo(DEMO_FILES)}
     path = locate("org/old")
     assert "org/old is called org/new now" in caplog.text
     assert locate("org/old") == path
@@ -201,24 +177,24 @@ def test_a_renamed_repository_is_found_and_its_new_name_logged(
     ],
 )
 def test_a_failure_is_a_sentence(
-    server: HubServer, repo: Repo | None, token: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+    hub_server: HubServer, repo: Repo | None, token: str | None, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if repo is not None:
-        server.repos["org/demo"] = repo
+        hub_server.repos["org/demo"] = repo
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(ConfigError, match=says) as error:
         locate("org/demo")
     assert "\n" not in str(error.value)
-    assert not any(path.startswith("/cdn/") for _, path, _ in server.requests)
+    assert not any(path.startswith("/cdn/") for _, path, _ in hub_server.requests)
 
 
 def test_without_a_network_the_cache_is_used_and_other_names_say_so(
-    server: HubServer, monkeypatch: pytest.MonkeyPatch
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
 
-    server.repos["org/demo"] = Repo(DEMO_FILES)
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES)
     path = locate("org/demo")
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
     assert locate("org/demo") == path
@@ -231,9 +207,9 @@ def test_without_a_network_the_cache_is_used_and_other_names_say_so(
         locate("org/other")
 
 
-def test_commands_take_a_name_and_the_client_its_environment_variables(server: HubServer, tmp_path: Path) -> None:
-    server.repos["org/demo"] = Repo(DEMO_FILES, token="hf_good")
-    variables = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": "0"}
+def test_commands_take_a_name_and_the_client_its_environment_variables(hub_server: HubServer, tmp_path: Path) -> None:
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES, token="hf_good")
+    variables = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub_server.endpoint, "HF_HUB_OFFLINE": "0"}
     options = ["--max-tokens", "8", "--temperature", "0", "--no-stats", "--device", "numpy"]
 
     def generate(model: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -18,16 +18,11 @@ def equivalent_command(command: str, args: Sequence[str]) -> str | None:
 
 
 def _run(words: Sequence[str]) -> str:
-    model, prompt = _model(words), shlex.join([" ".join(words[1:])])
-    if len(words) > 1:
-        return f"`aethermind generate --model {model} {prompt}`, or `aethermind chat {model}` for a conversation"
-    return f'`aethermind chat {model}`, or `aethermind generate --model {model} "Once upon a time"`'
+    return f"`aethermind run {_model(words)}`"
 
 
 def _pull(words: Sequence[str]) -> str:
-    name = words[0] if words else "OWNER/NAME"
-    folder = shlex.quote(name.rstrip("/").rpartition("/")[2])
-    return f"`hf download {shlex.quote(name)} --local-dir {folder}`, then `aethermind chat ./{folder}`"
+    return f"`aethermind pull {shlex.quote(words[0]) if words else 'ORG/NAME'}`"
 
 
 def _ps(words: Sequence[str]) -> str:
@@ -39,14 +34,11 @@ def _ps(words: Sequence[str]) -> str:
 
 
 def _show(words: Sequence[str]) -> str:
-    return f"`aethermind models {_model(words)}`, with `--estimate` for the memory that it needs here"
+    return f"`aethermind models show {_model(words)}`, with `--estimate` for the memory that it needs here"
 
 
 def _remove(words: Sequence[str]) -> str:
-    return (
-        f"`rm -r {_model(words)}` for a model that you downloaded; `aethermind cache clear` deletes "
-        "what AetherMind itself wrote"
-    )
+    return f"`aethermind models rm {_model(words)}`"
 
 
 def _serve(words: Sequence[str]) -> str:
@@ -81,12 +73,10 @@ EQUIVALENTS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "help": _help,
     "info": lambda _: "`aethermind doctor`",
     "launch_server": _serve,
-    "list": lambda _: "`aethermind models`, or `aethermind models FOLDER` for the models in a folder",
-    "ls": lambda _: "`aethermind models`, or `aethermind models FOLDER` for the models in a folder",
+    "list": lambda _: "`aethermind models list`, or `aethermind models FOLDER` for the models in a folder",
+    "ls": lambda _: "`aethermind models list`, or `aethermind models FOLDER` for the models in a folder",
     "ps": _ps,
-    "pull": _pull,
     "rm": _remove,
-    "run": _run,
     "server": _serve,
     "show": _show,
     "stop": lambda _: "Ctrl-C where `aethermind serve` runs, or send it SIGTERM: it finishes what is open",

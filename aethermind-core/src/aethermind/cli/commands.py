@@ -48,11 +48,13 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "generate": CommandSpec("generate", "Continue a prompt and print the text."),
     "chat": CommandSpec("chat", "Hold a conversation with a chat model."),
     "serve": CommandSpec("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
+    "run": CommandSpec("run", "Download a model if it is not here, and chat with it."),
+    "pull": CommandSpec("pull", "Download models of the Hugging Face Hub.", has_settings=False),
     "doctor": CommandSpec(
         "doctor", "Report on the machine, its devices and the installed plugins.", has_settings=False
     ),
     "explain": CommandSpec("explain", "Show which kernel runs each operator, or where two devices disagree."),
-    "models": CommandSpec("models", "List models, installed or on disk."),
+    "models": CommandSpec("models", "List models: installed, on disk, or downloaded."),
     "tokenize": CommandSpec("tokens", "Show the tokens of a text, one per line with its id.", "TOKENIZE_EXAMPLES"),
     "detokenize": CommandSpec("tokens", "Print the text of token ids, special tokens included.", "DETOKENIZE_EXAMPLES"),
     "ops": CommandSpec("ops", "List the operators, and how each device computes them.", has_settings=False),

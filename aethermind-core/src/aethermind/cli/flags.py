@@ -176,10 +176,12 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Installed models; if none begins like that, the shell completes paths."""
+    """Installed and downloaded models; if none begins like that, the shell completes paths."""
+    from aethermind.model.hub import cached_models
     from aethermind.runtime import Runtime
 
-    return one_of(*Runtime.boot().models.names())(incomplete)
+    downloaded = (model.name for model in cached_models())
+    return one_of(*Runtime.boot().models.names(), *downloaded)(incomplete)
 
 
 def _device_names(incomplete: str) -> list[str]:

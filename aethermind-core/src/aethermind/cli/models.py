@@ -1,4 +1,4 @@
-"""`aethermind models`: models installed or on disk, and the memory that they need on a device."""
+"""`aethermind models`: models that are installed, downloaded or on disk, and the memory that they need on a device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from aethermind.cli import console, options
 from aethermind.cli.flags import with_flags, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
 from aethermind.cli.weight_format_report import as_record, describe
-from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
 from aethermind.first_party import pip_install
 from aethermind.model.hf_files import require_directory
+from aethermind.model.hub import cached_models, delete_cached, find_cached
+from aethermind.model.hub_files import HubName
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
@@ -32,6 +34,8 @@ __all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models"]
 EXAMPLES = console.examples(
     "aethermind models",
     "aethermind models ./Qwen2-0.5B-Instruct ./checkpoints ./model.gguf",
+    "aethermind models list",
+    "aethermind models show demo --estimate",
     "aethermind models --estimate --device cpu --max-model-len 2048",
     "aethermind models --json",
 )
@@ -42,8 +46,9 @@ def models(
     directories: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATH]...",
-            help="Model directories, .gguf files, or directories that hold them; without any, the installed models.",
+            metavar="[list|show|rm] [MODEL]...",
+            help="Names on the Hugging Face Hub, model directories, .gguf files, or directories that hold them; "
+            "without any, the models that are installed or downloaded. rm deletes downloaded models.",
         ),
     ] = None,
     estimate: Annotated[
@@ -54,7 +59,9 @@ def models(
     cache: KvCacheOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """List models, installed or on disk.
+    """List models: installed, on disk, or downloaded.
+
+    Nothing is downloaded; `aethermind pull` does that.
 
     Weights are not read. A model that cannot be used is listed with the reason. --estimate adds the memory that each
     model takes on --device with the other options, for as many requests at once as `LLM` plans for by default.
@@ -62,13 +69,17 @@ def models(
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime
 
+    action, words = _split_action(directories or [])
+    if action == "rm":
+        _delete(words)
+        return
     config = EngineConfig(**as_arguments(device_options, cache), fallback="allow")
     runtime = Runtime.boot()
     for name in filter(None, (device_options.quantization, device_options.lm_head_quantization)):
         runtime.weight_formats.get(name)
     if estimate:
         runtime.devices.select(device_options.device)
-    records = [describe_model(runtime, name, path) for name, path in _find(runtime, directories or [])]
+    records = [describe_model(runtime, name, path) for name, path in _find(runtime, words)]
     for record in records:
         if estimate and record["context_length"] is not None:
             # Memory depends on what a model is, which its configuration says also where its weights are missing.
@@ -76,6 +87,8 @@ def models(
             _add_estimate(record, runtime, config if has_weights else replace(config, load_format="dummy"))
     if as_json:
         console.print_json({"models": records})
+    elif records and action == "show":
+        _print_details(records)
     elif records:
         _print_records(records)
     else:
@@ -133,6 +146,7 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
         }
 
 
+_ACTIONS = ("list", "show", "rm")
 _FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "context_length")
 
 
@@ -160,12 +174,17 @@ def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
 def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
     """Names and paths; a directory without config.json is replaced by the models directly in it, if there are any."""
     if not directories:
-        return [(name, runtime.models.locate(name)) for name in runtime.models.names()]
+        installed = [(name, runtime.models.locate(name)) for name in runtime.models.names()]
+        return [*installed, *((model.name, model.path) for model in cached_models())]
     found = []
     for text in directories:
         if not text:
             raise InvalidArgumentError("A path is empty; name a model directory, a .gguf file or an installed model.")
         directory = env.expand_home(text)
+        name = None if lexists(directory) or text in runtime.models.names() else HubName.parse(text)
+        if name is not None:
+            found.append((str(name), _cached(name)))
+            continue
         if not directory.exists():
             directory = runtime.models.locate(text)
             if not lexists(directory):  # a dangling link is listed with an error
@@ -173,6 +192,34 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
         below = [] if isfile(directory / "config.json") else _below(directory)
         found += [(Path(abspath(path)).name, path) for path in below or [directory]]
     return found
+
+
+def _cached(name: HubName) -> Path:
+    path = find_cached(name)
+    if path is None:
+        raise ConfigError(f"{name} is no path and was not downloaded. Run `aethermind pull {name}`, or correct it.")
+    return path
+
+
+def _split_action(words: list[str]) -> tuple[str, list[str]]:
+    """The word before the models, if there is one that is not a path, and the models; `list` is the default."""
+    if not words or words[0] not in _ACTIONS or lexists(words[0]):
+        return "list", words
+    if words[0] != "list" and len(words) == 1:
+        raise InvalidArgumentError(f"Say which model, as in `aethermind models {words[0]} ORG/NAME`.")
+    return words[0], words[1:]
+
+
+def _delete(words: list[str]) -> None:
+    """Delete models from the cache, after all names were checked."""
+    names = {word: HubName.parse(word) for word in words}
+    if wrong := next((word for word, name in names.items() if name is None or lexists(word)), None):
+        raise InvalidArgumentError(
+            f"{wrong!r} was not downloaded by its name, so it is not deleted here. Name one of `aethermind models "
+            "list`, in the form ORG/NAME."
+        )
+    for name in filter(None, names.values()):
+        print(f"Deleted {name}: {console.quantity(delete_cached(name), 'B')}")
 
 
 def _below(directory: Path) -> list[Path]:
@@ -187,6 +234,18 @@ def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig
         record["estimate"] = estimate_memory(runtime, Path(record["path"]), config)
     except AetherMindError as error:
         record["error"] = record["error"] or with_flags(str(error))
+
+
+def _print_details(records: list[dict[str, Any]]) -> None:
+    """Print the facts of each model, one per line."""
+    for record in records:
+        hidden = ("estimate", "size_bytes")
+        facts = {key: value for key, value in record.items() if key not in hidden and value is not None}
+        if record["size_bytes"] is not None:
+            facts["size"] = console.quantity(record["size_bytes"], "B")
+        print(console.columns([(key.replace("_", " "), str(value)) for key, value in facts.items()], indent=""))
+        if "estimate" in record:
+            print(f"{record['name']} {_sentence(record['estimate'])}")
 
 
 def _print_records(records: list[dict[str, Any]]) -> None:

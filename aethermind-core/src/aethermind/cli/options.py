@@ -67,7 +67,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A model directory, a .gguf file, or the name of an installed model.",
+        help="A model's name on the Hugging Face Hub (ORG/NAME[@REVISION][:QUANTIZATION]) or among the installed "
+        "ones, a directory, or a .gguf file.",
         autocompletion=model_names,
         show_default="AETHERMIND_MODEL, or demo",
     ),
@@ -140,7 +141,7 @@ def chosen_model(model: str | None) -> str:
     if isinstance(model, list):  # from a file that is for `serve`
         raise InvalidArgumentError(f"This command takes one of the models {', '.join(model)}; choose it with --model.")
     if model == "":
-        raise InvalidArgumentError("--model is empty; name a model directory, a .gguf file or an installed model.")
+        raise InvalidArgumentError("--model is empty; name a model, a model directory or a .gguf file.")
     return model or env.model_path() or "demo"
 
 

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from aethermind.cli import console
 from aethermind.errors import InvalidArgumentError
+from aethermind.model.hub_files import HubName
 
 __all__ = [
     "looks_like_model",
@@ -19,8 +20,8 @@ __all__ = [
     "read_text",
 ]
 
-_MODEL = re.compile(r"(\.{0,2}|~)/\S*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|\S+\.(gguf|safetensors)", re.ASCII)
-"""A path, a name of the Hugging Face Hub's form, or a file of weights."""
+_MODEL = re.compile(r"(\.{0,2}|~)/\S*|\S+\.(gguf|safetensors)", re.ASCII)
+"""A path, or a file of weights."""
 
 _BYTE_ORDER_MARK = "\ufeff"
 """Marks UTF-8 at the beginning of a file; it is not part of the text."""
@@ -55,7 +56,9 @@ def read_text(text: str | None, file: Path | None, *, noun: str, option: str) ->
 
 def looks_like_model(text: str) -> bool:
     """Whether a text has the form of a model's name or path."""
-    return bool(_MODEL.fullmatch(text)) or (len(text) < 256 and "\0" not in text and os.path.isdir(text))
+    if _MODEL.fullmatch(text) or HubName.parse(text) is not None:
+        return True
+    return len(text) < 256 and "\0" not in text and os.path.isdir(text)
 
 
 def note_if_prompt_looks_like_model(text: str | None, command: str, *, model: str | None, chosen: str) -> None:

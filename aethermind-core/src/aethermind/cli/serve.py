@@ -55,8 +55,8 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="A model directory, a .gguf file, or the name of an installed model. NAME=MODEL names it for clients; "
-            "may be given several times.",
+            help="A model's name on the Hugging Face Hub (ORG/NAME[@REVISION][:QUANTIZATION]) or among the installed "
+            "ones, a directory, or a .gguf file. NAME=MODEL names it for clients; may be given several times.",
             show_default="AETHERMIND_MODEL, or demo",
         ),
     ] = None,

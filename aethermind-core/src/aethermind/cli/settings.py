@@ -81,7 +81,8 @@ class ModelPath:
 
     path: str | tuple[str, ...] = setting(
         "demo",
-        "A model directory, a .gguf file, or the name of an installed model; for `serve` also a list of NAME=MODEL.",
+        "A model's name on the Hugging Face Hub (ORG/NAME[@REVISION][:QUANTIZATION]) or among the installed ones, a "
+        "directory, or a .gguf file; for `serve` also a list of NAME=MODEL.",
         parameter="model",
         variable="AETHERMIND_MODEL",
     )

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 from aethermind.config.section import Check, check_fields, one_of, setting
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
+from aethermind.model.hub_files import HubName
 from aethermind.python_api import describe_options
 
 __all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS", "OPTION_DOCS", "named_adapters"]
@@ -155,14 +156,14 @@ class EngineConfig:
     )
     tokenizer: str | None = setting(
         None,
-        "Another tokenizer: a directory, a tokenizer.json, a .gguf file, or the name of a model.",
+        "Another tokenizer: a directory, a tokenizer.json, a .gguf file, or a model's name (ORG/NAME on the Hub).",
         check=_name("the name of a model, or the path of a tokenizer"),
         unset="the model's",
         metavar="PATH|MODEL",
     )
     adapters: Mapping[str, str] | None = setting(
         None,
-        "LoRA adapters in PEFT's format, each PATH or NAME=PATH.",
+        "LoRA adapters in PEFT's format, each PATH or NAME=PATH; a path may be ORG/NAME on the Hugging Face Hub.",
         check=Check(lambda value: isinstance(value, dict), "a mapping"),
         unset="none",
         details="In Python also a mapping from names to paths. Requests select an adapter by its name; that of a path "
@@ -476,5 +477,7 @@ def _named(given: Any) -> tuple[Any, Any]:
     if not isinstance(given, str | Path):
         return None, given
     name, _, path = str(given).partition("=")
-    is_named = name and path and not Path(given).exists()
-    return (name, path) if is_named else (Path(given).resolve().name, given)
+    if name and path and not Path(given).exists():
+        return name, path
+    on_hub = None if Path(given).exists() else HubName.parse(str(given))
+    return (Path(given).resolve().name if on_hub is None else on_hub.repo.rpartition("/")[2]), given

@@ -97,6 +97,7 @@ def download(name: HubName, kind: RepoKind = "model") -> Path:
             found = find_cached(name, kind, is_partial_enough=True) if is_unreachable(error) else None
             if found is None:
                 raise
+            logger.warning("%s is used as it is in the cache: the Hugging Face Hub cannot be reached", name)
             return found
     if info.id != name.repo:
         logger.warning("%s is called %s now", name.repo, info.id)
@@ -124,8 +125,14 @@ def download(name: HubName, kind: RepoKind = "model") -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """The whole models in the cache, by name; each quantisation of a GGUF repository is one of its own."""
-    root = _cache_root()
+    """The whole models in the cache, by name; each quantisation of a GGUF repository is one of its own.
+
+    None where `huggingface_hub` is not installed.
+    """
+    try:
+        root = _cache_root()
+    except ConfigError:
+        return []
     found: list[CachedModel] = []
     for folder in sorted(root.glob("models--*--*")) if root.is_dir() else ():
         repo = HubName.parse(folder.name.removeprefix("models--").replace("--", "/", 1))
@@ -152,7 +159,7 @@ def delete_cached(name: HubName) -> int:
     if not snapshots:
         raise ConfigError(f"{name} is not in the cache; `aethermind models list` shows what is.")
     if name.quantization is None:
-        strategy = _client().scan_cache_dir().delete_revisions(*snapshots)
+        strategy = _client().scan_cache_dir(_cache_root()).delete_revisions(*snapshots)
         strategy.execute()
         return int(strategy.expected_freed_size)
     snapshot = folder / "snapshots" / snapshots.pop()

@@ -13,7 +13,7 @@ from typing import Literal
 
 from aethermind.errors import ConfigError
 
-__all__ = ["INDEX", "HubName", "RepoKind", "Selection", "quantization_of", "select_files"]
+__all__ = ["HubName", "INDEX", "RepoKind", "Selection", "quantization_of", "select_files"]
 
 RepoKind = Literal["model", "tokenizer", "adapter"]
 """What is needed of a repository: a whole model, its tokenizer alone, or a LoRA adapter."""
