@@ -130,7 +130,8 @@ class HookSpecs:
     def register_policies(self, registry: Registry[Callable[[], SchedulingPolicy]]) -> None:
         """Offer a scheduling policy: `registry.register(name, "module:OBJECT", provider=)`.
 
-        `OBJECT()` returns an `engine.policies.SchedulingPolicy`; `--scheduling-policy` chooses it by its name.
+        `OBJECT()` returns an `engine.policies.SchedulingPolicy`; `--scheduling-policy` chooses it by its name. Its
+        parameters may follow the name, `NAME:PARAMETER=VALUE`, in the types of their annotations.
         """
 
     @hookspec
