@@ -32,6 +32,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.hal.backend import Backend
 from aethermind.hal.usage import UsageSampler
 from aethermind.plugins.compatibility import deprecated
 from aethermind.sampling.rows import derive_seed
@@ -142,7 +143,9 @@ class Engine(ThreadSafeEngine):
         self._constraints_builder = ConstraintsBuilder(compiled, tokenizer, parts.logits_processors)
         opened, num_ranks = compiled.open_device, config.tensor_parallel_size
         first = opened.device.index
-        self.device_usage = UsageSampler(opened.backend.usage, range(first, first + num_ranks))
+        reports_usage = type(opened.backend).usage is not Backend.usage
+        indices = range(first, first + num_ranks)
+        self.device_usage = UsageSampler(opened.backend.usage, indices) if reports_usage else None
         self._clock = clock
         self._num_added = 0
         self.num_preemptions = 0

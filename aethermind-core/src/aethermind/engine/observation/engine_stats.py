@@ -96,5 +96,5 @@ class EngineStats:
             max_num_seqs=engine.budget.max_num_seqs,
             max_num_batched_tokens=engine.budget.max_num_batched_tokens,
             max_prefill_chunk=engine.budget.max_prefill_chunk,
-            device_usage=engine.device_usage.latest(),
+            device_usage=engine.device_usage.latest() if engine.device_usage else (),
         )

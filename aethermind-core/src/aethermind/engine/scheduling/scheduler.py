@@ -23,7 +23,7 @@ from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledReq
 from aethermind.engine.scheduling.preemption import Preemptor
 from aethermind.engine.scheduling.preemption_cost import PreemptionCosts
 
-__all__ = ["Scheduler", "WaitingQueue", "publish_prefix", "take_back"]
+__all__ = ["Scheduler", "WaitingQueue", "publish_prefix", "schedule_lone_decode", "take_back"]
 
 
 _MAX_EXTENSION_TOKENS = 64
@@ -318,6 +318,26 @@ def take_back(cache: KVCache, request: Request, num_tokens: int) -> None:
     """Take the computed tokens of a request back to `num_tokens`, or to 0 if its cache resets."""
     num_dropped = request.num_dropped_tokens
     request.num_computed_tokens = cache.truncate_or_reset(request.request_id, num_tokens - num_dropped) + num_dropped
+
+
+def schedule_lone_decode(cache: KVCache, waiting: WaitingQueue, running: list[Request]) -> ScheduleDecision | None:
+    """Return what `Scheduler.schedule` would decide, with the token's slot reserved; None if it has to be asked.
+
+    It has to be asked unless exactly one request runs, with one token to compute and no drafts to verify, no request
+    waits, and a slot is free. Without a free slot nothing is reserved. Every decode step of a single answer is such a
+    step, so a small model on a CPU spends its time on the model.
+    """
+    if len(running) != 1 or waiting:
+        return None
+    request = running[0]
+    if len(request.all_token_ids) - request.num_computed_tokens != 1 or request.draft_token_ids:
+        return None
+    reserved = cache.reserve(request.request_id, 1)
+    if reserved.outcome is not CacheOutcome.OK:
+        return None
+    decision = ScheduleDecision([ScheduledRequest(request, 1, True)], num_batched_tokens=1, num_decodes=1)
+    decision.prepare(reserved)
+    return decision
 
 
 def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:

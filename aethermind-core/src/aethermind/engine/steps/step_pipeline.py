@@ -19,8 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.engine.requests.request import RequestState
-from aethermind.engine.scheduling.lone_decode import schedule_lone_decode
-from aethermind.engine.scheduling.scheduler import publish_prefix
+from aethermind.engine.scheduling.scheduler import publish_prefix, schedule_lone_decode
 from aethermind.engine.steps.in_flight_step import InFlightStep
 
 if TYPE_CHECKING:
