@@ -24,7 +24,7 @@ SOME = " or ".join(
         "test_hal",
         "test_kernel and not in_any_batch and not (moe_ and row-) and "
         "(float32 and not attention or npu_ or quantized-torch-bfloat16)",
-        "reference[fused] or chunked_prefill[16] or half_precision[bfloat16] or fewer_bits",
+        "reference[fused] or chunked_prefill[16] or half_precision[bfloat16] or quantised_weights",
     )
 )
 

@@ -60,6 +60,14 @@ def test_what_is_expected(tmp_path: Path) -> None:
     assert report.problems == ["The expectation for 'hal.nothing*' matches no case. Remove or correct it."]
 
 
+def test_expectations_may_have_former_names_of_cases(tmp_path: Path) -> None:
+    path = tmp_path / "conformance.toml"
+    path.write_text('[[unsupported]]\ncases = "models.fewer_bits*"\nreason = "no integers"\n')
+    found = read_expectations(path).find("models.quantised_weights[int4]")
+    assert found is not None
+    assert found.reason == "no integers"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
