@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.adapters import linear_shapes, write_adapter
 from tests.end_to_end.models import DEMO
 from tests.hub_server import HubServer, Repo
 from tests.ports import free_port
 
+from aethermind import LLM, SamplingParams
 from aethermind.errors import ConfigError
 from aethermind.model import hub
 from aethermind.model.hub_files import HubName
@@ -205,6 +209,33 @@ def test_without_a_network_the_cache_is_used_and_other_names_say_so(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"org/other is not in the cache, and HF_HUB_OFFLINE forbids downloads"):
         locate("org/other")
+
+
+def test_without_the_client_a_name_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"need huggingface_hub: run `pip install .*\[hub\]'?`, or give a path"):
+        locate("org/demo")
+    assert hub.cached_models() == []
+
+
+def test_an_llm_takes_names_for_model_tokenizer_draft_model_and_adapter(hub_server: HubServer, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    write_adapter(adapter, linear_shapes(json.loads(DEMO_FILES["config.json"])), seed=0, size=0.2)
+    lora = {path.name: path.read_bytes() for path in adapter.iterdir()}
+    hub_server.repos |= {f"org/{name}": Repo(DEMO_FILES) for name in ("demo", "draft", "tokenizer")}
+    hub_server.repos["org/lora"] = Repo(lora)
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+
+    def answers(model: str, lora: str, **options: Any) -> list[tuple[int, ...]]:
+        with LLM(model, adapters=[lora], device="numpy", max_model_len=64, **options) as llm:
+            assert llm.info.adapters == (Path(lora).name,)
+            outputs = [llm.generate("Once", params, adapter=each)[0] for each in (None, Path(lora).name)]
+            return [tuple(output.outputs[0].token_ids) for output in outputs]
+
+    drafting = {"speculative_method": "draft", "draft_model": "org/draft", "tokenizer": "org/tokenizer"}
+    plain, adapted = answers("org/demo", "org/lora", **drafting)
+    assert [plain, adapted] == answers("demo", str(adapter))
+    assert plain != adapted
 
 
 def test_commands_take_a_name_and_the_client_its_environment_variables(hub_server: HubServer, tmp_path: Path) -> None:
