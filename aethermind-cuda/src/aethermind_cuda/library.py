@@ -41,7 +41,7 @@ class Cubins:
 
     @property
     def operators(self) -> Mapping[str, Any]:
-        """The manifest's entry of each source."""
+        """The manifest's entries, by compiled module: a .cu source, or a Triton kernel of one dtype and head size."""
         operators: Mapping[str, Any] = self.manifest["operators"]
         return operators
 
@@ -73,7 +73,7 @@ class Cubins:
 
 
 class KernelLibrary:
-    """The kernels of one device, whose context must be current; implements `launch.Context`."""
+    """The kernels of one device, whose context must be current; implements `launch.LaunchBinder`."""
 
     def __init__(self, driver: Driver, facts: DeviceFacts, cubins: Cubins | None = None) -> None:
         self._driver = driver
@@ -154,7 +154,7 @@ class KernelLibrary:
         return bind
 
     def close(self) -> None:
-        """Unload all modules."""
+        """Close cuBLASLt and unload all modules."""
         if "cublas" in self.__dict__:
             self.cublas.close()
         for module in self._modules.values():

@@ -1,4 +1,6 @@
-"""The CANN kernels: portable torch calls for every operator, and torch_npu's fused operators where available."""
+"""The CANN kernels: torch calls, and torch_npu's fused operators where available. Operators without either are
+decomposed.
+"""
 
 from __future__ import annotations
 

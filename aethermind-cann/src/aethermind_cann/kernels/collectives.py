@@ -1,4 +1,4 @@
-"""Operators of tensor parallelism: HCCL collectives over the process group of the backend's communicator, and the
+"""Operators of tensor parallelism: HCCL collectives over torch.distributed's default process group, and the
 selection of a rank's own heads.
 """
 

@@ -23,26 +23,26 @@ class CacheOutcome(Enum):
     ILLEGAL_STATE = "illegal state"
     """The sequence's state has no such transition, see `sequence.LEGAL_TRANSITIONS`."""
     PARTIAL_BLOCK = "part of a block"
-    """The range begins or ends inside a block of several tokens, and more of the sequence follows."""
+    """The range begins or ends inside a block of several tokens. Only what is removed may end in the sequence's last
+    block, however full that is."""
     OUT_OF_ORDER = "out of order"
     """Positions would not ascend any more, or not be from 0 to 2**63 - 1."""
     BEHIND_WINDOW = "behind a sliding window whose blocks are freed"
-    """Keys that the next token would see were freed, because the sequence was longer: truncate it to 0 and compute it
+    """The sequence was longer, and keys that its next token would see were freed then: truncate it to 0 and compute it
     again, see `KVCache.truncate_or_reset`."""
     WINDOWS_FREED = "sliding windows free blocks of the sequence"
-    """Tokens in the middle cannot be dropped or moved where layers with a sliding window free blocks: in which block a
-    token is, and what its window sees, follow from its index."""
+    """Tokens before the last cannot be dropped or moved in a model whose sliding windows free blocks: a token's index
+    says in which block it is and what its window sees."""
     RECURRENT_STATE = "the sequence has a recurrent state"
-    """The state stands for all tokens of the sequence and cannot become that of fewer, unless there is a copy: compute
-    the sequence again from one, see `KVCache.truncate_or_reset`."""
-
+    """A recurrent state stands for all tokens of the sequence and is not that of fewer: restart from a checkpoint or a
+    snapshot of it, see `KVCache.truncate_or_reset`."""
     LATENT_KEYS = "the model caches latent vectors"
-    """Positions cannot be shifted with multi-head latent attention: a cached row is not a key alone."""
+    """Positions cannot be shifted with multi-head latent attention (MLA): only a part of a cached row is rotated."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:
-    """The result of `KVCache.open`, and how many leading tokens are cached already."""
+    """The result of `KVCache.open`, `open_to_load` or `load`, and how many leading tokens are cached already."""
 
     outcome: CacheOutcome
     num_cached_tokens: int = 0

@@ -1,15 +1,15 @@
 """State slots: where the recurrent state of each sequence is, for models with recurrent layers.
 
 A state tensor is [num_slots, …], and slot *s* of the cache is row *s* of all state tensors. A sequence has one slot
-from its first reservation until it ends. Blocks of keys can be shared and dropped one by one, because each token has
-its own; a state stands for all tokens of its sequence at once and is overwritten by each step. So it can be copied, but
-not shared, and a sequence can drop its tokens only down to a number of which there is a copy: none, or those of its
-*checkpoint*, which is taken before drafts are verified. (vLLM: the state indices of `mamba_cache_params`; llama.cpp:
-`llama_memory_recurrent`.)
+from its first reservation until it ends, but not always the same one. Blocks of keys can be shared and dropped one by
+one, because each token has its own; a state stands for all tokens of its sequence at once and is overwritten by each
+step. So it can be copied, but not shared, and a sequence can drop its tokens only down to a number of which there is a
+copy: none, those of its *checkpoint*, which is taken before drafts are verified, or those of a snapshot (see
+`state_snapshots`). (vLLM: the state indices of `mamba_cache_params`; llama.cpp: `llama_memory_recurrent`.)
 
-A slot is not cleared: the operators count the state of a sequence as zero in the step that computes its first token
-(see `ops.catalog`), whatever the slot holds. No sequence has slot 0, the null slot: the padding of steps reads and
-writes there.
+A slot is not cleared: the operators take the initial state of a sequence as zero in the step that computes its first
+token (see `ops.catalog`), whatever the slot holds. No sequence has slot 0, the null slot: the padding of steps reads
+and writes there.
 
 Swapped sequences have slots in host memory, which are numbered behind those of the device. Forks, snapshots and swaps
 are copies in one list: they are carried out in order before a graph runs next, so a slot can be reused at once.
@@ -29,8 +29,8 @@ NULL_SLOT = 0
 """The slot of padding, and of a sequence that has none yet."""
 
 NUM_RESERVED_SLOTS = 2
-"""Slots besides those of running requests: the null slot, and one for what a step's end or a whole text takes for a
-moment, a fork of a request that ends or a text that is embedded or scored."""
+"""Slots besides those of running requests: the null slot, and a scratch slot, which a fork of a request that ends or a
+text that is embedded or scored takes for a moment."""
 
 
 class StateSlots:

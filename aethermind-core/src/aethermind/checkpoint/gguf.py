@@ -1,4 +1,4 @@
-"""One .gguf file: metadata and memory-mapped tensors. Names, shapes and bounds are checked, values are not.
+"""One .gguf file: metadata and memory-mapped tensors. Names, shapes, bounds and scales are checked, values are not.
 
 The format (versions 2 and 3, little-endian): a magic, counts, metadata as key, type and value, then a name, sizes,
 type and offset for each tensor, then the values from the next multiple of `general.alignment` on. The `gguf` library
@@ -35,7 +35,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
 _STACK_RANK = 3
-"""The rank of matrices of experts, which are read as one matrix, expert after expert."""
+"""The rank of stacks of matrices, such as experts', which are read as one matrix, one after the other."""
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
 _MARK_DISTANCE = 1024
@@ -65,7 +65,7 @@ class GgufStrings:
     """The strings of an array in a mapped file, decoded at each access."""
 
     def __init__(self, file: GgufFile, marks: Sequence[int], count: int) -> None:
-        """Take the file, the offset of every `_MARK_DISTANCE`th string's length, and the number of strings."""
+        """Take the file, the offsets of every `_MARK_DISTANCE`th string and of the end, and the number of strings."""
         self._file = file
         self._marks = marks
         self._count = count
@@ -198,7 +198,7 @@ class GgufFile:
         try:
             weight = block.read(stored, (rows, columns))
         except InvalidArgumentError as error:
-            self.fail(f"has a tensor {name!r:.80} of type {block.name} that is no weight ({error})")
+            self.fail(f"has a tensor {name!r:.80} of type {block.name} that is not valid ({error})")
         for side in (weight.scales, weight.offsets, weight.super_block_scales):
             if side is not None and not np.isfinite(side).all():
                 self.fail(f"has a tensor {name!r:.80} of type {block.name} with scales that are not finite in float16")
@@ -219,7 +219,7 @@ class GgufFile:
         if rank == _STACK_RANK:
             shape = (shape[0] * shape[1], shape[2])
         kind, begin = reader.number("<u4"), reader.number("<u8")
-        # A size of zero makes the tensor empty, so no other check bounds the other sizes, which NumPy multiplies.
+        # NumPy multiplies the sizes and overflows even where one of them is 0, which no check of bytes finds.
         if prod(max(size, 1) for size in shape) >= 2**60:
             self.fail(f"has a tensor {name!r:.80} of shape {shape}, which is too big to address")
         self._types[name] = kind

@@ -37,7 +37,7 @@ class GgufParts:
         """Map the file at `path`, and the other parts beside it if it is the first of several.
 
         Raises:
-            CheckpointError: it is not the first part; a part is missing or of another model; a file is invalid.
+            CheckpointError: it is not the first part; a part is missing or is another file's; a file is invalid.
         """
         self.path = path
         first = GgufFile(path)
@@ -177,19 +177,19 @@ _OF_MTP = {
     "nextn.eh_proj.weight": "eh_proj.weight",
     "nextn.shared_head_norm.weight": "norm.weight",
 }
-"""Tensors of layers that draft tokens; copies of the embeddings and of the head are not read."""
+"""Tensors of MTP layers (llama.cpp: nextn), which draft tokens. Copies of the embeddings and the head are not read."""
 
 
 def _mtp_names(stored: Iterable[str], names: GgufNames, num_layers: int) -> dict[str, str]:
-    """The tensors of the first layer that drafts tokens, behind `num_layers` others, by the names of `model.mtp`."""
+    """The tensors of layer `num_layers`, the first that drafts tokens, by the names of `model.mtp`."""
     found = {}
     for name in stored:
         if layer_of(name) == num_layers:
             other = in_layer(name)
             if other in _OF_MTP:
                 found[f"mtp.{_OF_MTP[other]}"] = name
-            elif not other.startswith("nextn."):
-                found[hf_name(f"blk.0.{other}", replace(names, layers="mtp.layers"))] = name
+            elif (renamed := hf_name(f"blk.0.{other}", replace(names, layers="mtp.layers"))).startswith("mtp."):
+                found[renamed] = name
     return found
 
 
@@ -217,9 +217,9 @@ class GgufTensors:
     ) -> None:
         """Take the file, its family's names, and how tensors of its layers are read, by their names in a layer.
 
-        Layers behind `num_layers` draft tokens: the first has the names of an MTP module (see `model.mtp`), the others
-        are left out.
-        CheckpointError if a tensor of the file has an unsupported type.
+        Layers from number `num_layers` on draft tokens: the first has the names of an MTP module (see `model.mtp`),
+        the others are left out.
+        CheckpointError if a tensor that is read has an unsupported type.
         """
         self._file = file
         read = [name for name in file.names if name not in _CONFIGURATION]
@@ -238,17 +238,17 @@ class GgufTensors:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name, in the file's order."""
+        """Every tensor's name, in the file's order, those of an MTP module last."""
         return tuple(self._originals)
 
     @property
     def zero_bias_names(self) -> tuple[str, ...]:
-        """None: converters to GGUF add no tensors."""
+        """Empty: converters to GGUF add no tensors."""
         return ()
 
     @property
     def total_bytes(self) -> int:
-        """Size of all values together."""
+        """Size of all values of the file, those that are not read included."""
         return self._file.total_bytes
 
     def info(self, name: str) -> TensorInfo:

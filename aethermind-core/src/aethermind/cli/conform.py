@@ -58,7 +58,10 @@ def conform(
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="When a case fails, show the first value that differs from this device's."),
+        typer.Option(
+            metavar="DEVICE",
+            help="When a case fails, run --model here and on this device, and show the first value that differs.",
+        ),
     ] = None,
     badge: Annotated[Path | None, typer.Option(help="Write a badge for a README to this SVG file.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the full output of failing cases.")] = False,
@@ -109,7 +112,7 @@ def conform(
 
 
 def _is_family(runtime: Runtime, name: str) -> bool:
-    """Whether a name is a model package; a device of that name has precedence."""
+    """Whether a name is a model package or an architecture; a device of that name has precedence."""
     from aethermind.testing.families.case import architectures_of
 
     is_device = any(entry.name == name.partition(":")[0] for entry in runtime.devices)
@@ -186,7 +189,7 @@ def _print(report: Report, verbose: bool) -> None:
     meaning = {
         "full": "everything passed",
         "required": "all that is required is done; some of the rest is not there",
-        "none": "not all that is required is done",
+        "none": "something failed, or not all that is required is done",
     }
     if report.level is None:
         state = "passed" if report.is_ok else console.style("failed", "red", sys.stdout)

@@ -100,7 +100,7 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
         {name: getattr(record, name) for name in _FIELDS}
         | {
             "negotiation": negotiate(record.api_versions, record.distribution).summary,
-            # Deprecated names of is_first_party, api_version and api_versions, kept while version 1 is supported.
+            # Deprecated names of is_first_party, api_version and api_versions, kept while plugin API 1 is supported.
             "is_ours": record.is_first_party,
             "contract": record.api_version,
             "contracts": record.api_versions,
@@ -115,8 +115,8 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
     for record in records:
         package = f"{record.distribution} {record.version}"
         if record.error is None:
-            names = "; ".join(f"{kind} {', '.join(names)}" for kind, names in record.registered.items())
-            rest = f"in {record.load_ms + record.register_ms:.0f} ms: {names.replace('_', ' ') or 'nothing'}"
+            registered = (f"{kind.replace('_', ' ')} {', '.join(names)}" for kind, names in record.registered.items())
+            rest = f"in {record.load_ms + record.register_ms:.0f} ms: {'; '.join(registered) or 'nothing'}"
             rest += "".join(f"; deprecated: {note}" for note in record.deprecated)
             rest += "".join(f"; hint: {hint}" for hint in record.hints)
             rest += "".join(f"; {sentence}" for sentence in record.replaced)

@@ -61,5 +61,5 @@ def _flush() -> None:
 
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream, or a closed one
         sys.stdout.flush()
-    with contextlib.suppress(OSError, AttributeError):  # a platform without a C library of that name
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # Windows: the C library is not the process's own
         ctypes.CDLL(None).fflush(None)

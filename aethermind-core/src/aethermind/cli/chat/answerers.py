@@ -32,7 +32,8 @@ __all__ = ["Answerer", "ChatReply", "LocalAnswerer", "ServerAnswerer"]
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """An answer so far. `finish_reason` is None until it is complete; counts that are unknown are 0.
+    """An answer so far. `finish_reason` is None until it is complete; counts that are unknown are 0, but deltas
+    count as output tokens.
 
     `seed` reproduces the answer; None for a greedy one, and where a server chose the seed. `ttft_s` is the time to its
     first token and `decode_s` the time since, in seconds.

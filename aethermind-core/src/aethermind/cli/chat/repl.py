@@ -117,7 +117,9 @@ class Repl:
         return following is not Next.LEAVE
 
     def _run_command(self, line: str) -> Next:
-        """Run a command. InvalidArgumentError becomes SettingsError, in whose text settings do not become flags."""
+        """Run a command. InvalidArgumentError becomes SettingsError: its text keeps the names of settings as `/set` has
+        them, where `with_flags` would write `--max-tokens` for `max_tokens`.
+        """
         try:
             return slash.run(self, line)
         except InvalidArgumentError as error:

@@ -112,8 +112,9 @@ SAMPLE_TOKENS = Operator(
     summary=(
         "Temperature 0 takes the largest logit, on ties the lowest id. Else p = softmax(logits / temperature); keep "
         "the top_k largest (0: all), of these the fewest whose probability reaches top_p, of these the ones with p >= "
-        "min_p * max(p), and take the first whose cumulative probability exceeds uniform: in descending order, ties by "
-        "id, or in order of id where nothing is cut off."
+        "min_p * max(p), and take the first whose cumulative share of what was kept exceeds uniform: in descending "
+        "order, ties by id; in order of id with top_k 0, top_p >= 1 and min_p <= 0. A row whose largest logit is not "
+        "finite takes the first such id."
     ),
     reference=_sample_reference,
     samples=_sample_samples,

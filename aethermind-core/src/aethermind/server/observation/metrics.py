@@ -1,4 +1,4 @@
-"""The server's Prometheus metrics, `aethermind_*`, with the names that dashboards for vLLM use."""
+"""The server's Prometheus metrics, `aethermind_*`; what vLLM measures, too, has vLLM's names behind the prefix."""
 
 from __future__ import annotations
 
@@ -103,16 +103,16 @@ class Metrics:
 
     @contextmanager
     def observing(self, record: GenerationRecord) -> Iterator[None]:
-        """Count the end of a generation, whatever its reason, when the context is left.
-
-        Its outputs are passed to `update` meanwhile. A request that the engine rejects is not counted.
+        """Count the end of a generation that fails or is aborted; `update`, which gets its outputs, counts one that
+        finishes. A request that the engine rejects is not counted.
         """
         try:
             yield
         except Exception as error:
-            record.finish_reasons = ("error",)
-            if record.num_output_tokens or not is_rejection(error):
-                self._count(record)
+            if not record.finish_reasons:
+                record.finish_reasons = ("error",)
+                if record.num_output_tokens or not is_rejection(error):
+                    self._count(record)
             raise
         finally:
             if not record.finish_reasons:
@@ -127,6 +127,7 @@ class Metrics:
                 self._first_token.labels(record.model).observe(record.last_token_s - record.arrived_s)
                 self._tokens.count(record.model, num_new, None)
             else:
+                # The answers of a request (n > 1) decode side by side.
                 gap_s = (record.last_token_s - before_s) * len(record.answer_reasons) / num_new
                 self._tokens.count(record.model, num_new, gap_s)
         if delta.finished:
@@ -177,7 +178,7 @@ class TokenCollector(Collector):
         self._models: dict[str, _TokenCounts] = {}
 
     def count(self, model: str, num_new: int, gap_s: float | None) -> None:
-        """Count new tokens with an inter-token latency of `gap_s` each; None for the first tokens of an answer."""
+        """Count new tokens with an inter-token latency of `gap_s` each; None for the first tokens of a request."""
         tokens = self._models.get(model)
         if tokens is None:
             tokens = self._models[model] = _TokenCounts(len(self._bounds_s) + 1)
