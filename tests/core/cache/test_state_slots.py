@@ -126,6 +126,19 @@ def test_a_state_is_that_of_all_tokens() -> None:
     assert (kv.num_tokens("a"), kv.state_slot("a"), kv.num_free_blocks) == (0, slot, 16)
 
 
+def test_a_fork_of_the_first_tokens_gets_the_state_of_their_checkpoint() -> None:
+    kv = cache(num_slots=4)
+    kv.open("a")
+    grow(kv, "a", 6)
+    assert kv.checkpoint("a") is CacheOutcome.OK
+    ((_, kept),) = kv.state_copies
+    grow(kv, "a", 4)
+    kv.state_copies.clear()
+    assert kv.fork("a", "b", 6) is CacheOutcome.OK
+    assert kv.state_copies == [(kept, kv.state_slot("b"))]
+    assert (kv.num_tokens("a"), kv.num_tokens("b")) == (10, 6)
+
+
 def test_a_sequence_returns_to_the_state_of_its_checkpoint() -> None:
     kv = cache(num_slots=3)
     kv.open("a")
@@ -136,6 +149,7 @@ def test_a_sequence_returns_to_the_state_of_its_checkpoint() -> None:
     assert source == slot != kept
     kv.state_copies.clear()
     grow(kv, "a", 4)
+    assert kv.fork("a", "b", 8) is CacheOutcome.RECURRENT_STATE
     assert not kv.may_truncate("a", 8)
     assert kv.truncate_or_reset("a", 8) == 6, "the tokens behind the checkpoint are computed again"
     assert (kv.num_tokens("a"), kv.state_slot("a")) == (6, kept)

@@ -349,10 +349,10 @@ class KVCache:
             self._snapshots.take(sequence)
         return CacheOutcome.OK
 
-    def fork(self, parent_id: str, child_id: str) -> CacheOutcome:
-        """Start `child_id` on the parent's committed tokens and blocks. The parent's reservations are dropped.
+    def fork(self, parent_id: str, child_id: str, num_tokens: int | None = None) -> CacheOutcome:
+        """Start `child_id` on the first `num_tokens` of the parent's tokens (None: all), as `truncate` to them would.
 
-        The child gets a copy of the parent's recurrent state, if there is one: see `state_copies`.
+        It gets a copy of their recurrent state, if there is one: see `state_copies`. Drops the parent's reservations.
         """
         parent = self._sequences.get(parent_id)
         if parent is None:
@@ -361,20 +361,20 @@ class KVCache:
             return CacheOutcome.ALREADY_OPEN
         if parent.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
-        state_slot = NULL_SLOT if self._slots is None else self._slots.copy(parent.state_slot)
+        count = parent.num_tokens if num_tokens is None else num_tokens
+        if not parent.may_truncate(count, self._block_size):
+            return CacheOutcome.BEHIND_WINDOW if parent.has_state_of(count) else CacheOutcome.RECURRENT_STATE
+        state_slot = NULL_SLOT if self._slots is None else self._slots.copy(parent.slot_of(count))
         if state_slot == NULL_SLOT != parent.state_slot:
             return CacheOutcome.NO_FREE_BLOCKS
         self._swapper.drop_reservation(parent)
         self._allocator.acquire(parent.held_blocks() if self._windows else parent.block_table)
         self._sequences[child_id] = parent.fork(state_slot)
         self._swapper.touch(parent_id)
-        return CacheOutcome.OK
+        return self._change(child_id, lambda child: restart_tokens(child, count, self._block_size))
 
     def publish(self, seq_id: str, token_ids: Sequence[int]) -> CacheOutcome:
-        """Publish the full blocks of an open sequence to the prefix cache, as `release` does at its end.
-
-        `token_ids` are the sequence's tokens, or the first of them.
-        """
+        """Publish the full blocks of an open sequence, whose first tokens are given, as `release` does at its end."""
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return CacheOutcome.UNKNOWN_SEQUENCE
@@ -427,9 +427,7 @@ class KVCache:
         return self._change(seq_id, lambda sequence: truncate_tokens(sequence, num_tokens, self._block_size))
 
     def may_truncate(self, seq_id: str, num_tokens: int) -> bool:
-        """Whether windows have freed nothing that the next token of the sequence sees after `truncate`, and the
-        recurrent state, if there is one, is that of so many tokens.
-        """
+        """Whether `truncate` to so many tokens would be OK, and so would `fork` but for a free slot."""
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
     def truncate_or_reset(self, seq_id: str, num_tokens: int) -> int:

@@ -193,9 +193,13 @@ class CachedSequence:
         """Whether `truncate` can give the sequence the recurrent state of so many tokens, if it has a state."""
         return self.state_slot == NULL_SLOT or num_tokens in (0, self.num_checkpoint_tokens, self.num_tokens)
 
+    def slot_of(self, num_tokens: int) -> int:
+        """The slot of the recurrent state of so many tokens, see `has_state_of`."""
+        return self.checkpoint if 0 < num_tokens == self.num_checkpoint_tokens < self.num_tokens else self.state_slot
+
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from index `num_tokens` on; the block table is unchanged."""
-        if 0 < num_tokens == self.num_checkpoint_tokens < self.num_tokens:
+        if self.slot_of(num_tokens) != self.state_slot:
             self.state_slot, self.checkpoint = self.checkpoint, self.state_slot
         if num_tokens <= self.num_checkpoint_tokens:
             self.num_checkpoint_tokens = 0

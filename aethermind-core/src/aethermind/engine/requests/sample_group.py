@@ -64,12 +64,12 @@ class SampleGroup:
                 if all(request.is_finished or _holds_prompt(request) for request in begun):
                     waiting.add(self.pending.pop(0), now)
                 break
-            if cache.fork(source.request_id, self.pending[0].request_id) is not CacheOutcome.OK:
+            # The last token of the prompt is computed again: the first output token is sampled from its logits.
+            num_shared = source.num_prompt_tokens - 1
+            if cache.fork(source.request_id, self.pending[0].request_id, num_shared) is not CacheOutcome.OK:
                 break  # no state slot is free
             child = self.pending.pop(0)
-            # The last token of the prompt is computed again: the first output token is sampled from its logits.
-            child.num_computed_tokens = child.num_prompt_tokens - 1
-            cache.truncate(child.request_id, child.num_computed_tokens)
+            child.num_computed_tokens = num_shared
             child.state = RequestState.RUNNING
             child.admitted = now
             running.append(child)
