@@ -17,7 +17,7 @@ import aethermind_mamba.conformance
 import aethermind_qwen2.conformance
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.bench import Checkpoints
 from aethermind.testing.families.parity import random_prompts
@@ -197,3 +197,18 @@ def test_models_whose_keys_cannot_move_are_refused(
 def test_a_context_without_blocks_to_drop_is_refused(runtime: Runtime) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot keep its first 20 tokens and drop others"):
         LLM("demo", device="cpu", runtime=runtime, **{**OPTIONS, "num_keep": 20})
+
+
+def test_a_layout_with_the_whole_context_in_a_block_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(InvalidArgumentError, match="Choose kv_cache_layout paged or cell"):
+        LLM("demo", device="cpu", runtime=runtime, **{**OPTIONS, "kv_cache_layout": "static"})
+
+
+def test_log_probabilities_need_the_whole_prompt(runtime: Runtime) -> None:
+    with LLM("demo", device="cpu", runtime=runtime, **OPTIONS) as llm:
+        params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+        with pytest.raises(ContextLengthError, match="Prompt log probabilities need all of it"):
+            llm.generate({"prompt_token_ids": list(range(5, 5 + CONTEXT))}, params)
+        (output,) = llm.generate({"prompt_token_ids": list(range(5, 5 + CONTEXT - 1))}, params)
+        assert output.prompt_logprobs is not None
+        assert len(output.prompt_logprobs) == CONTEXT - 1

@@ -54,6 +54,8 @@ def test_cors_allows_the_configured_origins(open_server: Callable[..., httpx.Cli
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
     assert "authorization" in answer.headers["access-control-allow-headers"]
+    change = {"Origin": PAGE, "Access-Control-Request-Method": "PATCH"}
+    assert http.options("/admin/limits", headers=change).status_code == 200
     for stream in (False, True):
         own = {"Origin": PAGE, "Authorization": "Bearer k"}
         answer = http.post("/v1/chat/completions", json={**SAY, "stream": stream}, headers=own)

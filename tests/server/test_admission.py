@@ -176,6 +176,10 @@ def test_limits_that_admit_no_request_are_an_error() -> None:
     for name in ("max_concurrent_requests", "max_queued_tokens", "max_json_depth", "keep_alive_timeout_s"):
         with pytest.raises(InvalidArgumentError, match=f"{name} should be more than 0"):
             Limits(**{name: 0})
+        with pytest.raises(
+            InvalidArgumentError, match=rf"{name} should be more than 0 and less than 2\*\*40, got 1000"
+        ):
+            Limits(**{name: 10**400})
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,9 @@ def test_sessions_are_listed_saved_loaded_protected_and_deleted(address: str) ->
         for method, path in (("POST", "/v1/sessions/mine/save"), ("DELETE", "/v1/sessions/mine")):
             refused = client.request(method, path)
             assert (refused.status_code, refused.json()["error"]["code"]) == (404, "session_not_found")
+        unknown = client.post("/v1/sessions/a/b/foo")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "action")
+        assert "'protect'" in unknown.json()["error"]["message"]
         assert client.delete("/v1/sessions/a/b").json()["deleted"]
         assert client.get("/v1/sessions").json()["data"] == []
         assert [each["id"] for each in other.get("/v1/sessions").json()["data"]] == ["mine"]

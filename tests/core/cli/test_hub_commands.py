@@ -92,3 +92,11 @@ def test_a_wrong_name_is_a_sentence(hub_server: HubServer, invoke: Any, words: t
     assert says in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert hub_server.downloads() == []
+
+
+def test_the_help_of_run_has_the_lines_of_chat(invoke: Any) -> None:
+    def description(command: str) -> str:
+        text = invoke(command, "--help").stdout
+        return text[text.index("  On a terminal") : text.index("Arguments:")]
+
+    assert description("run") == description("chat")

@@ -56,6 +56,15 @@ def test_two_files_in_one_place_are_refused() -> None:
         find_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.json", '{"oven": {"heat": 2}}'), ("a.toml", "[oven]\nheat = 2"), ("a.yaml", "oven: {heat: 2}")],
+)
+def test_a_byte_order_mark_is_no_part_of_the_text(name: str, text: str) -> None:
+    Path(name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_file(Path(name)) == {"oven": {"heat": 2}}
+
+
 def test_toml_yaml_and_json_are_equivalent() -> None:
     Path("a.toml").write_text('[oven]\nheat = 200\nrate = 0.5\n[bread]\nname = "ä"\nseeds = ["x", "y"]\n')
     Path("a.yaml").write_text("oven: {heat: 200, rate: 0.5}\nbread:\n  name: ä\n  seeds: [x, y]\n")

@@ -104,6 +104,8 @@ def test_a_gguf_file_is_named_by_its_quantisation(hub_server: HubServer) -> None
         assert found.as_posix().endswith(f"/{hub_server.repos['org/m-GGUF'].commit}/{file}")
     assert (found.parent / "big-Q6_K-00002-of-00002.gguf").read_bytes() == b"2"
     assert not (found.parent / "m-Q4_K_M.gguf").exists()
+    with pytest.raises(ConfigError, match=r"as in hf.co/org/m-GGUF:Q4_K_M\.$"):
+        locate("org/m-GGUF:Q3_K_M")
     with pytest.raises(ConfigError, match=r"no .gguf file of Q3_K_S: name one of Q4_K_M, Q6_K, Q8_0, UD-IQ2_XXS"):
         locate("org/m-GGUF:Q3_K_S")
     hub.delete_cached(HubName("org/m-GGUF"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import wraps
+from inspect import getdoc
 from typing import Any
 
 from aethermind.cli import console
@@ -22,4 +23,4 @@ def run(**given: Any) -> None:
 
 
 run.__name__ = "run"
-run.__doc__ = f"Download a model if it is not here, and chat with it.\n\nThe same as chat. {chat.__doc__}"
+run.__doc__ = f"Download a model if it is not here, and chat with it.\n\nThe same as chat. {getdoc(chat)}"

@@ -40,7 +40,7 @@ def read_file(path: Path) -> dict[str, Any]:
     if path.suffix not in _SUFFIXES:
         raise SettingsError(f"{path} has an unknown ending. Configuration files end in {', '.join(_SUFFIXES)}.")
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}. Name another file with --config.") from None
     except UnicodeDecodeError as error:

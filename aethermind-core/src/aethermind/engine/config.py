@@ -218,7 +218,7 @@ class EngineConfig:
     )
     context_shift: bool = setting(
         False,
-        "When the context is full, drop its oldest tokens behind the first num_keep (--keep) and go on.",
+        "When the context is full, drop its oldest tokens behind the first num_keep and go on.",
         check=_FLAG,
         details="Prompts that are too long are shortened likewise. An answer without max_tokens has at most as many "
         "tokens as the context.",

@@ -205,7 +205,8 @@ class Engine(ThreadSafeEngine):
         options = (options or RequestOptions()).within(self.compiled.config.max_new_tokens)
         self._check_id(request_id, params.n)
         if self.context_shift is not None and not embeddings:
-            prompt_token_ids = self.context_shift.shortened(prompt_token_ids)
+            needs_all = params.prompt_logprobs is not None
+            prompt_token_ids = self.context_shift.shortened(prompt_token_ids, needs_all=needs_all)
         check_prompt(self.compiled, prompt_token_ids, params, options)
         constraints = self._constraints_builder.build(params, guide)
         adapter = self.compiled.choose_adapter(options.adapter)

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import Field
 
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
+from aethermind.server.admission import MAX_LIMIT
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
 
@@ -24,6 +26,8 @@ _log = get_logger(__name__)
 _SERVER_LIMITS = ("max_concurrent_requests", "max_queued_requests", "max_queued_tokens", "request_timeout")
 _ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk")
 
+_Count = Annotated[int, Field(lt=MAX_LIMIT)]
+
 
 class LimitsRequest(StrictModel):
     """New limits, named as the options of `serve`; those that are absent or null remain as they are.
@@ -34,13 +38,13 @@ class LimitsRequest(StrictModel):
     ignores_unknown = False
 
     model: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_prefill_chunk: int | None = None
-    max_concurrent_requests: int | None = None
-    max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None
-    request_timeout: int | float | None = None
+    max_num_seqs: _Count | None = None
+    max_num_batched_tokens: _Count | None = None
+    max_prefill_chunk: _Count | None = None
+    max_concurrent_requests: _Count | None = None
+    max_queued_requests: _Count | None = None
+    max_queued_tokens: _Count | None = None
+    request_timeout: Annotated[int | float, Field(lt=MAX_LIMIT)] | None = None
 
     def given(self, names: tuple[str, ...]) -> dict[str, Any]:
         """The fields among `names` that have a value."""
@@ -74,7 +78,7 @@ async def change_limits(
         raise ApiError(400, str(error).replace(param, named, 1), param=named, code="invalid_value") from None
     state.limits = state.admission.limits = changed
     if of_engine or of_server:
-        shown = ", ".join(f"{name}={value:g}" for name, value in {**of_engine, **of_server}.items())
+        shown = ", ".join(f"{name}={value}" for name, value in {**of_engine, **of_server}.items())
         _log.warning("limits changed%s: %s", "" if body.model is None else f" for {body.model}", shown)
     return _in_force(state)
 

@@ -17,7 +17,18 @@ from aethermind.plugins.compatibility import deprecated
 from aethermind.server.access import ANONYMOUS, Tenant
 from aethermind.server.openai.errors import ApiError, draining
 
-__all__ = ["AdmissionController", "AdmissionTicket", "Limits", "OutputTokenBudget", "SlidingSum", "WINDOW_S"]
+__all__ = [
+    "AdmissionController",
+    "AdmissionTicket",
+    "Limits",
+    "MAX_LIMIT",
+    "OutputTokenBudget",
+    "SlidingSum",
+    "WINDOW_S",
+]
+
+MAX_LIMIT = 2**40
+"""Limits are less than this, so that deadlines and sums of them can be computed."""
 
 WINDOW_S = 60.0
 """Length in seconds of the window of rate limits."""
@@ -56,7 +67,8 @@ def _present_name(name: str) -> str:
 @_accepts_renamed_limits
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the requests of all clients together. InvalidArgumentError for a limit that admits no request.
+    """Limits on the requests of all clients together. InvalidArgumentError for a limit that admits no request, or is
+    not less than `MAX_LIMIT`.
 
     The names `max_open_requests`, `idle_timeout_s` and `slow_reader_timeout_s` are deprecated aliases.
     """
@@ -85,8 +97,8 @@ class Limits:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not value > 0:
-                raise InvalidArgumentError(f"{item.name} should be more than 0, got {value!r}.")
+            if not 0 < value < MAX_LIMIT:
+                raise InvalidArgumentError(f"{item.name} should be more than 0 and less than 2**40, got {value!r:.40}.")
 
     if not TYPE_CHECKING:
 

@@ -91,7 +91,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Should-Retry", "Retry-After"],
         )

@@ -34,10 +34,13 @@ def create_policy(policies: Registry[Callable[..., SchedulingPolicy]], text: str
     for assignment in assignments:
         parameter, equals, value = assignment.partition("=")
         if parameter not in known:
-            listed = f"it has {', '.join(known)}" if known else "it has none"
+            if not known:
+                raise InvalidArgumentError(
+                    f"The scheduling policy {name} has no parameters. Write {name} alone.", param="scheduling_policy"
+                )
             raise InvalidArgumentError(
                 f"The scheduling policy {name} has no parameter {parameter!r:.80}"
-                f"{did_you_mean(parameter, known)} Write {name}:PARAMETER=VALUE; {listed}.",
+                f"{did_you_mean(parameter, known)} Write {name}:PARAMETER=VALUE; it has {', '.join(known)}.",
                 param="scheduling_policy",
             )
         if parameter in values or not equals:

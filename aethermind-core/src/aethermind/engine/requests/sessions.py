@@ -3,7 +3,7 @@
 A session holds the blocks of its last completed turn. With a swap store it holds them as a parked sequence (Standby),
 which is swapped out when the cache fills, the least recently used first, and swapped in when its next turn is admitted.
 Without one, its blocks are pinned in the prefix cache (Warm), which evicts them last. A protected session is neither
-swapped out nor dropped.
+swapped out nor dropped: requests do not get its memory, and one that needs it to go on alone ends with an error.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import ContextLengthError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
@@ -40,11 +40,17 @@ class ContextShift(NamedTuple):
     def of(cls, compiled: CompiledModel) -> Self | None:
         """The context shift of an engine's options; None without one.
 
-        InvalidArgumentError if a context has too few blocks for it.
+        InvalidArgumentError if a context has too few blocks for it, as with the static layout.
         """
         config, block_size = compiled.config, compiled.cache_spec.block_size
         if not config.context_shift:
             return None
+        if block_size >= compiled.max_model_len:
+            raise InvalidArgumentError(
+                f"A context shift drops whole blocks, and a block of {block_size} tokens holds the whole context. "
+                "Choose kv_cache_layout paged or cell, with a block_size below max_model_len.",
+                param="kv_cache_layout",
+            )
         num_kept = -(-config.num_keep // block_size) * block_size
         num_dropped = max((compiled.max_model_len - num_kept) // 2 // block_size, 1) * block_size
         if num_kept + num_dropped >= compiled.max_model_len:
@@ -55,11 +61,19 @@ class ContextShift(NamedTuple):
             )
         return cls(compiled.max_model_len, num_kept, num_dropped)
 
-    def shortened(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """A prompt that fits the context with at least one token of its answer."""
+    def shortened(self, token_ids: Sequence[int], *, needs_all: bool = False) -> Sequence[int]:
+        """A prompt that fits the context with at least one token of its answer.
+
+        ContextLengthError if it is too long and `needs_all` of it, as prompt log probabilities do.
+        """
         num_excess = len(token_ids) - (self.max_model_len - 1)
         if num_excess <= 0:
             return token_ids
+        if needs_all:
+            raise ContextLengthError(
+                f"The context holds {self.max_model_len} tokens, with at least one for the answer, and the prompt has "
+                f"{len(token_ids)}. Prompt log probabilities need all of it: shorten the prompt, or ask for none."
+            )
         end = self.num_kept + -(-num_excess // self.num_dropped) * self.num_dropped
         return [*token_ids[: self.num_kept], *token_ids[end:]]
 

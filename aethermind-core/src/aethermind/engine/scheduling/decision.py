@@ -94,7 +94,7 @@ class ScheduledRequest(NamedTuple):
 
 
 class RejectedRequest(NamedTuple):
-    """A request that cannot be served even alone, with the reason in numbers."""
+    """A request that cannot be served even alone, or beside protected sessions, with the reason in numbers."""
 
     request: Request
     num_tokens: int
@@ -103,10 +103,18 @@ class RejectedRequest(NamedTuple):
     """Tokens that one sequence can have with the whole cache to itself."""
     num_available_blocks: int
     """Blocks available at that time."""
+    num_protected_tokens: int = 0
+    """Tokens for which protected sessions held the blocks."""
 
     @property
     def reason(self) -> str:
         """The reason, and the remedy."""
+        if self.num_protected_tokens and self.num_tokens <= self.capacity_tokens:
+            return (
+                f"Request {self.request.request_id} needs {self.num_tokens} tokens of KV cache, and protected sessions "
+                f"hold {self.num_protected_tokens} tokens of it. Lift the protection of one (aethermind sessions "
+                "protect ID --off), or raise num_kv_blocks."
+            )
         return (
             f"Request {self.request.request_id} needs {self.num_tokens} tokens of KV cache, and the whole cache holds "
             f"{self.capacity_tokens}. Raise num_kv_blocks or shorten the prompt."

@@ -89,10 +89,13 @@ class Preemptor:
 
     def reject(self, step: SchedulingStep, request: Request, num_tokens: int) -> None:
         """End a request that needs `num_tokens` tokens of cache and can never have them."""
-        available = self._cache.num_available_blocks
-        self._cache.release(request.request_id)
+        cache = self._cache
+        available = cache.num_available_blocks
+        protected = cache.spec.num_tokens_in(sum(block.is_protected for block in cache.blocks()))
+        cache.release(request.request_id)
         request.state = RequestState.FINISHED
-        step.decision.rejected.append(RejectedRequest(request, num_tokens, self._cache.capacity_tokens, available))
+        rejected = RejectedRequest(request, num_tokens, cache.capacity_tokens, available, protected)
+        step.decision.rejected.append(rejected)
 
     def _victim(self, step: SchedulingStep, request: Request, is_last_resort: bool) -> Request | None:
         """Return the next request to preempt, behind `request` in rank; as a last resort also one that is exempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -135,6 +136,14 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     return failure.response()
 
 
+async def _answer_validation(request: Request, error: Exception) -> JSONResponse:
+    """A 400 for a path or query parameter that a route refuses. Bodies are validated by `json_body`."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return await _answer_error(request, ApiError(400, f"{name}: {first['msg']}.", param=name, code="invalid_value"))
+
+
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     url = request.url.path
@@ -158,5 +167,6 @@ def _path_suggestion(request: Request) -> str:
 def install_error_handlers(app: Any) -> None:
     """Answer every error of `app`, a FastAPI or Starlette application, in OpenAI's format."""
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
     for kind in (ApiError, AetherMindError, Exception):
         app.add_exception_handler(kind, _answer_error)
