@@ -223,7 +223,7 @@ class TestRejection:
         loop = Loop(num_blocks=3)
         large, small = loop.add(13), loop.add(2, max_tokens=1)
         decision = loop.step()
-        assert [tuple(rejection) for rejection in decision.rejected] == [(large, 13, 12, 3)]
+        assert [tuple(rejection) for rejection in decision.rejected] == [(large, 13, 12, 3, 0)]
         assert large.state is RequestState.FINISHED
         assert shares(decision) == [("r0002", 2, True)]
         assert loop.finished == [small]
@@ -242,7 +242,7 @@ class TestRejection:
         loop.cache.reserve("session", 5)
         loop.add(3)
         decision = loop.step()
-        assert [tuple(rejection)[1:] for rejection in decision.rejected] == [(3, 8, 0)]
+        assert [tuple(rejection)[1:] for rejection in decision.rejected] == [(3, 8, 0, 0)]
 
 
 class TestFinish:
