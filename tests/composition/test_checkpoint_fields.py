@@ -43,7 +43,7 @@ from aethermind.checkpoint.fp8 import is_fp8, read_block_size
 from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
-from aethermind.model.architecture import Architecture
+from aethermind.model.architecture import Architecture, HasMTP
 from aethermind.model.known_fields import (
     CONFIG_FIELDS,
     GENERATION_FIELDS,
@@ -117,6 +117,10 @@ WINDOWS = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers"
 YARN = {"rope_type": "yarn", "factor": 2.0}
 
 OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "mtp_num_hidden_layers": (0, {}),
+    "mtp_use_dedicated_embeddings": (True, {}),
+    "num_nextn_predict_layers": (1, {}),
+    "num_mtp_layers": (1, {}),
     "vocab_size": (96, {}),
     "hidden_size": (64, {}),
     "intermediate_size": (96, {}),
@@ -318,12 +322,18 @@ IRRELEVANT = {
 """What of the decoders' fields an architecture has no use for, by their beginnings."""
 
 
+def models(architecture: Architecture, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The model, and its module for multi-token prediction if the family has them."""
+    model = architecture.create(config)
+    return (model, architecture.create_mtp(config)) if isinstance(architecture, HasMTP) else (model,)
+
+
 @pytest.mark.parametrize(("kind", "name"), every(Handling.USED))
 def test_used_fields_of_config_change_the_model_or_are_refused(kind: str, name: str) -> None:
     architecture, sizes = ARCHITECTURES[kind]
     other, beside = OTHER_CONFIG[name]
-    plain = outcome(lambda: architecture.create({**sizes, **beside}))
-    changed = outcome(lambda: architecture.create({**sizes, **beside, name: other}))
+    plain = outcome(lambda: models(architecture, {**sizes, **beside}))
+    changed = outcome(lambda: models(architecture, {**sizes, **beside, name: other}))
     is_irrelevant = name.startswith(IRRELEVANT.get(kind, ()))
     assert (changed == plain) is is_irrelevant
 

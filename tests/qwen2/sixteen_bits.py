@@ -27,9 +27,10 @@ def assert_no_further_from_the_truth(
     one of three texts has to be near. A gated delta rule carries the rounding of a token on to all later ones: ratios
     of such models scatter around 0.9, and one may be a fifth farther.
     """
-    is_mixture = "num_experts_per_tok" in case.config
+    config = case.config.get("text_config", case.config)
+    is_mixture = "num_experts_per_tok" in config
     distance, most = (_median_rms, 1.1 * most) if is_mixture else (_rms, most)
-    most = max(most, 1.2) if "linear_num_value_heads" in case.config else most
+    most = max(most, 1.2) if "linear_num_value_heads" in config else most
     llm = LLM(
         directory,
         device=device,
