@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.block_stats import BlockInfo, count_states, inspect_blocks
@@ -56,6 +57,7 @@ class KVCache:
     __slots__ = (
         "_allocator",
         "_block_size",
+        "_end",
         "_sequences",
         "_slots",
         "_snapshots",
@@ -105,6 +107,11 @@ class KVCache:
         )
         self._sequences: dict[str, CachedSequence] = {}
         self._slots = StateSlots.of(self.spec) if self.spec.is_recurrent else None
+        self._snapshots: StateSnapshots | None = None
+        if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
+            self._snapshots = StateSnapshots(self.spec, self._slots, prefix_cache)
+        # Not a method: a reference to the cache itself would keep the memory of a dropped one until a collection.
+        self._end = partial(_end, self._sequences, self._snapshots)
         self._swapper = SequenceSwapper(
             self._allocator,
             self._block_size,
@@ -113,9 +120,6 @@ class KVCache:
             self._slots,
             self._end,
         )
-        self._snapshots: StateSnapshots | None = None
-        if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
-            self._snapshots = StateSnapshots(self.spec, self._slots, prefix_cache)
         self.has_moved = False
         """Whether positions may differ from indices in some sequence; False saves a lookup for each token."""
 
@@ -355,10 +359,8 @@ class KVCache:
         It gets a copy of their recurrent state, if there is one: see `state_copies`. Drops the parent's reservations.
         """
         parent = self._sequences.get(parent_id)
-        if parent is None:
-            return CacheOutcome.UNKNOWN_SEQUENCE
-        if child_id in self._sequences:
-            return CacheOutcome.ALREADY_OPEN
+        if parent is None or child_id in self._sequences:
+            return CacheOutcome.UNKNOWN_SEQUENCE if parent is None else CacheOutcome.ALREADY_OPEN
         if parent.state is CacheState.SWAPPED:
             return CacheOutcome.ILLEGAL_STATE
         count = parent.num_tokens if num_tokens is None else num_tokens
@@ -401,11 +403,6 @@ class KVCache:
         self._swapper.forget(seq_id, sequence)
         self._end(seq_id)
         return CacheOutcome.OK
-
-    def _end(self, seq_id: str) -> None:
-        sequence = self._sequences.pop(seq_id)
-        if self._snapshots is not None:
-            self._snapshots.drop(sequence)
 
     def _offer(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
         num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
@@ -556,10 +553,8 @@ class KVCache:
     def save(self, seq_id: str, contents: BlockContents, token_ids: Sequence[int]) -> SaveResult:
         """Serialise the sequence to bytes for `load`, in this cache or another; `token_ids` are its tokens."""
         sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            return SaveResult(CacheOutcome.UNKNOWN_SEQUENCE)
-        if sequence.state is CacheState.SWAPPED:
-            return SaveResult(CacheOutcome.ILLEGAL_STATE)
+        if sequence is None or sequence.state is CacheState.SWAPPED:
+            return SaveResult(CacheOutcome.UNKNOWN_SEQUENCE if sequence is None else CacheOutcome.ILLEGAL_STATE)
         num_blocks, copies = self.spec.table_width(sequence.num_tokens), self.state_copies
         return SaveResult(CacheOutcome.OK, pack_sequence(sequence, num_blocks, contents, token_ids, copies))
 
@@ -596,3 +591,9 @@ class KVCache:
         self._sequences[seq_id] = sequence
         self.has_moved = self.has_moved or sequence.positions is not PLAIN
         return OpenResult(CacheOutcome.OK, sequence.num_tokens)
+
+
+def _end(sequences: dict[str, CachedSequence], snapshots: StateSnapshots | None, seq_id: str) -> None:
+    sequence = sequences.pop(seq_id)
+    if snapshots is not None:
+        snapshots.drop(sequence)
