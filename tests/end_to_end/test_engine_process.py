@@ -7,12 +7,14 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -21,7 +23,7 @@ import pytest
 from tests.end_to_end.models import poisoned_demo
 from tests.processes import await_end
 
-from aethermind import LLM, RequestOutput, Runtime, SamplingParams
+from aethermind import LLM, RequestOptions, RequestOutput, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess, RestartPolicy
 from aethermind.errors import (
@@ -327,6 +329,19 @@ def test_load_errors_are_those_of_an_engine_in_this_process(
     with pytest.raises(type(expected.value)) as given:
         asyncio.run(scenario())
     assert str(given.value) == str(expected.value)
+
+
+def test_what_closing_logs_arrives(runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, session_dir=str(tmp_path / "sessions"))
+        async with EngineProcess("demo", config, runtime=runtime) as engine:
+            options = RequestOptions(session="tale")
+            await exhaust(engine.generate("Once", SamplingParams(max_tokens=4), options=options))
+            shutil.rmtree(tmp_path / "sessions")
+
+    with caplog.at_level(logging.WARNING, logger="aethermind"):
+        asyncio.run(scenario())
+    assert "session tale is not saved: The session cannot be saved: No such file or directory." in caplog.messages
 
 
 def test_the_process_ends_with_its_parent() -> None:

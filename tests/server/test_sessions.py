@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,11 @@ def test_the_command_does_the_same(address: str, folder: Path) -> None:
     assert run("protect", "chat-7", "--off") == "chat-7 is no longer protected.\n"
     assert run("load", "chat-7").startswith("Loaded chat-7: ")
     saved = CliRunner().invoke(app, ["list", "--dir", str(folder), "--json"])
-    assert "chat-7" in saved.output
+    assert [session["id"] for session in json.loads(saved.output)["sessions"]] == ["chat-7"]
     assert run("delete", "chat-7") == "Deleted chat-7.\n"
     assert run("list") == "There are no sessions.\n"
+    for session_id in (".", "..", "...", "../chat", "a/../b", "a?b#c%2e", "é"):
+        with client_of(address, KEYS[0]) as client:
+            take_turn(client, session_id)
+        assert run("protect", session_id) == f"{session_id} is protected.\n"
+        assert run("delete", session_id) == f"Deleted {session_id}.\n"

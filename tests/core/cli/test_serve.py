@@ -102,3 +102,14 @@ def test_a_chat_template_is_read_before_loading_and_refused_with_several_models(
 def test_a_server_may_be_deterministic(invoke: Any) -> None:
     assert "deterministic = true  # flag --deterministic" in invoke("serve", "--deterministic", "--print-config").stdout
     assert as_arguments(ServedEngineOptions(deterministic=True))["deterministic"] is True
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "process"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("/proc/1/attr", "session_dir /proc/1/attr cannot be written to: "), ("", "should be the path of a directory")],
+)
+def test_a_session_dir_that_cannot_be_used_is_refused(invoke: Any, engine: str, given: str, words: str) -> None:
+    refused = invoke("serve", "--engine", engine, "--device", "cpu", "--port", "0", "--session-dir", given)
+    assert refused.exit_code == 2
+    assert words in refused.stderr

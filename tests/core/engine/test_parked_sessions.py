@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.scale import scaled
 
 from aethermind import LLM, KVCache, RequestOptions, Runtime, SamplingParams, SessionInfo
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import CacheContentError, InvalidArgumentError
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 64, "block_size": 4}
 PRESSED: dict[str, Any] = {**OPTIONS, "num_kv_blocks": 40, "swap_space": 0.01}
@@ -113,10 +114,50 @@ def test_saved_sessions_survive_a_restart(runtime: Runtime, plain: LLM, tmp_path
         llm.delete_session("s4")
         with pytest.raises(InvalidArgumentError, match="no session 's4' to load; list_sessions shows all"):
             llm.load_session("s4")
-        damaged = next(tmp_path.glob("*.safetensors"))
+        damaged = next(tmp_path.glob("*/*.session"))
         damaged.write_bytes(damaged.read_bytes()[:-1])
         for name, conversation in conversations.items():  # one is computed again
             assert take_turn(llm, name, [*conversation, 9])[0] == take_turn(plain, "", [*conversation, 9])[0]
+
+
+def test_a_session_in_memory_outlives_a_damaged_file_and_is_protected_after_a_load(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    with LLM("demo", runtime=runtime, session_dir=str(tmp_path), **PRESSED) as llm:
+        conversation, _ = take_turn(llm, "kept", list(range(5, 25)))
+        llm.protect_session("kept")
+        llm.save_session("kept")
+        assert llm.load_session("kept").is_protected
+        (path,) = tmp_path.glob("*/*.session")
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(CacheContentError):
+            llm.load_session("kept")
+        assert (described(llm, "kept").state, described(llm, "kept").is_protected) == ("standby", True)
+        assert take_turn(llm, "kept", [*conversation, 7])[1] == len(conversation) - 1
+        path.write_bytes(b"")
+        assert llm.delete_session("kept").is_saved
+        assert (list(tmp_path.glob("*/*")), llm.list_sessions(), llm.cache.num_sequences) == ([], [], 0)
+
+
+def test_a_session_whose_file_cannot_be_deleted_is_kept(runtime: Runtime, tmp_path: Path) -> None:
+    with LLM("demo", runtime=runtime, session_dir=str(tmp_path), **PRESSED) as llm:
+        start(llm, 1)
+        llm.save_session("s0")
+        (path,) = tmp_path.glob("*/*.session")
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(InvalidArgumentError, match="cannot be deleted"):
+            llm.delete_session("s0")
+        assert described(llm, "s0").state == "standby"
+
+
+def test_models_save_their_sessions_apart(runtime: Runtime, plain: LLM, tmp_path: Path) -> None:
+    copy = shutil.copytree(plain.engine.compiled.source.path, tmp_path / "copy")
+    for model, num_saved in (("demo", 0), (str(copy), 0), ("demo", 1)):
+        with LLM(model, runtime=runtime, session_dir=str(tmp_path / "sessions"), **PRESSED) as llm:
+            assert len(llm.list_sessions()) == num_saved
+            start(llm, 1)
+    assert len(list((tmp_path / "sessions").glob("*/*.session"))) == 2
 
 
 def test_saving_needs_a_directory(runtime: Runtime, plain: LLM) -> None:
@@ -124,6 +165,8 @@ def test_saving_needs_a_directory(runtime: Runtime, plain: LLM) -> None:
         plain.save_session("s0")
     with pytest.raises(InvalidArgumentError, match="session_dir needs enable_prefix_caching"):
         LLM("demo", runtime=runtime, session_dir="here", enable_prefix_caching=False)
+    with pytest.raises(InvalidArgumentError, match="session_dir should be the path of a directory, got ''"):
+        LLM("demo", runtime=runtime, session_dir="")
 
 
 def test_the_cache_says_what_a_prompt_reuses(plain: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,9 @@ EXAMPLES = console.examples("aethermind sessions list --url http://127.0.0.1:800
 LIST_EXAMPLES = console.examples(
     "aethermind sessions list --url http://127.0.0.1:8000", "aethermind sessions list --dir ."
 )
+
+_TENANT = re.compile("^(?:[0-9a-f]{32})?/")
+"""What a server puts before a session's id: the id of the API key, if there is one, and a slash."""
 
 _STATES = {
     "standby": "in device memory",
@@ -74,10 +78,11 @@ def list_sessions(
     if not sessions:
         print("There are no sessions.")
         return
-    rows = [("session", "tokens", "state", "protected", "saved", "idle")]
+    rows = [("session", "model", "tokens", "state", "protected", "saved", "idle")]
     rows += [
         (
             str(session["id"]),
+            str(session["model"]),
             str(session["num_tokens"]),
             f"{session['state']}: {_STATES.get(session['state'], '')}",
             "yes" if session["protected"] else "no",
@@ -92,21 +97,21 @@ def list_sessions(
 @app.command("save", epilog=console.examples("aethermind sessions save tale --url http://127.0.0.1:8000"))
 def save(name: Name, url: Url = _DEFAULT_URL, model: ModelName = None, api_key: ApiKey = None) -> None:
     """Write a session to the server's session_dir."""
-    saved = _ask("POST", f"/{quote(name)}/save", url, model, api_key)
+    saved = _ask("POST", f"/{_quoted(name)}/save", url, model, api_key)
     print(f"Saved {name}: {saved['num_tokens']} tokens.")
 
 
 @app.command("load", epilog=console.examples("aethermind sessions load tale --url http://127.0.0.1:8000"))
 def load(name: Name, url: Url = _DEFAULT_URL, model: ModelName = None, api_key: ApiKey = None) -> None:
     """Load a session from the server's session_dir."""
-    loaded = _ask("POST", f"/{quote(name)}/load", url, model, api_key)
+    loaded = _ask("POST", f"/{_quoted(name)}/load", url, model, api_key)
     print(f"Loaded {name}: {loaded['num_tokens']} tokens.")
 
 
 @app.command("delete", epilog=console.examples("aethermind sessions delete tale --url http://127.0.0.1:8000"))
 def delete(name: Name, url: Url = _DEFAULT_URL, model: ModelName = None, api_key: ApiKey = None) -> None:
     """Delete a session from the server's memory and session_dir."""
-    _ask("DELETE", f"/{quote(name)}", url, model, api_key)
+    _ask("DELETE", f"/{_quoted(name)}", url, model, api_key)
     print(f"Deleted {name}.")
 
 
@@ -119,7 +124,7 @@ def protect(
     is_lifted: Annotated[bool, typer.Option("--off", help="Lift the protection.")] = False,
 ) -> None:
     """Keep a session in device memory: it neither expires nor is swapped out."""
-    _ask("POST", f"/{quote(name)}/{'unprotect' if is_lifted else 'protect'}", url, model, api_key)
+    _ask("POST", f"/{_quoted(name)}/{'unprotect' if is_lifted else 'protect'}", url, model, api_key)
     print(f"{name} is {'no longer ' if is_lifted else ''}protected.")
 
 
@@ -130,9 +135,22 @@ def _saved(directory: Path) -> list[dict[str, Any]]:
     if not directory.is_dir():
         raise InvalidArgumentError(f"--dir {directory} is no directory; give the session_dir of a server.")
     return [
-        {"id": name, "state": "saved", "num_tokens": num_tokens, "protected": False, "saved": True, "idle_s": 0.0}
-        for name, num_tokens in list_session_files(directory)
+        {
+            "id": _TENANT.sub("", session.name),
+            "model": session.model,
+            "state": "saved",
+            "num_tokens": session.num_tokens,
+            "protected": False,
+            "saved": True,
+            "idle_s": 0.0,
+        }
+        for session in list_session_files(directory)
     ]
+
+
+def _quoted(name: str) -> str:
+    """A session's id as one segment of a path, which neither clients nor proxies resolve."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
 def _ask(method: str, path: str, url: str, model: str | None, api_key: str | None) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class EngineConfig:
     session_dir: str | None = setting(
         None,
         "Directory to which sessions are saved, on request and when the engine closes; their next turns load them.",
-        check=_name("the path of a directory"),
+        check=Check(lambda value: isinstance(value, str) and value != "", "the path of a directory"),
         unset="none",
         metavar="PATH",
     )

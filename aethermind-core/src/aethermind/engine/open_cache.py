@@ -15,6 +15,7 @@ from aethermind.engine.kv_offload import fingerprint
 from aethermind.engine.requests.session_files import SessionFiles
 from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, TimedSwapStore
+from aethermind.model.hub import title_of
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory.memory import KVMemory
@@ -57,7 +58,14 @@ def open_sessions(
     """Create the sessions of an engine: with swap space as parked sequences, else pinned in the prefix cache."""
     config, files = compiled.config, None
     if config.session_dir is not None:
-        files = SessionFiles(Path(config.session_dir), lambda: MemoryContents(memory, fingerprint(compiled)))
+        spec = compiled.cache_spec
+        layout = ([repr(layer) for layer in spec.layers], spec.dtype_name, spec.block_size)
+        files = SessionFiles(
+            Path(config.session_dir),
+            title_of(compiled.source.path),
+            (*_model_key(compiled), compiled.open_device.backend.name, layout),
+            lambda: MemoryContents(memory, fingerprint(compiled)),
+        )
     return Sessions(
         prefix_cache,
         config.max_sessions,
@@ -74,8 +82,13 @@ def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefix
     if not compiled.config.enable_prefix_caching:
         return None
     if compiled.config.kv_store is None:
-        salt = repr((str(compiled.source.path), compiled.dtype.label, compiled.config.quantization))
+        salt = repr(_model_key(compiled))
     else:
         salt = fingerprint(compiled)
     spec = compiled.cache_spec
     return HashedPrefixCache(pool, spec.block_size, salt.encode(), windows=spec.windows)
+
+
+def _model_key(compiled: CompiledModel) -> tuple[str, str, str | None]:
+    """The path of the model, its dtype and its quantisation."""
+    return str(compiled.source.path.resolve()), compiled.dtype.label, compiled.config.quantization

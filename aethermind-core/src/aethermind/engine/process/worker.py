@@ -223,6 +223,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         return 1
     finally:
         engine.close()
+    _flush_all(outbox, inbox.sock)  # what closing has logged, such as sessions that are not saved
     return 0
 
 

@@ -1,13 +1,16 @@
-"""Files of saved sessions: keys and values as `KVCache.save` writes them, and beside each a JSON file of its tokens."""
+"""Files of saved sessions: a line of JSON with the tokens, then keys and values as `KVCache.save` writes them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from aethermind.atomic_file import atomic_write
@@ -17,26 +20,45 @@ from aethermind.errors import CacheContentError, InvalidArgumentError
 if TYPE_CHECKING:
     from aethermind.cache.serialization import BlockContents
 
-__all__ = ["SessionFiles", "list_session_files"]
+__all__ = ["SavedSession", "SessionFiles", "list_session_files"]
 
-_INDEX, _VALUES = ".session.json", ".safetensors"
+_SUFFIX = ".session"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SavedSession:
+    """A saved session: the engine's name of it, its number of computed tokens, and its model's path or name."""
+
+    name: str
+    num_tokens: int
+    model: str
 
 
 class SessionFiles:
-    """The saved sessions of one directory. Their files are named by a hash of the session's name.
+    """The saved sessions of one model, in a folder of their own below `session_dir`.
 
-    A session has two files; the JSON file is written last and deleted first, so one that exists is complete.
+    A file is named by a hash of the session's name. It is replaced atomically, so it is always complete.
     """
 
-    def __init__(self, directory: Path, open_contents: Callable[[], BlockContents]) -> None:
-        """Create the directory if it does not exist; InvalidArgumentError if that fails."""
+    def __init__(
+        self, session_dir: Path, model: str, key: Sequence[object], open_contents: Callable[[], BlockContents]
+    ) -> None:
+        """Create the folder if it does not exist; InvalidArgumentError if no files can be written to it.
+
+        Engines with different `key`s have different folders. `model` is the path or the name of the model, for lists.
+        """
+        self._directory = session_dir / _hash(repr(tuple(key)))
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self._directory):
+                pass
         except OSError as error:
             raise InvalidArgumentError(
-                f"session_dir {directory} is no directory: {error.strerror}.", param="session_dir"
+                f"session_dir {session_dir} cannot be written to: {error.strerror}. Name a directory in which "
+                "files may be created.",
+                param="session_dir",
             ) from error
-        self._directory = directory
+        self._model = model
         self._open_contents = open_contents
 
     @cached_property
@@ -45,41 +67,50 @@ class SessionFiles:
         return self._open_contents()
 
     def has(self, name: str) -> bool:
-        """Whether a session of this name is saved."""
-        return self._path(name, _INDEX).is_file()
+        """Whether there is a file of a session of this name."""
+        return os.path.exists(self._path(name))
 
     def length(self, name: str) -> int | None:
-        """The number of tokens of a saved session; None if there is none, or if its file is damaged."""
+        """The number of tokens of a saved session; None if there is none, 0 if its file cannot be read."""
+        if not self.has(name):
+            return None
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return int(_read_index(self._path(name, _INDEX))["num_tokens"])
-        return None
+            return int(_read_record(self._path(name))["num_tokens"])
+        return 0
 
     def lengths(self, prefix: str = "") -> dict[str, int]:
         """Map the names of saved sessions that begin with `prefix` to their numbers of tokens."""
-        return {name: num_tokens for name, num_tokens in list_session_files(self._directory) if name.startswith(prefix)}
+        found = _read_all(self._directory.glob(f"*{_SUFFIX}"))
+        return {saved.name: saved.num_tokens for saved in found if saved.name.startswith(prefix)}
 
     def save(self, name: str, token_ids: Sequence[int], data: bytes) -> None:
-        """Write a session in place of an earlier one; InvalidArgumentError if that fails.
+        """Write a session in place of an earlier one, which remains if that fails: InvalidArgumentError.
 
         `data` holds the keys and values of all `token_ids` but the last.
         """
-        record = {"name": name, "num_tokens": len(token_ids) - 1, "token_ids": list(token_ids)}
+        record = {"name": name, "num_tokens": len(token_ids) - 1, "model": self._model, "token_ids": list(token_ids)}
         try:
-            self.delete(name)
-            atomic_write(self._path(name, _VALUES), [data])
-            atomic_write(self._path(name, _INDEX), [json.dumps(record).encode()])
+            atomic_write(self._path(name), [json.dumps(record).encode() + b"\n", data])
         except OSError as error:
-            raise InvalidArgumentError(f"Session {name} cannot be saved: {error.strerror or error}.") from error
+            raise InvalidArgumentError(f"The session cannot be saved: {error.strerror or error}.") from error
 
     def read(self, name: str) -> tuple[list[int], bytes] | None:
-        """The tokens and the bytes of a saved session; None if there is none. CacheContentError for a damaged one."""
+        """The tokens and the bytes of a saved session; None if there is none.
+
+        CacheContentError for a damaged file; InvalidArgumentError for one that cannot be read.
+        """
         if not self.has(name):
             return None
         try:
-            token_ids = _read_index(self._path(name, _INDEX))["token_ids"]
-            return [int(token_id) for token_id in token_ids], self._path(name, _VALUES).read_bytes()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CacheContentError(f"The files of session {name} are damaged ({error}). Delete it.") from error
+            with self._path(name).open("rb") as file:
+                token_ids = json.loads(file.readline())["token_ids"]
+                return [int(token_id) for token_id in token_ids], file.read()
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"The file of the session cannot be read: {error.strerror}. Let the engine's user read it."
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CacheContentError(f"The file of the session is damaged ({error}). Delete the session.") from error
 
     @staticmethod
     def extra_key(data: bytes) -> bytes:
@@ -87,25 +118,38 @@ class SessionFiles:
         return bytes.fromhex(read_blocks(data).notes.get("extra_key", ""))
 
     def delete(self, name: str) -> None:
-        """Delete the files of a session, if there are any."""
-        for suffix in (_INDEX, _VALUES):
-            with suppress(OSError):
-                self._path(name, suffix).unlink()
+        """Delete the file of a session, if there is one; InvalidArgumentError if that fails."""
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"The file of the session cannot be deleted: {error.strerror}. Let the engine's user write to its "
+                "folder."
+            ) from error
 
-    def _path(self, name: str, suffix: str) -> Path:
-        return self._directory / (blake2b(name.encode(), digest_size=16).hexdigest() + suffix)
+    def _path(self, name: str) -> Path:
+        return self._directory / (_hash(name) + _SUFFIX)
 
 
-def list_session_files(directory: Path) -> list[tuple[str, int]]:
-    """The name and number of tokens of each saved session of a directory, by name; damaged files are left out."""
+def list_session_files(session_dir: Path) -> list[SavedSession]:
+    """The saved sessions of all models in a `session_dir`, by name; files that cannot be read are left out."""
+    return sorted(_read_all(session_dir.glob(f"*/*{_SUFFIX}")))
+
+
+def _read_all(paths: Iterable[Path]) -> list[SavedSession]:
     found = []
-    for path in directory.glob(f"*{_INDEX}"):
+    for path in paths:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            record = _read_index(path)
-            found.append((str(record["name"]), int(record["num_tokens"])))
-    return sorted(found)
+            record = _read_record(path)
+            found.append(SavedSession(str(record["name"]), int(record["num_tokens"]), str(record["model"])))
+    return found
 
 
-def _read_index(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+def _read_record(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        record: dict[str, Any] = json.loads(file.readline())
     return record
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()

@@ -185,12 +185,15 @@ class Sessions:
         return [] if num_tokens is None else [SessionInfo(name, "saved", num_tokens, is_saved=True)]
 
     def delete(self, name: str) -> list[SessionInfo]:
-        """Delete a session and its file; describes what was deleted, empty if there was none."""
+        """Delete a session and its file; describes what was deleted, empty if there was none.
+
+        InvalidArgumentError, and nothing is deleted, if its file cannot be.
+        """
         found = self.find(name)
-        if name in self._sessions:
-            self._drop(name)
         if self._files is not None:
             self._files.delete(name)
+        if name in self._sessions:
+            self._drop(name)
         return found
 
     def protect(self, name: str, *, is_protected: bool) -> list[SessionInfo]:
@@ -240,21 +243,20 @@ class Sessions:
                 _log.warning("session %s is not saved: %s", name, error)
 
     def load(self, name: str) -> list[SessionInfo]:
-        """Load a session from its file in place of the one in memory; empty if there is no file.
+        """Load a session from its file in place of the one in memory, whose protection it takes; empty without a file.
 
-        Raises CacheContentError for a damaged file or one of another model.
+        The one in memory remains after an error: CacheContentError for a damaged file or one of another model,
+        InvalidArgumentError for one that cannot be read or does not fit.
         """
         cache, files = self._kv_cache(), self._session_files()
         stored = files.read(name)
         if stored is None or self._prefix_cache is None:
             return []
         token_ids, data = stored
-        if name in self._sessions:
-            self._drop(name)
-        loading, extra_key = _sequence_id(name), files.extra_key(data)
+        loading, extra_key = f"loading {name}", files.extra_key(data)
         outcome = cache.load(loading, data, files.contents, token_ids).outcome
         if outcome is not CacheOutcome.OK:
-            raise InvalidArgumentError(f"Session {name} of {len(token_ids)} tokens cannot be loaded: {outcome.value}.")
+            raise InvalidArgumentError(f"A session of {len(token_ids)} tokens cannot be loaded: {outcome.value}.")
         cache.release(loading, token_ids)  # its blocks are published
         self.keep(name, token_ids, extra_key)
         if name in self._sessions:  # not if it is larger than all that sessions may hold
@@ -314,10 +316,10 @@ class Sessions:
             self.num_blocks += session.num_blocks - before
         elif state is CacheState.SWAPPED and not self._swap_in(name, session):
             raise InvalidArgumentError(
-                f"Session {name} is swapped out, and too few blocks of the KV cache are free now. Try again later."
+                "The session is swapped out, and too few blocks of the KV cache are free now. Try again later."
             )
         if cache.state(_sequence_id(name)) is not CacheState.STANDBY:
-            raise InvalidArgumentError(f"The KV cache is full, and session {name} does not fit. Try again later.")
+            raise InvalidArgumentError("The KV cache is full, and the session does not fit. Try again later.")
 
     def _may_protect(self, num_tokens: int) -> bool:
         """Whether protected sessions would hold at most half of the cache with one more of `num_tokens`."""
