@@ -115,7 +115,7 @@ def test_requantised_values_are_off_by_half_a_step_of_int8(tmp_path: Path, name:
         ("Q3_K", 108, 0x7E00, "not finite"),
         ("IQ4_NL", 0, 0x7C00, "not finite"),
         ("IQ4_XS", 0, 0x7BFF, "not finite in float16"),
-        ("MXFP4", 0, 0x77FF, "no weight .A scale of 255"),
+        ("MXFP4", 0, 0x77FF, "A scale of 255 cannot be read as mxfp4"),
     ],
 )
 def test_non_finite_scales_are_refused(tmp_path: Path, name: str, position: int, bits: int, says: str) -> None:
