@@ -37,6 +37,7 @@ COMMANDS = (
     ("completion",),
     ("plugin",),
     ("plugin", "new"),
+    ("quantize",),
     ("plugins",),
     ("plugins", "list"),
     ("plugins", "new"),

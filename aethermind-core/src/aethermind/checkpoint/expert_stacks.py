@@ -144,6 +144,13 @@ class StackedTensors:
         names = stack.stored_names if isinstance(stack, TensorStack) else ()
         return StoredRows(names[0]) if len(names) == 1 else None
 
+    def stored_matrices(self, name: str) -> tuple[str, ...]:
+        """Return the stored matrices that a tensor is, one for each expert; none for fused experts and heads."""
+        if name in self._others:
+            return (name,)
+        stack = self._stacks.get(name)
+        return stack.stored_names if isinstance(stack, TensorStack) else ()
+
     def _other(self, name: str) -> TensorInfo:
         if name not in self._others:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")

@@ -26,6 +26,7 @@ __all__ = [
     "StoredRows",
     "TensorSlice",
     "interleaved_heads",
+    "matrices_of_stored",
     "pair_order",
     "renamed_prefixes",
     "rows_by_head",
@@ -58,6 +59,22 @@ class RemappedTensors(StoredTensors, Protocol):
 
     def stored_rows(self, name: str) -> StoredRows | None:
         """Return which rows of a stored matrix a tensor is; None if it is not made of rows of one, or for no tensor."""
+
+    def stored_matrices(self, name: str) -> tuple[str, ...]:
+        """Return the stored matrices whose rows a tensor consists of; none if columns or values are changed."""
+
+
+def matrices_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> tuple[str, ...]:
+    """Return the matrices of `stored` whose rows a tensor consists of, in a view of it or in a view of such a view.
+
+    None of them if a matrix is transposed or changed otherwise, or if a view is no `RemappedTensors`.
+    """
+    if view is stored:
+        return (name,)
+    if not isinstance(view, RemappedTensors):
+        return ()
+    inner = view.stored
+    return tuple(one for part in view.stored_matrices(name) for one in matrices_of_stored(inner, part, stored))
 
 
 def rows_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> StoredRows | None:
@@ -241,6 +258,11 @@ class AdaptedTensors:
             return StoredRows(part.stored_name)
         shape = self.stored.info(part.stored_name).shape
         return StoredRows(part.stored_name, _selected(part, shape[-1] if part.is_transposed else shape[0]))
+
+    def stored_matrices(self, name: str) -> tuple[str, ...]:
+        """Return the stored matrix that a tensor is a slice of; none if it is transposed, or something is added."""
+        part = self._parts.get(name)
+        return () if part is None or part.is_transposed or part.added is not None else (part.stored_name,)
 
     def _num_ordered_rows(self, part: TensorSlice, num_rows: int) -> int:
         """Return the rows of a slice out of `num_rows`: all of them where none of the slices takes the last one, so

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "serve": CommandSpec("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
     "run": CommandSpec("run", "Download a model if it is not here, and chat with it."),
     "pull": CommandSpec("pull", "Download models of the Hugging Face Hub.", has_settings=False),
+    "quantize": CommandSpec("quantize", "Quantise a model's weights and write it for this and other engines."),
     "doctor": CommandSpec(
         "doctor", "Report on the machine, its devices and the installed plugins.", has_settings=False
     ),

@@ -265,6 +265,24 @@ class PlanExecutor:
             begin = end
         self._run_steps(symbols, begin, len(self.plan.steps))
 
+    def run_reading(
+        self, symbols: tuple[int, ...], read: Callable[[int, Array], None], inputs: Mapping[int, int]
+    ) -> None:
+        """Run, and before each step whose number is in `inputs` call `read(number, array)` with that one of its inputs.
+
+        The array is valid during the call only.
+        """
+        self._inputs.upload(symbols, self._stream)
+        begin = 0
+        for number, index in sorted(inputs.items()):
+            operand = self.plan.steps[number].inputs[index]
+            assert operand is not None, "an input that is read is given"
+            self._run_steps(symbols, begin, number)
+            self.synchronize()
+            read(number, self._fetch(operand, symbols))
+            begin = number
+        self._run_steps(symbols, begin, len(self.plan.steps))
+
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
         """Run, wait, and return the seconds of each step, measured by events or by the executable."""
         self._inputs.upload(symbols, self._stream)

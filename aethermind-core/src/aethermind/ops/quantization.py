@@ -9,8 +9,11 @@ divide a block's range by several numbers of quantisation steps: more steps than
 represent the others more finely. In formats with offsets, each candidate is followed by affine maps (scale and offset)
 fitted by least squares to the codes of the candidate before.
 
-In symmetric 4-bit formats, squared errors are weighted by the block's root mean square plus the value's magnitude, the
-weights of llama.cpp's K-quants, and candidates are followed by scales fitted by least squares as well.
+In symmetric formats of 4 to 6 bits, squared errors are weighted by the block's root mean square plus the value's
+magnitude, the weights of llama.cpp's K-quants, and candidates are followed by scales fitted by least squares as well.
+
+With an importance, one number for each column (llama.cpp's importance matrix), squared errors are multiplied by it as
+well. Weights that are quantised while they are loaded have none.
 """
 
 from __future__ import annotations
@@ -40,14 +43,19 @@ __all__ = [
     "inverses",
     "row_chunks",
     "scales_of_super_blocks",
+    "strided_blocks",
     "sum_in_order",
 ]
 
 Array = NDArray[Any]
 
-_VALUES_PER_CHUNK = 1 << 18
+_VALUES_PER_CHUNK = 1 << 16
 _LARGEST = float(np.finfo(np.float16).max)
-_CANDIDATE_RANGES = {4: (8.0, 7.25, 8.75, 10.0)}
+_CANDIDATE_RANGES = {
+    4: (8.0, 7.25, 8.75, 10.0),
+    5: (16.0, 15.25, 16.75, 18.0),
+    6: (32.0, 31.25, 32.75),
+}
 """By bits, for symmetric formats: numbers of steps that the block's largest magnitude is divided into. Each is followed
 by scales fitted to the codes that it leads to."""
 _CANDIDATE_RANGES_WITH_ZERO = {
@@ -56,7 +64,7 @@ _CANDIDATE_RANGES_WITH_ZERO = {
     2: (3.0, 2.0, 3.25, 3.5, 4.0, 4.5, 5.0, 6.0),
 }
 """By bits, for formats with zero points: numbers of steps that the block's range is divided into."""
-_CANDIDATE_RANGES_WITH_OFFSET = {8: (255.0,), 4: (15.0, 15.75, 16.5, 17.5)}
+_CANDIDATE_RANGES_WITH_OFFSET = {8: (255.0,), 5: (31.0, 32.0, 33.5), 4: (15.0, 15.75, 16.5, 17.5)}
 """By bits, for formats with offsets: the same. Each is followed by affine maps fitted to the codes that it leads to."""
 _NUM_FITS = 2
 
@@ -71,15 +79,18 @@ class Codes(NamedTuple):
     super_block_scales: Array | None = None
 
 
-def encode(format: WeightFormat, array: Array) -> Codes:
+def encode(format: WeightFormat, array: Array, importance: Array | None = None) -> Codes:
     """Quantise a floating-point array [N, K] to a format without super-blocks, in chunks of rows.
 
+    Squared errors of a column are multiplied by its `importance` [K], which is not negative. Formats of 8 bits and of 1
+    do not use it, since they search no scale.
     InvalidArgumentError for values that are not finite, or too large for float16 scales.
     """
     rows, columns = array.shape
     blocks = (rows, format.num_blocks(columns))
     if format.has_offset:
-        return encode_affine(format, array)
+        return encode_affine(format, array, importance)
+    weights = None if importance is None else _in_blocks(importance[None].astype(np.float64), format)
     codes = np.empty(array.shape, np.uint8 if format.has_zero_point else np.int8)
     scales = np.empty(blocks, np.float16)
     zeros = np.empty(blocks, np.uint8) if format.has_zero_point else None
@@ -88,13 +99,13 @@ def encode(format: WeightFormat, array: Array) -> Codes:
         check_values(values, format)
         blocked = _in_blocks(values, format)
         if zeros is not None:
-            found, scales[chunk], zeros[chunk] = _with_zero_points(blocked, format.bits)
+            found, scales[chunk], zeros[chunk] = _with_zero_points(blocked, format.bits, weights)
         elif format.bits == 1:
             found, scales[chunk] = _signs(blocked, _lengths(columns, format))
         elif format.bits == 8:
             found, scales[chunk] = _int8_symmetric(blocked)
         else:
-            found, scales[chunk] = _int4_symmetric(blocked, _lengths(columns, format), format.bits)
+            found, scales[chunk] = _int4_symmetric(blocked, _lengths(columns, format), format.bits, weights)
         codes[chunk] = found.reshape(len(values), -1)[:, :columns]
     return Codes(codes, scales, zeros)
 
@@ -164,7 +175,15 @@ def _in_blocks(values: Array, format: WeightFormat) -> Array:
     padded = blocks * length
     if padded != columns:
         values = np.pad(values, ((0, 0), (0, padded - columns)))
-    return values.reshape(rows, blocks, length)
+    return strided_blocks(values.reshape(rows, blocks, length))
+
+
+def strided_blocks(blocked: Array) -> Array:
+    """Return blocks [..., values] with the values of a block apart in memory.
+
+    Operations then run along blocks, and sums over a block add whole vectors.
+    """
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(blocked, -1, 0)), 0, -1)
 
 
 def _lengths(columns: int, format: WeightFormat) -> Array:
@@ -201,7 +220,7 @@ def _int8_symmetric(x: Array) -> tuple[Array, Array]:
     return np.clip(_rounded_codes(x, scales), -127, 127), scales
 
 
-def _int4_symmetric(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
+def _int4_symmetric(x: Array, lengths: Array, bits: int, importance: Array | None = None) -> tuple[Array, Array]:
     """Quantise to codes from −2^(bits−1) on: the value of largest magnitude, of either sign, has a negative code."""
     half = 1 << (bits - 1)
     position = np.abs(x).argmax(-1)[..., None]
@@ -209,6 +228,8 @@ def _int4_symmetric(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
     wide = x.astype(np.float64)
     typical = np.sqrt(sum_in_order(wide * wide) / lengths).astype(np.float32)
     weights = (typical[..., None] + np.abs(x)).astype(np.float64)
+    if importance is not None:
+        weights *= importance
     best = _BestCandidate(x, weights)
     for steps in _CANDIDATE_RANGES[bits]:
         scales = (peak / np.float32(-steps)).astype(np.float16)
@@ -228,12 +249,12 @@ def _fitted_scale(x: Array, codes: Array, weights: Array) -> Array:
     return slope.astype(np.float32).astype(np.float16)
 
 
-def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
+def _with_zero_points(x: Array, bits: int, importance: Array | None = None) -> tuple[Array, Array, Array]:
     """Quantise to codes from 0; the zero point is a code, so that zero is exact."""
     max_code = np.float32((1 << bits) - 1)
     low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
     extent = high - low
-    best = _BestCandidate(x)
+    best = _BestCandidate(x, importance)
     for steps in _CANDIDATE_RANGES_WITH_ZERO[bits]:
         scales = (extent / np.float32(steps)).astype(np.float16)
         below_zero = -low * min(np.float32(steps), max_code)
@@ -243,7 +264,7 @@ def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
     return best.codes, best.scales, best.zeros
 
 
-def encode_affine(format: WeightFormat, array: Array) -> Codes:
+def encode_affine(format: WeightFormat, array: Array, importance: Array | None = None) -> Codes:
     """Quantise to codes with a float16 scale and offset for each block; InvalidArgumentError as of `encode`.
 
     Codes are from 0. A shorter last block is quantised without padding, which would affect its offset.
@@ -259,25 +280,26 @@ def encode_affine(format: WeightFormat, array: Array) -> Codes:
         for first, last, begin, end in ((0, whole, 0, whole * length), (whole, whole + 1, whole * length, columns)):
             if begin == end:
                 continue
-            blocked = values[:, begin:end].reshape(len(values), last - first, -1)
-            found, scales[chunk, first:last], offsets[chunk, first:last] = _affine(blocked, format.bits)
+            blocked = strided_blocks(values[:, begin:end].reshape(len(values), last - first, -1))
+            weights = None if importance is None else importance[begin:end].reshape(last - first, -1)
+            found, scales[chunk, first:last], offsets[chunk, first:last] = _affine(blocked, format.bits, weights)
             codes[chunk, begin:end] = found.reshape(len(values), -1)
     return Codes(codes, scales, None, offsets)
 
 
-def _affine(x: Array, bits: int) -> tuple[Array, Array, Array]:
+def _affine(x: Array, bits: int, importance: Array | None = None) -> tuple[Array, Array, Array]:
     """Return codes, scales and offsets of blocks."""
     max_code = np.float32((1 << bits) - 1)
     low, high = x.min(-1), x.max(-1)
     extent, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
-    best = _BestCandidate(x)
+    best = _BestCandidate(x, importance)
     for steps in _CANDIDATE_RANGES_WITH_OFFSET[bits]:
         scales = _to_float16(extent / np.float32(steps))
         offsets = _to_float16(middle - np.float32(0.5) * max_code * scales.astype(np.float32))
         codes = affine_codes(x, scales, offsets, max_code)
         best.offer(codes, scales, np.float32(0), offsets)
         for _ in range(_NUM_FITS):
-            scales, offsets = _fitted_affine(x, codes)
+            scales, offsets = _fitted_affine(x, codes, importance)
             codes = affine_codes(x, scales, offsets, max_code)
             best.offer(codes, scales, np.float32(0), offsets)
     return best.codes, best.scales, best.offsets
@@ -290,21 +312,27 @@ def affine_codes(x: Array, scales: Array, offsets: Array, max_code: np.float32) 
     return codes
 
 
-def _fitted_affine(x: Array, codes: Array) -> tuple[Array, Array]:
+def _fitted_affine(x: Array, codes: Array, importance: Array | None) -> tuple[Array, Array]:
     """Return scale and offset of least squared error for given codes; a scale of 0 where all codes are equal."""
-    count = float(x.shape[-1])
     wide = codes.astype(np.float64)
+    if importance is None:
+        count: Any = float(x.shape[-1])
+        weighted_x, weighted_codes = x, wide
+    else:
+        count = sum_in_order(importance.astype(np.float64))
+        weighted_x, weighted_codes = x * importance, wide * importance
     sum_c, sum_cc, sum_x, sum_xc = (
-        sum_in_order(wide),
-        sum_in_order(wide * wide),
-        sum_in_order(x),
-        sum_in_order(x * wide),
+        sum_in_order(weighted_codes),
+        sum_in_order(weighted_codes * wide),
+        sum_in_order(weighted_x),
+        sum_in_order(weighted_x * wide),
     )
     determinant = count * sum_cc - sum_c * sum_c
     slope = np.divide(
         count * sum_xc - sum_c * sum_x, determinant, out=np.zeros_like(determinant), where=determinant != 0
     )
-    return _to_float16(slope.astype(np.float32)), _to_float16(((sum_x - slope * sum_c) / count).astype(np.float32))
+    offset = np.divide(sum_x - slope * sum_c, count, out=np.zeros_like(slope), where=np.asarray(count) != 0)
+    return _to_float16(slope.astype(np.float32)), _to_float16(offset.astype(np.float32))
 
 
 def _to_float16(values: Array) -> Array:
@@ -334,7 +362,8 @@ def inverses(values: Array) -> Array:
 
 def sum_in_order(values: Array) -> Array:
     """Return the sums of blocks, added up in order, in float64."""
-    total: Array = np.add.accumulate(values, axis=-1, dtype=np.float64)[..., -1]
+    # NumPy adds slices in order along any axis but the innermost in memory, where it sums by pairs.
+    total: Array = np.add.reduce(np.ascontiguousarray(np.moveaxis(values, -1, 0)), axis=0, dtype=np.float64)
     return total
 
 
@@ -342,7 +371,7 @@ class _BestCandidate:
     """The candidate of least error so far, for each block. Mutable."""
 
     def __init__(self, x: Array, weights: Array | None = None) -> None:
-        self.codes = np.zeros(x.shape, np.float32)
+        self.codes = np.zeros_like(x)
         self.scales = np.zeros(x.shape[:-1], np.float16)
         self.zeros = np.zeros(x.shape[:-1], np.float32)
         self.offsets = np.zeros(x.shape[:-1], np.float16)
@@ -359,8 +388,8 @@ class _BestCandidate:
         total = sum_in_order(squares if self._weights is None else self._weights * squares)
         is_better = total < self._errors
         self._errors[is_better] = total[is_better]
-        self.codes[is_better] = codes[is_better]
-        self.scales[is_better] = scales[is_better]
-        self.zeros[is_better] = np.broadcast_to(zeros, scales.shape)[is_better]
+        np.copyto(self.codes, codes, where=is_better[..., None])
+        np.copyto(self.scales, scales, where=is_better)
+        np.copyto(self.zeros, zeros, where=is_better)
         if offsets is not None:
-            self.offsets[is_better] = offsets[is_better]
+            np.copyto(self.offsets, offsets, where=is_better)

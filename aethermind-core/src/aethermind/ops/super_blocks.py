@@ -25,6 +25,7 @@ from aethermind.ops.quantization import (
     inverses,
     row_chunks,
     scales_of_super_blocks,
+    strided_blocks,
     sum_in_order,
 )
 
@@ -39,8 +40,10 @@ _MAX_SUB_SCALE = 63
 _SCALE_CHANGES, _OFFSET_CHANGES = (0, -1, 1), (0, -1, 1, -2, 2)
 
 
-def encode_super_blocks(format: WeightFormat, array: Array) -> Codes:
-    """Quantise a floating-point array [N, K]; InvalidArgumentError as of `quantization.encode`."""
+def encode_super_blocks(format: WeightFormat, array: Array, importance: Array | None = None) -> Codes:
+    """Quantise a floating-point array [N, K], with an `importance` as of `quantization.encode`, which says what is
+    refused.
+    """
     rows, columns = array.shape
     codes = np.empty(array.shape, np.uint8)
     scales, offsets = np.empty((2, rows, format.num_blocks(columns)), np.uint8)
@@ -49,17 +52,19 @@ def encode_super_blocks(format: WeightFormat, array: Array) -> Codes:
     for chunk in row_chunks(array.shape):
         values = array[chunk].astype(np.float32)
         check_values(values, format)
-        super_block_scales[chunk], initial = _initial_sub_scales(format, values, encode_affine(format, values))
+        affine = encode_affine(format, values, importance)
+        super_block_scales[chunk], initial = _initial_sub_scales(format, values, affine)
         for blocks, begin, end in (
             (slice(0, whole), 0, whole * format.block),
             (slice(whole, None), whole * format.block, columns),
         ):
             if begin == end:
                 continue
-            blocked = values[:, begin:end].reshape(len(values), -1, min(format.block, end - begin))
+            blocked = strided_blocks(values[:, begin:end].reshape(len(values), -1, min(format.block, end - begin)))
             per_block = scales_of_super_blocks(format, super_block_scales[chunk], initial.shape[1])[:, blocks]
+            weights = None if importance is None else importance[begin:end].reshape(blocked.shape[1:])
             found, scales[chunk, blocks], offsets[chunk, blocks] = _search(
-                blocked, per_block, initial[:, blocks], np.float32((1 << format.bits) - 1)
+                blocked, per_block, initial[:, blocks], np.float32((1 << format.bits) - 1), weights
             )
             codes[chunk, begin:end] = found.reshape(len(values), -1)
     return Codes(codes, scales, None, offsets, super_block_scales)
@@ -98,9 +103,11 @@ def _super_block_scale(largest: Array) -> Array:
     return scales
 
 
-def _search(x: Array, super_block_scales: Array, initial: Array, max_code: np.float32) -> tuple[Array, Array, Array]:
+def _search(
+    x: Array, super_block_scales: Array, initial: Array, max_code: np.float32, importance: Array | None
+) -> tuple[Array, Array, Array]:
     """Return the best codes of blocks [n, blocks, values], and their integer scales and offsets [n, blocks]."""
-    codes = np.zeros(x.shape, np.float32)
+    codes = np.zeros_like(x)
     chosen = initial.copy()
     least_error = np.full(x.shape[:-1], np.inf)
     for scale_change in _SCALE_CHANGES:
@@ -110,9 +117,10 @@ def _search(x: Array, super_block_scales: Array, initial: Array, max_code: np.fl
             scales, offsets = affine[..., 0], affine[..., 1]
             found = affine_codes(x, scales, offsets, max_code)
             errors = (x - (scales[..., None] * found + offsets[..., None])).astype(np.float64)
-            error = sum_in_order(errors * errors)
+            errors *= errors
+            error = sum_in_order(errors if importance is None else errors * importance)
             is_better = error < least_error
             least_error[is_better] = error[is_better]
-            codes[is_better] = found[is_better]
-            chosen[is_better] = tried[is_better]
+            np.copyto(codes, found, where=is_better[..., None])
+            np.copyto(chosen, tried, where=is_better[..., None])
     return codes, chosen[..., 0], chosen[..., 1]

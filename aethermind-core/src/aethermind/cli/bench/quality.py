@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
 
-__all__ = ["Divergence", "EXAMPLES", "diverge", "quality", "single_step_settings", "windows_of_text"]
+__all__ = ["Divergence", "EXAMPLES", "diverge", "quality", "single_step_settings", "window_logits", "windows_of_text"]
 
 EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
@@ -77,7 +77,7 @@ def quality(
     name = options.chosen_model(model)
     with _open(name, dtype="float32", quantization="dense", **settings) as dense:
         windows = windows_of_text(dense, text, tokens, window)
-        expected = _logits(dense, windows)
+        expected = window_logits(dense, windows)
         report: dict[str, Any] = {
             "model": dense.info.model,
             "device": dense.info.device,
@@ -176,7 +176,8 @@ def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -
     return found
 
 
-def _logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
+def window_logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
+    """Compute the logits of all tokens of all windows, float32 [tokens, V]."""
     import numpy as np
 
     from aethermind.engine.text_passes.text_pass import text_logits
@@ -192,7 +193,7 @@ def _measured(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequen
     return {
         "weight_formats": uses,
         "bits_per_weight": 8 * sum(use["nbytes"] for use in uses) / num_values if num_values else None,
-        **asdict(diverge(expected, _logits(llm, windows))),
+        **asdict(diverge(expected, window_logits(llm, windows))),
     }
 
 

@@ -44,11 +44,13 @@ def run_text(
     *,
     is_published: bool = False,
     extra_key: bytes = b"",
+    run: Callable[[tuple[int, ...]], None] | None = None,
 ) -> Iterator[TextPiece]:
     """Compute a text between steps of the engine, in chunks of the executor's size; `memory` is the cache's.
 
     Every token has a logits row. `fill(start, count)` writes further inputs of the rows. A chunk's outputs can be read
     when it is yielded. With `is_published` the complete text is published to the prefix cache under `extra_key`.
+    `run(symbols)` replaces the executor's.
     OutOfMemoryError if the KV cache has too few free blocks.
     """
     cache.open(_SEQUENCE_ID, extra_key=extra_key)
@@ -68,7 +70,7 @@ def run_text(
             if fill is not None:
                 fill(start, count)
             symbols = _write(executor, cache, token_ids[start : start + count], start)
-            executor.run(symbols)
+            (run or executor.run)(symbols)
             executor.synchronize()
             cache.commit(_SEQUENCE_ID, count)
             num_computed += count
