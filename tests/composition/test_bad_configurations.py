@@ -49,20 +49,23 @@ def test_counts_that_no_model_has_are_refused_before_anything_is_listed(tmp_path
 @pytest.mark.parametrize(
     ("raised", "sentence"),
     [
-        (
-            TypeError("'str' and 'int'"),
-            r"does not describe a LlamaForCausalLM: .* aethermind-llama .*\(TypeError: 'str'",
-        ),
-        (KeyError("hidden_size"), r"config\.json has no hidden_size, which a LlamaForCausalLM needs"),
+        (TypeError("'str' and 'int'"), r"does not describe a {name}: .* {provider} .*\(TypeError: 'str'"),
+        (KeyError("hidden_size"), r"config\.json has no hidden_size, which a {name} needs"),
     ],
     ids=["a type", "a missing field"],
 )
+@pytest.mark.parametrize(
+    ("created", "name", "provider"),
+    [("model", "LlamaForCausalLM", "aethermind-llama"), ("mtp", "DeepseekV3ForCausalLM", "aethermind-deepseek")],
+)
 def test_what_a_package_raises_for_a_field_becomes_a_sentence_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, raised: Exception, sentence: str
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, sentence: str, created: str, name: str, provider: str
 ) -> None:
     def create(_self: object, _raw: object) -> None:
         raise raised
 
-    monkeypatch.setattr(type(_RUNTIME.architectures.get("LlamaForCausalLM")), "create", create)
-    with pytest.raises(ConfigError, match=sentence):
-        _RUNTIME.architectures.create_model("LlamaForCausalLM", {})
+    architectures = _RUNTIME.architectures
+    method = "create_mtp" if created == "mtp" else "create"
+    monkeypatch.setattr(type(architectures.get(name)), method, create)
+    with pytest.raises(ConfigError, match=sentence.format(name=name, provider=provider)):
+        getattr(architectures, f"create_{created}")(name, {})

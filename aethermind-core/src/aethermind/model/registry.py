@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.errors import AetherMindError, ConfigError, PluginError
 from aethermind.first_party import Kind, how_to_get, provider_of
-from aethermind.model.architecture import Architecture, CausalLM, TextEncoder
+from aethermind.model.architecture import Architecture, CausalLM, HasMTP, TextEncoder
 from aethermind.model.hf_files import architecture_name
 from aethermind.model.hub import local_path
 from aethermind.plugins.registry import Registry, import_object
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.hub_files import RepoKind
     from aethermind.model.input_processor import InputProcessorFactory
+    from aethermind.model.mtp import MTPModule
 
 __all__ = ["ArchitectureRegistry", "ModelRegistry", "gguf_families", "input_processors"]
 
+_T = TypeVar("_T")
 
 _WRITE_A_PLUGIN = (
     "Use a model with one of these architectures, or write a plugin for it: `aethermind plugin new model NAME` "
@@ -72,10 +74,20 @@ class ArchitectureRegistry(Registry[Architecture]):
 
         Raises ConfigError for fields that do not describe one, whatever the package's code raises for them.
         """
+        return self._create(name, raw, self.get(name).create)
+
+    def create_mtp(self, name: str, raw: Mapping[str, Any]) -> MTPModule | None:
+        """Make the module for multi-token prediction of such a model; None if the architecture or config.json has none.
+
+        Raises ConfigError as `create_model` does.
+        """
         architecture = self.get(name)
+        return self._create(name, raw, architecture.create_mtp) if isinstance(architecture, HasMTP) else None
+
+    def _create(self, name: str, raw: Mapping[str, Any], create: Callable[[Mapping[str, Any]], _T]) -> _T:
         _check_counts(raw)
         try:
-            return architecture.create(raw)
+            return create(raw)
         except AetherMindError:
             raise
         except KeyError as error:

@@ -11,7 +11,6 @@ from aethermind.engine.loading.model_graph import StepGraphs
 from aethermind.engine.loading.model_weights import stored_formats
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import InvalidArgumentError
-from aethermind.model.architecture import HasMTP
 from aethermind.model.mtp import MTP_PROJECTION, SHARED_WITH_MTP, MTPModule
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def compile_mtp(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> C
 
 
 def _find_module(runtime: Runtime, compiled: CompiledModel) -> MTPModule:
-    architecture = runtime.architectures.get(compiled.architecture)
-    module = architecture.create_mtp(compiled.source.config()) if isinstance(architecture, HasMTP) else None
+    module = runtime.architectures.create_mtp(compiled.architecture, compiled.source.config())
     if module is None:
         raise _refusal(f"{compiled.architecture} of this config.json has no module for multi-token prediction (MTP)")
     if compiled.config.load_format != "dummy" and MTP_PROJECTION not in module.adapt(compiled.source.weights()).names:
