@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.models import copy_demo
 
 from aethermind import LLM, SamplingParams
-from aethermind.cache import CacheOutcome
+from aethermind.cache import CacheOutcome, KVCache
 from aethermind.cache.groups import FREED
 from aethermind.engine.kv_memory.memory import MemoryContents
 from aethermind.engine.kv_offload import fingerprint
@@ -144,6 +144,33 @@ def test_preempted_requests_resume_with_the_same_tokens(
     store = llm.engine.swap_store
     assert (store is not None and store.num_moved_out > 0) == ("swap_space" in options)
     assert llm.engine.cache.num_available_blocks == llm.engine.cache.pool.num_blocks
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_chunks_of_a_prompt_that_fills_the_cache_shrink(
+    open_model: Open, masked: Open, enable_prefix_caching: bool
+) -> None:
+    """Prompts are computed in a pool that has fewer blocks than whole chunks of the last tokens need."""
+    options = {"max_num_batched_tokens": 256, "enable_prefix_caching": enable_prefix_caching}
+    text = np.random.default_rng(8).integers(0, 400, MAX_MODEL_LEN - 8).tolist()
+    given = [text, text[100:]]
+    expected = tokens_of(masked(**options), given, max_tokens=8)
+    num_blocks = open_model(**options).engine.compiled.cache_spec.num_blocks_for(MAX_MODEL_LEN)
+    llm = open_model(**options, num_kv_blocks=num_blocks)
+    assert llm.engine.compiled.max_model_len == MAX_MODEL_LEN
+    chunks: list[int] = []
+    commit = KVCache.commit
+
+    def recorded(cache: KVCache, seq_id: str, num_new_tokens: int) -> CacheOutcome:
+        chunks.append(num_new_tokens)
+        return commit(cache, seq_id, num_new_tokens)
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(KVCache, "commit", recorded)
+        assert [tokens_of(llm, [one], max_tokens=8)[0] for one in given] == expected
+    assert 256 in chunks
+    assert any(64 <= count < 256 and count % 16 == 0 for count in chunks)
+    assert llm.engine.num_preemptions == 0
 
 
 def test_prompts_reuse_prefixes_of_any_length(open_model: Open, masked: Open) -> None:

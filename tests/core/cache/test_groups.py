@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from aethermind.cache import BlockPool, CacheOutcome, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.cache.groups import FREED, LayerGroup, group_layers
 from aethermind.cache.layers import LayerCache, Paged, Shared, Window
+from aethermind.cache.reservations import reserve_chunk
 from aethermind.errors import InvalidArgumentError
 
 FULL, SHORT, LONG = Paged(1, 256, 256), Window(1, 256, 256, 512), Window(1, 256, 256, 4096)
@@ -132,6 +133,34 @@ def test_a_long_sequence_holds_the_blocks_that_its_windows_see(block_size: int, 
     assert cache.truncate("a", 200) is CacheOutcome.BEHIND_WINDOW
     assert (cache.truncate_or_reset("a", 4000), cache.truncate_or_reset("a", 200)) == (4000, 0)
     assert pool.num_used == 0
+
+
+def test_gemma_3_at_32k_tokens_fits_into_150_mib_with_chunks_of_512() -> None:
+    """Chunks shrink when the last blocks of the pool are in use, which is at the end of the prompt."""
+    spec = spec_of(GEMMA_3_1B, 32768, most=64)
+    pool = BlockPool(spec.num_blocks_for(32768))
+    assert pool.num_blocks * spec.bytes_per_block <= 150 * 2**20
+    prefixes = HashedPrefixCache(pool, 16, windows=spec.windows)
+    cache = KVCache(spec, pool.num_blocks, 32768, prefix_cache=prefixes, pool=pool)
+    tokens, chunks = list(range(32768)), list[int]()
+    cache.open("a")
+    while (num_tokens := cache.num_tokens("a")) < 32768:
+        result, count = reserve_chunk(cache, "a", min(512, 32768 - num_tokens))
+        assert result.outcome is CacheOutcome.OK
+        cache.commit("a", count)
+        cache.publish("a", tokens[: num_tokens + count])
+        chunks.append(count)
+    assert chunks.count(512) >= 56
+    assert all(64 <= count <= 512 and count % 16 == 0 for count in chunks)
+    assert sum(count for count in chunks if count < 512) < 4096
+    assert len(chunks) < 90
+
+
+def test_a_chunk_without_windows_is_not_shortened() -> None:
+    cache = KVCache(spec_of((FULL,), 1024, most=8), 4, 1024)
+    cache.open("a")
+    result, count = reserve_chunk(cache, "a", 80)
+    assert (result.outcome, count) == (CacheOutcome.NO_FREE_BLOCKS, 80)
 
 
 def test_a_sequence_takes_back_what_speculation_adds_without_loss() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aethermind.cache.outcome import CacheOutcome, ReserveResult
 from aethermind.cache.positions import PLAIN, BlockShift, block_shifts
 from aethermind.cache.sequence import CachedSequence
 from aethermind.cache.sequence_swapper import SequenceSwapper
 
-__all__ = ["RESERVED", "SlotArray", "grow", "grow_groups", "slots_of"]
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+
+__all__ = ["RESERVED", "SlotArray", "grow", "grow_groups", "reserve_chunk", "slots_of"]
 
 RESERVED = ReserveResult(CacheOutcome.OK)
 """The result of most reservations, created once."""
@@ -85,6 +88,22 @@ def grow_groups(
         table.extend(blocks[index * num_missing : (index + 1) * num_missing])
     sequence.num_writable = min(len(sequence.block_table) * block_size, max_model_len)
     return ReserveResult(CacheOutcome.OK, tuple(copies)) if copies else RESERVED
+
+
+def reserve_chunk(cache: KVCache, seq_id: str, num_new_tokens: int) -> tuple[ReserveResult, int]:
+    """Reserve slots for a chunk of a prompt: `num_new_tokens`, or fewer if too few blocks are free.
+
+    With several groups, a chunk holds blocks in each of them until windows free as many, so a shorter one needs fewer.
+    It has at least `spec.max_new_tokens` tokens, which `spec.num_blocks_for` counts. Returns the result, and the tokens
+    of the chunk.
+    """
+    while True:
+        result = cache.reserve(seq_id, num_new_tokens)
+        is_shortest = cache.num_groups == 1 or num_new_tokens <= cache.spec.max_new_tokens
+        if is_shortest or result.outcome is not CacheOutcome.NO_FREE_BLOCKS:
+            return result, num_new_tokens
+        end = cache.num_tokens(seq_id) + num_new_tokens // 2
+        num_new_tokens = max(num_new_tokens // 2 - end % cache.spec.block_size, cache.spec.max_new_tokens)
 
 
 def slots_of(block_table: Sequence[int], start: int, count: int, block_size: int) -> list[int]:

@@ -35,7 +35,8 @@ class KVCacheSpec:
     """Groups of the layers that keep something: group 0 keeps all tokens, each other one those of its window. With
     several groups all these layers have rows of one shape. Empty: all layers are one group."""
     max_new_tokens: int = 1
-    """The most tokens for which a sequence reserves blocks at a time, for `num_blocks_for` with several groups."""
+    """The most tokens that a step adds to a sequence of `num_blocks_for` blocks, with several groups. A step adds more
+    where more blocks are free, see `reservations.reserve_chunk`."""
     num_slots: int = 0
     """State slots of a model with recurrent layers, the null slot 0 and snapshots among them (see `state_slots`)."""
     num_checkpoints: int = 0

@@ -31,6 +31,11 @@ __all__ = ["KVPlan", "MemoryNeeds", "fitting_num_blocks", "for_whole_texts", "pl
 
 logger = get_logger(__name__)
 
+_MIN_CHUNK = 64
+"""Tokens of a prompt that a step can always add where sliding windows free blocks. Chunks shrink to so many when blocks
+are short, which concerns the last tokens of a prompt that fills the cache; each token of a chunk costs a slot in every
+group of windows."""
+
 _MAX_EMPTY_BLOCKS = 4096
 """Blocks of a context in which nothing is stored, because the model has no attention: they count tokens, and the prefix
 cache finds snapshots by them."""
@@ -106,7 +111,7 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
             f"Pass dtype='{stored}', or auto, int8 or fp8 as kv_cache_dtype."
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
-    layers, block_size, max_new_tokens = cache_layout(model), config.block_size, config.max_num_batched_tokens
+    layers, block_size, max_chunk = cache_layout(model), config.block_size, config.max_num_batched_tokens
     if stored in CODE_DTYPES and has_latent(layers):
         raise InvalidArgumentError(
             f"This model caches latent vectors, which are not quantised to {stored}: they are small as they are. Pass "
@@ -114,8 +119,8 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
             param="kv_cache_dtype",
         )
     has_groups = config.kv_store is None and not config.context_shift
-    groups = group_layers(layers, block_size, max_model_len, max_new_tokens) if has_groups else ()
-    spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, max_new_tokens)
+    groups = group_layers(layers, block_size, max_model_len, max_chunk) if has_groups else ()
+    spec = KVCacheSpec(layers, stored.label, block_size, scale_bits, groups, min(max_chunk, _MIN_CHUNK))
     return (
         spec
         if spec.has_attention

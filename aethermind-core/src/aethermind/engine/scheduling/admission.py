@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.reservations import reserve_chunk
 from aethermind.cache.sequence import CacheState
 from aethermind.engine.policies.base import SchedulingPolicy, SharingPolicy
 from aethermind.engine.requests.request import Request, RequestState
@@ -164,14 +165,15 @@ class Admission:
             if self._context_shift is not None:
                 self._context_shift.apply(cache, request)
             chunk = step.chunk_of(request, request.num_computed_tokens, cache.chunk_alignment)
-            result = cache.reserve(request_id, chunk)
+            result, chunk = reserve_chunk(cache, request_id, chunk)
             assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted, but no blocks are free"
             step.decision.prepare(result)
             return chunk
         opened = cache.open(request_id, request.all_token_ids[: request.max_model_len], request.extra_key)
         assert opened.outcome is CacheOutcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
         chunk = step.chunk_of(request, opened.num_cached_tokens, cache.chunk_alignment)
-        if cache.reserve(request_id, chunk).outcome is not CacheOutcome.OK:
+        result, chunk = reserve_chunk(cache, request_id, chunk)
+        if result.outcome is not CacheOutcome.OK:
             cache.release(request_id)
             return 0
         request.num_computed_tokens = opened.num_cached_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.reservations import reserve_chunk
 from aethermind.engine.policies import SchedulingPolicy
 from aethermind.engine.requests.request import Request, RequestState
 from aethermind.engine.scheduling.decision import RejectedRequest, SchedulingStep
@@ -31,29 +32,30 @@ class Preemptor:
 
     def reserve_or_preempt(
         self, step: SchedulingStep, request: Request, num_tokens: int, *, is_last_resort: bool = False
-    ) -> bool:
-        """Reserve slots for `request`, preempting requests behind it in rank, the last first; False if there are none.
+    ) -> int:
+        """Reserve slots for `num_tokens` tokens of `request`, or for a shorter chunk (`reserve_chunk`),
+        preempting requests behind it in rank, the last first. Returns for how many, 0 if there are none to preempt.
 
         Without a request to preempt it keeps its blocks and skips the step: requests before it go on, and preempt it if
         they need its blocks. A request that runs alone, or has more tokens than the whole cache holds, can never go on
         and is rejected. It skips the step as well if the budget does not allow preemption.
         """
         while True:
-            result = self._cache.reserve(request.request_id, num_tokens)
+            result, num_reserved = reserve_chunk(self._cache, request.request_id, num_tokens)
             if result.outcome is CacheOutcome.OK:
                 step.decision.prepare(result)
-                return True
+                return num_reserved
             if not step.budget.may_preempt:
-                return False
+                return 0
             needed = request.num_computed_tokens - request.num_dropped_tokens + num_tokens
             can_never_fit = result.outcome is not CacheOutcome.NO_FREE_BLOCKS or needed > self._cache.capacity_tokens
             if can_never_fit or len(step.running) == 1:
                 step.running.remove(request)
                 self.reject(step, request, needed)
-                return False
+                return 0
             victim = self._victim(step, request, is_last_resort)
             if victim is None:
-                return False
+                return 0
             self.preempt(step, victim)
 
     def rank(self, request: Request, now: float) -> tuple[bool, tuple[float, float, str]]:

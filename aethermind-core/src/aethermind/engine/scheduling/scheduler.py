@@ -243,7 +243,7 @@ class Scheduler:
             chunk = step.chunk_of(request, request.num_computed_tokens, self._cache.chunk_alignment)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
-            if self._preemptor.reserve_or_preempt(step, request, chunk):
+            if chunk := self._preemptor.reserve_or_preempt(step, request, chunk):
                 decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_uncomputed))
                 decision.num_batched_tokens += chunk
             else:
@@ -255,7 +255,7 @@ class Scheduler:
         request = min(step.running, key=lambda candidate: self._preemptor.rank(candidate, step.now))
         num_uncomputed = request.num_uncomputed_tokens
         chunk = step.chunk_of(request, request.num_computed_tokens, self._cache.chunk_alignment)
-        if self._preemptor.reserve_or_preempt(step, request, chunk, is_last_resort=True):
+        if chunk := self._preemptor.reserve_or_preempt(step, request, chunk, is_last_resort=True):
             step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_uncomputed))
             step.decision.num_batched_tokens = chunk
             step.decision.num_decodes = int(num_uncomputed == 1)

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.outcome import CacheOutcome
+from aethermind.cache.reservations import reserve_chunk
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKind
 from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.requests.prompt_reader import check_token_ids
@@ -57,11 +58,15 @@ def run_text(
     num_computed = 0
     try:
         chunk_size = min(executor.plan.symbols[name] for name in ("T", "R"))
-        for start in range(0, len(token_ids), chunk_size):
-            count = min(chunk_size, len(token_ids) - start)
+        while num_computed < len(token_ids):
+            start, num_left = num_computed, len(token_ids) - num_computed
+            count = min(chunk_size, num_left)
             # All at once, so that a text that does not fit costs nothing. Windows free blocks from chunk to chunk.
-            num_reserved = count if cache.num_groups > 1 else len(token_ids) - start
-            if cache.reserve(_SEQUENCE_ID, num_reserved).outcome is not CacheOutcome.OK:
+            if cache.num_groups > 1:
+                reserved, count = reserve_chunk(cache, _SEQUENCE_ID, count)
+            else:
+                reserved = cache.reserve(_SEQUENCE_ID, num_left)
+            if reserved.outcome is not CacheOutcome.OK:
                 raise OutOfMemoryError(
                     f"The KV cache has too few free blocks for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
                 )
