@@ -142,8 +142,8 @@ def weights_of(engine: Engine) -> dict[str, Array]:
 
 
 def recurrent_models(monkeypatch: pytest.MonkeyPatch, folder: Path) -> OpenRecurrent:
-    """A function that opens a model of one kind under the architecture of the demo model, perhaps with a KV store; all
-    states begin as NaN.
+    """A function that opens a model of one kind under the architecture of the demo model, perhaps with a KV store or
+    with a draft model, which is named by its kind; all states begin as NaN.
     """
     fields = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": HEAD_DIM, "num_key_value_heads": 1}
     directories = {
@@ -168,6 +168,8 @@ def recurrent_models(monkeypatch: pytest.MonkeyPatch, folder: Path) -> OpenRecur
     def opened(kind: str, store: KVStore | None = None, **options: Any) -> Engine:
         if store is not None:
             options["kv_store"] = "host:1MiB"
+        if "draft_model" in options:
+            options["draft_model"] = str(directories[options["draft_model"]])
         given = {"device": "cpu", "dtype": "float32", "load_format": "dummy", "max_model_len": 128, "fallback": "allow"}
         parts = EngineParts.of(runtime, directories[kind], **{**given, **options})
         if store is not None:

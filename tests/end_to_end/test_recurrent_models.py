@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.observation.profiler import Profiler
 from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.speculative.draft import DraftModel
 from aethermind.engine.speculative.prompt_lookup import PromptLookup
+from aethermind.engine.speculative.speculator import Speculator
 from aethermind.engine.steps.in_flight_step import InFlightStep
-from aethermind.engine.steps.model_runner import SampledToken
+from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import AetherMindError, CacheContentError, InvalidArgumentError
 from aethermind.hal.builtin_backends import NumpyBackend
@@ -116,7 +118,7 @@ def test_preempted_requests_are_swapped_with_their_states(open_model: OpenRecurr
     options = {"num_kv_blocks": 22, "block_size": 4, "swap_space": 0.01, "enable_prefix_caching": False}
     engine = open_model(kind, device=on, max_num_batched_tokens=16, **options)
     engine.costs.seconds_per_byte, engine.costs.seconds_per_token = 0.0, 1e6
-    num_computed = _count_calls(engine, lambda decision, *_: decision.num_batched_tokens)
+    num_computed = _count_calls(engine.runner, lambda decision, *_: decision.num_batched_tokens)
     assert ask(engine) == expected
     assert engine.num_preemptions > 0
     stats, spec = EngineStats.of(engine), engine.compiled.cache_spec
@@ -144,7 +146,7 @@ def test_another_engine_resumes_a_saved_sequence(open_model: OpenRecurrent, kind
         second.cache.load("s", without, contents, tokens)
     assert second.cache.load("s", stored, contents, tokens).num_cached_tokens == len(tokens) == 28
     second.cache.release("s", tokens)
-    num_computed = _count_calls(second, lambda decision, *_: decision.num_batched_tokens)
+    num_computed = _count_calls(second.runner, lambda decision, *_: decision.num_batched_tokens)
     second.add_request("r", [*tokens, whole[5]], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     assert run(second)["r"] == [whole[6:]]
     assert num_computed() == 6
@@ -156,7 +158,7 @@ def test_several_answers_to_a_prompt_fork_its_state(open_model: OpenRecurrent, k
     """Where all answers run at once, the prompt is computed once; the last token of it by each answer."""
     expected = alone(open_model(kind))
     engine = open_model(kind, max_num_seqs=max_num_seqs, max_num_batched_tokens=16)
-    num_computed = _count_calls(engine, lambda decision, *_: decision.num_batched_tokens)
+    num_computed = _count_calls(engine.runner, lambda decision, *_: decision.num_batched_tokens)
     several = SamplingParams(n=3, temperature=0.0, max_tokens=12, ignore_eos=True)
     for index, prompt in enumerate(PROMPTS[:2] if max_num_seqs > 2 else PROMPTS):
         engine.add_request(str(index), prompt, several)
@@ -229,7 +231,7 @@ def test_steps_that_run_ahead(open_model: OpenRecurrent, monkeypatch: pytest.Mon
         stops = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=[answer[2 + index]], ignore_eos=True)
         engine.add_request(str(index), PROMPTS[index], stops)
     engine.add_request("several", PROMPTS[2], SamplingParams(n=2, temperature=0.0, max_tokens=12, ignore_eos=True))
-    ahead = _count_calls(engine, lambda _, before=None: before is not None)
+    ahead = _count_calls(engine.runner, lambda _, before=None: before is not None)
     answers = run(engine)
     assert ahead() > 5
     assert answers.pop("several") == [expected[2]] * 2
@@ -268,6 +270,91 @@ def test_prompt_lookup_drafts_for_a_model_with_states(open_model: OpenRecurrent)
     speculator = speculate_with(engine, PromptLookup(engine.compiled))
     assert ask(engine) == ask(plain)
     assert speculator.num_draft_tokens > 0
+
+
+def _draft_with(engine: Engine, corrupt: Callable[[Request, list[int]], list[int]]) -> Speculator:
+    """Let the draft model draft at every opportunity; `corrupt` changes the drafts before they are verified."""
+    proposer = DraftModel(engine.compiled)
+    for tensor in proposer._runner.kv_memory.state_tensors.values():
+        engine.compiled.open_device.backend.transfer.fill(tensor, 0xFF)
+    propose = proposer.propose
+
+    def corrupted(requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
+        drafts = propose(requests, limits)
+        return [corrupt(request, some) for request, some in zip(requests, drafts, strict=True)]
+
+    proposer.propose = corrupted  # type: ignore[method-assign]
+    return speculate_with(engine, proposer)
+
+
+@pytest.mark.parametrize("on", ["cpu", "sim"])
+@pytest.mark.parametrize("draft_model", KINDS)
+def test_a_recurrent_draft_model_continues_behind_the_accepted_drafts(
+    open_model: OpenRecurrent, draft_model: str, on: str
+) -> None:
+    """The model drafts for itself, so that it would choose every draft. After a wrong one, its state is that of the
+    accepted tokens, and it drafts as before.
+    """
+    expected = ask(open_model(draft_model, device=on))
+    wholes = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, expected, strict=True)]
+    options: dict[str, Any] = {"speculative_method": "draft", "draft_model": draft_model, "device": on}
+    for more in ({}, {"max_num_batched_tokens": 8, "max_num_seqs": 3, "block_size": 4}):
+        engine = open_model(draft_model, **options, **more)
+        chosen: list[bool] = []
+
+        def corrupt(request: Request, drafts: list[int], chosen: list[bool] = chosen) -> list[int]:
+            behind = wholes[int(request.request_id)][request.num_tokens :]
+            chosen.extend(draft == token for draft, token in zip(drafts, behind, strict=False))
+            position = request.num_tokens % (len(drafts) + 1)  # each number of accepted drafts, and all
+            return [*drafts[:position], *(399 - token for token in drafts[position:])]
+
+        speculator = _draft_with(engine, corrupt)
+        runner = speculator._proposer._runner  # type: ignore[attr-defined]
+        num_computed = _count_calls(runner, lambda decision, *_: decision.num_batched_tokens)
+        assert ask(engine) == expected, more
+        num_tokens = sum(map(len, wholes))
+        assert num_computed() <= num_tokens + len(chosen), "an accepted draft is computed twice, a prompt is not"
+        assert ask(engine) == expected, "with prefixes in the draft model's cache"
+        assert all(chosen), more
+        assert len(chosen) > 40
+        assert 0 < speculator.num_accepted_tokens < speculator.num_draft_tokens, more
+
+
+def test_a_recurrent_draft_model_of_another_kind(open_model: OpenRecurrent) -> None:
+    expected = ask(open_model("hybrid"))
+    engine = open_model("hybrid", speculative_method="draft", draft_model="recurrent", num_speculative_tokens=3)
+    assert engine.compiled.draft is not None
+    spec, draft = engine.compiled.cache_spec, engine.compiled.draft.cache_spec
+    assert draft.num_checkpoints == draft.max_sequences == spec.max_sequences
+    with_draft, alone = MemoryNeeds.of(engine.compiled), MemoryNeeds.of(replace(engine.compiled, draft=None))
+    assert with_draft.states >= alone.states + draft.num_slots * draft.bytes_per_slot
+    speculator = _draft_with(engine, lambda _, drafts: drafts)
+    assert ask(engine) == expected
+    assert speculator.num_draft_tokens > 0
+
+
+def test_a_step_of_a_recurrent_draft_model_that_failed_is_computed_again(open_model: OpenRecurrent) -> None:
+    engine = open_model("hybrid", speculative_method="draft", draft_model="hybrid")
+    expected = ask(open_model("hybrid"))
+    speculator = _draft_with(engine, lambda _, drafts: drafts)
+    runner, numbers = speculator._proposer._runner, count()  # type: ignore[attr-defined]
+    run_step = runner.run
+
+    def failing(decision: ScheduleDecision) -> list[SampledToken]:
+        sampled: list[SampledToken] = run_step(decision)
+        if next(numbers) in (2, 5, 9):
+            raise AetherMindError("broken")
+        return sampled
+
+    runner.run = failing
+    answers: dict[str, list[list[int]]] = {}
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, GREEDY)
+    for _ in range(3):
+        with pytest.raises(AetherMindError, match="broken"):
+            run(engine, answers)
+    assert run(engine, answers) == {str(index): [answer] for index, answer in enumerate(expected)}
+    assert speculator.num_accepted_tokens == speculator.num_draft_tokens > 20
 
 
 @pytest.mark.parametrize("fails", ["before", "after", "when read"])
@@ -314,16 +401,16 @@ def _failing(engine: Engine, steps: set[int], when: str) -> Callable[[], int]:
     return lambda: number
 
 
-def _count_calls(engine: Engine, count: Callable[..., int]) -> Callable[[], int]:
+def _count_calls(runner: ModelRunner, count: Callable[..., int]) -> Callable[[], int]:
     """Add up `count` of the arguments of all launches from now on; returns a function to the sum."""
-    total, launch = 0, engine.runner.launch
+    total, launch = 0, runner.launch
 
     def counted(*arguments: Any) -> InFlightStep:
         nonlocal total
         total += count(*arguments)
         return launch(*arguments)
 
-    engine.runner.launch = counted  # type: ignore[method-assign]
+    runner.launch = counted  # type: ignore[method-assign]
     return lambda: total
 
 

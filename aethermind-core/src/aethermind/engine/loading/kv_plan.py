@@ -56,8 +56,17 @@ class KVPlan:
     is_upper_bound: bool = False
 
 
-def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice) -> KVPlan:
+def plan_kv(
+    config: EngineConfig,
+    dtype: DType,
+    model: CausalLM | TextEncoder,
+    opened: OpenDevice,
+    *,
+    has_checkpoints: bool = False,
+) -> KVPlan:
     """Plan the KV cache of a model that computes in `dtype`.
+
+    `has_checkpoints`: sequences return to earlier recurrent states after wrong drafts (`KVCache.checkpoint`).
 
     Raises InvalidArgumentError for a dtype or a context length that the model cannot have, OutOfMemoryError for a cache
     that does not fit into memory.
@@ -67,7 +76,7 @@ def plan_kv(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, o
         config = replace(config, block_size=1 if config.kv_cache_layout == "cell" else wanted_len)
     spec = _minimal_spec(config)
     if not isinstance(model, TextEncoder):
-        spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened)
+        spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened, has_checkpoints)
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
         config = replace(config, num_kv_blocks=(spec.max_sequences + 1) * spec.num_blocks_for(wanted_len))
     spec, num_swap_blocks = _with_swap_space(config, spec, wanted_len)
@@ -128,9 +137,9 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
     )
 
 
-def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> KVCacheSpec:
-    """Add state slots for all requests that run at once, as many for checkpoints with speculative decoding, and two
-    snapshots for each if prefixes are cached: one of its own, and one that the prefix cache keeps.
+def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has_checkpoints: bool) -> KVCacheSpec:
+    """Add state slots for all requests that run at once, as many for checkpoints if there are some, and two snapshots
+    for each if prefixes are cached: one of its own, and one that the prefix cache keeps.
 
     If a third of the device's memory holds fewer, half of the slots are for snapshots.
     """
@@ -140,7 +149,7 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice) -> 
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs
     num_snapshots = min(2 * max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
-    with_checkpoint = 1 if config.speculative_method is None else 2
+    with_checkpoint = 2 if has_checkpoints else 1
     num_seqs = min(max_num_seqs, max(1, (num_affordable - num_snapshots) // with_checkpoint))
     if num_seqs < max_num_seqs:
         logger.warning(
@@ -278,7 +287,13 @@ class MemoryNeeds:
         if compiled.draft is None:
             return cls(weights, steps, states, parts, footprint)
         draft = cls.of(compiled.draft, is_draft=True)
-        return cls(weights + draft.weights, steps + draft.steps, states, parts + draft.block_parts, footprint)
+        return cls(
+            weights + draft.weights,
+            steps + draft.steps,
+            states + draft.states,
+            parts + draft.block_parts,
+            footprint,
+        )
 
     def of_blocks(self, num_blocks: int) -> int:
         """The bytes of so many blocks."""

@@ -50,11 +50,13 @@ def compile_model(
     *,
     opened: OpenDevice | None = None,
     rank: int = 0,
+    is_draft: bool = False,
     **options: Unpack[EngineOptions],
 ) -> CompiledModel:
     """Read a model's configuration, open the device unless it is `opened`, and compile the plan of the plain step.
 
-    With `tensor_parallel_size` above 1 the plan is that of `rank`. `options` may replace the configuration.
+    With `tensor_parallel_size` above 1 the plan is that of `rank`. `is_draft`: the model drafts for another one.
+    `options` may replace the configuration.
     """
     config = config or EngineConfig.of(**options)
     source = runtime.open_source(model, config.tokenizer)
@@ -70,7 +72,8 @@ def compile_model(
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
     opened, operators, parallel = _open_for_rank(runtime, config, opened, rank)
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
-    kv = plan_kv(config, dtype, network, opened)
+    has_checkpoints = is_draft or config.speculative_method is not None
+    kv = plan_kv(config, dtype, network, opened, has_checkpoints=has_checkpoints)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
     symbols = _max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
@@ -240,14 +243,7 @@ def _compile_draft(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -
     if config.draft_model is None:
         return None
     draft_config = replace(config.of_draft(num_blocks), max_model_len=None)
-    draft = compile_model(runtime, config.draft_model, draft_config, opened=compiled.open_device)
-    if draft.cache_spec.is_recurrent:
-        raise InvalidArgumentError(
-            f"The draft model {config.draft_model} has recurrent layers, whose state cannot drop the tokens of wrong "
-            "drafts. Choose one without.",
-            param="draft_model",
-        )
-    return draft
+    return compile_model(runtime, config.draft_model, draft_config, opened=compiled.open_device, is_draft=True)
 
 
 def _max_symbols(

@@ -5,6 +5,9 @@ Before it drafts, it drops the tokens that were not accepted and computes those 
 computed in chunks, one per call, and there are no drafts until it is complete. A draft is sampled with the request's
 parameters and the random number of its position in the answer, which the target model uses there too; so the more
 similar the two models are, the more often they choose the same token.
+
+A recurrent state is copied before the first draft is computed (`KVCache.checkpoint`). After a wrong draft the next step
+starts from the copy and computes the accepted drafts again, besides the token that it computes in any case.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.prefix_cache import HashedPrefixCache
+from aethermind.cache.reservations import reserve_chunk
 from aethermind.engine.requests.request import Request
 from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest
 from aethermind.sampling.params import SamplingParams
@@ -134,8 +138,14 @@ class ModelProposer(Generic[DraftRequestT]):
         for draft_request in draft_requests:
             missing = draft_request.num_tokens - draft_request.num_computed_tokens
             count = min(self._num_computable(draft_request), 1 + num_left)
-            if not (count and self._reserve(draft_request, count, in_use)):
+            if count < missing:  # a state is kept at the end of a block
+                end = draft_request.num_computed_tokens + count
+                count -= end % self.cache.chunk_alignment if count >= self.cache.chunk_alignment else 0
+            count = self._reserve(draft_request, count, in_use)
+            if not count:
                 continue
+            if draft_request.num_computed_tokens == draft_request.num_synced:
+                self.cache.checkpoint(draft_request.request_id)
             num_left -= count - 1
             entry = ScheduledRequest(draft_request, count, count == missing)
             (decision.scheduled if missing == 1 else chunks).append(entry)
@@ -144,7 +154,11 @@ class ModelProposer(Generic[DraftRequestT]):
         decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
         if not decision.scheduled:
             return []
-        sampled = self._run(decision)
+        try:
+            sampled = self._run(decision)
+        except BaseException:
+            self._restart(decision)
+            raise
         for request, num_tokens, _ in decision.scheduled:
             request.num_computed_tokens += num_tokens
             self.cache.commit(request.request_id, num_tokens)
@@ -152,13 +166,23 @@ class ModelProposer(Generic[DraftRequestT]):
             token.request.append_token(token.token_id)
         return [self._draft_requests[token.request.request_id] for token in sampled]
 
-    def _reserve(self, draft_request: DraftRequestT, count: int, in_use: Collection[str]) -> bool:
-        """Reserve slots for the next tokens; draft requests that are not `in_use` are dropped if blocks are short."""
-        if self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK:
-            return True
-        for request_id in [other for other in self._draft_requests if other not in in_use]:
-            self.forget(request_id)
-        return self.cache.reserve(draft_request.request_id, count).outcome is CacheOutcome.OK
+    def _restart(self, decision: ScheduleDecision) -> None:
+        """Drop what a failed step may have left of recurrent states, as `Scheduler.discard` does."""
+        if self.cache.is_recurrent:
+            for request, _, _ in decision.scheduled:
+                request.num_computed_tokens = self.cache.restart(request.request_id)
+
+    def _reserve(self, draft_request: DraftRequestT, count: int, in_use: Collection[str]) -> int:
+        """Reserve slots for the next `count` tokens or fewer (`reserve_chunk`); returns for how many.
+
+        Draft requests that are not `in_use` are dropped if blocks are short.
+        """
+        result, num_reserved = reserve_chunk(self.cache, draft_request.request_id, count)
+        if result.outcome is not CacheOutcome.OK:
+            for request_id in [other for other in self._draft_requests if other not in in_use]:
+                self.forget(request_id)
+            result, num_reserved = reserve_chunk(self.cache, draft_request.request_id, count)
+        return num_reserved if result.outcome is CacheOutcome.OK else 0
 
     def _drafts(self, request_id: str) -> list[int]:
         draft_request = self._draft_requests[request_id]
