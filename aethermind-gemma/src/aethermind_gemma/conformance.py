@@ -46,7 +46,7 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
-_SPARSE = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+_LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 
 CASES = (
     *variations(
@@ -65,8 +65,8 @@ CASES = (
         {
             "gemma3": {"num_hidden_layers": 7},
             "gemma3_one_kv_head": {"num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64},
-            "gemma3_scaled_rope": {"layer_types": _SPARSE, "rope_parameters": _LINEAR},
-            "gemma3_soft_caps": {"final_logit_softcapping": 5.0, "layer_types": _SPARSE},
+            "gemma3_scaled_rope": {"layer_types": _LAYER_TYPES, "rope_parameters": _LINEAR},
+            "gemma3_soft_caps": {"final_logit_softcapping": 5.0, "layer_types": _LAYER_TYPES},
         },
         base=_BASE,
         may_err_as_reference=True,
@@ -74,7 +74,7 @@ CASES = (
     ModelCase(
         "gemma3_as_published",
         "Gemma3ForCausalLM",
-        {**_BASE, "layer_types": _SPARSE, "rope_parameters": _LINEAR},
+        {**_BASE, "layer_types": _LAYER_TYPES, "rope_parameters": _LINEAR},
         rewrite_config=_as_transformers_4_config,
         may_err_as_reference=True,
     ),
