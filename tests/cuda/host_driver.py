@@ -26,7 +26,7 @@ class Launched(NamedTuple):
     shared_bytes: int
     stream: int
     parameters: int
-    overlaps: bool = False
+    is_dependent_launch: bool = False
 
     def argument(self, position: int, kind: Any) -> Any:
         """The value that the kernel would read."""
@@ -154,10 +154,10 @@ class HostDriver(FakeGpus):
         shared_bytes: int,
         stream: int,
         parameters: int,
-        overlaps: bool = False,
+        is_dependent_launch: bool = False,
     ) -> None:
         assert self.handles[stream] == "stream"
-        launched = Launched(self.handles[function], grid, block, shared_bytes, stream, parameters, overlaps)
+        launched = Launched(self.handles[function], grid, block, shared_bytes, stream, parameters, is_dependent_launch)
         self._do(lambda: self.launches.append(launched))
 
     # Graphs

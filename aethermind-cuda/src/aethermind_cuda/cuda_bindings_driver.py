@@ -176,11 +176,11 @@ class CudaDriver:
         shared_bytes: int,
         stream: int,
         parameters: int,
-        overlaps: bool = False,
+        is_dependent_launch: bool = False,
     ) -> None:
         # Only in graph capture: elsewhere a programmatic dependent launch costs the host more time than it saves the
         # device.
-        if overlaps and stream in self._capturing:
+        if is_dependent_launch and stream in self._capturing:
             config = self._pdl_config(grid, block, shared_bytes, stream)
             self._call("cuLaunchKernelEx", config, function, parameters, 0)
         else:

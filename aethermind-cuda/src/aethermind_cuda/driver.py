@@ -143,12 +143,12 @@ class Driver(Protocol):
         shared_bytes: int,
         stream: int,
         parameters: int,
-        overlaps: bool = False,
+        is_dependent_launch: bool = False,
     ) -> None:
         """`parameters` is the host address of an array of pointers, one to each argument (`void**`).
 
-        A launch that `overlaps` may, in a graph, begin while its predecessor runs (programmatic dependent launch); the
-        kernel synchronises itself.
+        `is_dependent_launch`: programmatic dependent launch. In a graph the kernel may begin while its predecessor
+        runs, and waits for it itself.
         """
 
     # Graphs

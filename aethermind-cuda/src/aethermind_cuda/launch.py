@@ -121,8 +121,8 @@ class Launch:
     Arguments are DeviceArrays (passed as address; None is a null pointer), ints (32 bits), floats (32 bits) and ctypes
     values including structures, passed unchanged. An empty grid launches nothing.
 
-    `overlaps`: programmatic dependent launch; the kernel waits for its predecessor (`dependent_launch.cuh`, as all
-    kernels of this package do), so that in a graph it may be launched while the predecessor runs.
+    `is_dependent_launch`: programmatic dependent launch. The kernel waits for its predecessor itself
+    (`dependent_launch.cuh`, as all kernels of this package do), so that in a graph it may begin while that runs.
     """
 
     source: str
@@ -131,7 +131,7 @@ class Launch:
     block: tuple[int, int, int]
     arguments: tuple[Any, ...]
     shared_bytes: int = 0
-    overlaps: bool = True
+    is_dependent_launch: bool = True
 
     def bind(self, binder: LaunchBinder) -> Enqueue:
         """See `Work`."""

@@ -143,11 +143,11 @@ class KernelLibrary:
         self._allow_shared(function, launch)
         launch_kernel = self._driver.launch_kernel
         grid, block, shared_bytes = launch.grid, launch.block, launch.shared_bytes
-        overlaps = launch.overlaps and self._facts.compute_capability >= _DEPENDENT_LAUNCH
+        is_dependent_launch = launch.is_dependent_launch and self._facts.compute_capability >= _DEPENDENT_LAUNCH
 
         def bind(parameters: Parameters) -> Enqueue:
             def enqueue(stream: int) -> None:
-                launch_kernel(function, grid, block, shared_bytes, stream, parameters.address, overlaps)
+                launch_kernel(function, grid, block, shared_bytes, stream, parameters.address, is_dependent_launch)
 
             return enqueue
 

@@ -191,7 +191,7 @@ class EmulatedDriver(FakeGpus):
         shared_bytes: int,
         stream: int,
         parameters: int,
-        overlaps: bool = False,
+        is_dependent_launch: bool = False,
     ) -> None:
         kernel: Kernel = self.handles[function]
         if shared_bytes > self._shared_limits.get(function, _FREE_SHARED_BYTES):

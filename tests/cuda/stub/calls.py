@@ -73,7 +73,7 @@ cuda.begin_capture(stream)
 cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, parameters.address)
 assert ctypes.c_int.from_address(host).value == 42
 again = Parameters([ctypes.c_void_p(host), 43])
-cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, again.address, overlaps=True)
+cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, again.address, is_dependent_launch=True)
 assert ctypes.c_int.from_address(host).value == 43
 
 # Graphs

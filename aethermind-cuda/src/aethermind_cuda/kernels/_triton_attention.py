@@ -114,4 +114,6 @@ def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
     tiles = num_tokens * num_heads // num_kv_heads // compiled.rows + num_sequences
     grid, block = (tiles * num_kv_heads, 1, 1), (compiled.threads, 1, 1)
     # Prefill runs outside of graphs, where overlapping launches do not pay off.
-    return Launch(compiled.name, compiled.name, grid, block, arguments, compiled.shared_bytes, overlaps=False)
+    return Launch(
+        compiled.name, compiled.name, grid, block, arguments, compiled.shared_bytes, is_dependent_launch=False
+    )

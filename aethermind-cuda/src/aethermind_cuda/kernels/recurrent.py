@@ -113,7 +113,7 @@ def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits:
     grid = num_heads * div_up(width, _BLOCK_COLUMNS), num_sequences, 1
     shared_bytes = 4 * _STAGED_TOKENS * (2 * compiled + _BLOCK_COLUMNS + 4)
     entry = f"{source}_{compiled}_{rows.dtype}"
-    yield Launch(source, entry, grid, block, (parameters,), shared_bytes, overlaps=not is_prepared)
+    yield Launch(source, entry, grid, block, (parameters,), shared_bytes, is_dependent_launch=not is_prepared)
 
 
 def _num_groups(rows: DeviceArray, state: DeviceArray) -> int:

@@ -52,10 +52,11 @@ def test_projections_issue_their_first_copies_before_waiting(header: str, read: 
 
 
 @pytest.mark.parametrize(
-    ("capability", "waits", "overlaps"), [((8, 9), True, False), ((9, 0), True, True), ((12, 0), False, False)]
+    ("capability", "waits", "is_dependent_launch"),
+    [((8, 9), True, False), ((9, 0), True, True), ((12, 0), False, False)],
 )
 def test_launches_overlap_where_hardware_and_kernel_can(
-    tmp_path: Path, capability: tuple[int, int], waits: bool, overlaps: bool
+    tmp_path: Path, capability: tuple[int, int], waits: bool, is_dependent_launch: bool
 ) -> None:
     driver = HostDriver()
     driver.set_context(driver.retain_context(0))
@@ -64,6 +65,6 @@ def test_launches_overlap_where_hardware_and_kernel_can(
         driver, DeviceFacts(capability, 1, 1 << 16), fake_cubins(tmp_path, ["rms_norm"], (targets,))
     )
     stream = driver.stream_create(0)
-    launch = Launch("rms_norm", "rms_norm_float32", (1, 1, 1), (32, 1, 1), (1,), overlaps=waits)
+    launch = Launch("rms_norm", "rms_norm_float32", (1, 1, 1), (32, 1, 1), (1,), is_dependent_launch=waits)
     library.bind_launch(launch)(stream)
-    assert [launched.overlaps for launched in driver.launches] == [overlaps]
+    assert [launched.is_dependent_launch for launched in driver.launches] == [is_dependent_launch]
