@@ -62,25 +62,26 @@ def _lines(wheel: zipfile.ZipFile) -> Iterator[str]:
             yield f"aten {name}"
         elif name in used:
             yield f"npu {text}"
-    for path in ("utils", "memory", "streams", "graphs", "__init__"):
+    for path in ("utils", "memory", "streams", "graphs", "mstx", "__init__"):
         for node in ast.parse(wheel.read(f"torch_npu/npu/{path}.py")).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and f"npu.{node.name}" in used:
                 yield f"py npu.{node.name}({_parameters(node)})"
                 for one in node.body if isinstance(node, ast.ClassDef) else ():
                     if isinstance(one, ast.FunctionDef) and one.name in methods - {"__init__"}:
-                        yield f"py npu.{node.name}.{one.name}({_without_self(one)})"
+                        yield f"py npu.{node.name}.{one.name}({_of_method(one)})"
 
 
 def _parameters(node: ast.FunctionDef | ast.ClassDef) -> str:
     if isinstance(node, ast.FunctionDef):
         return ast.unparse(_without_annotations(node.args))
     makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in ("__new__", "__init__")]
-    return _without_self(makers[0])
+    return _of_method(makers[0]) if makers else ""
 
 
-def _without_self(method: ast.FunctionDef) -> str:
+def _of_method(method: ast.FunctionDef) -> str:
     arguments = _without_annotations(method.args)
-    arguments.args = arguments.args[1:]
+    is_static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in method.decorator_list)
+    arguments.args = arguments.args if is_static else arguments.args[1:]
     return ast.unparse(arguments)
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.architecture.sources import ROOT
 from tests.cuda.host_driver import HostDriver, fake_cubins
+from tests.range_log import RangeLog, ranges_of_an_answer
 
 from aethermind import LLM, Runtime, SamplingParams
+from aethermind.errors import DeviceError
 from aethermind.hal import Probe
 from aethermind.hal.memory import ALIGNMENT
 from aethermind_cuda.backend import CudaBackend
@@ -71,7 +76,7 @@ def test_graphs_are_launched_before_the_previous_tokens_are_read(
 ) -> None:
     """A step costs the host one graph, three copies, and one wait, for the tokens of the graph before."""
     log: list[str] = []
-    engine, readback = llm.engine, llm.engine.runner._readback
+    engine, readback = llm.engine, llm.engine.runner._main.readback
     assert readback is not None
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True))
@@ -129,3 +134,36 @@ def test_decodes_are_launched_as_graphs_which_hold_the_whole_step(llm: LLM, driv
     (plan,) = {executor.plan.name: executor.plan for executor in llm.engine.runner.executors}.values()
     graphs = [thing for thing in driver.handles.values() if isinstance(thing, list) and thing and callable(thing[0])]
     assert all(len(graph) >= len(plan.steps) for graph in graphs)
+
+
+def test_steps_and_operators_are_ranges_of_nvtx(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch is inside the range of its operator; a decode step is the launch of one graph."""
+    log, launched = RangeLog(), list[tuple[str, ...]]()
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(annotate=log.range))
+    launch, replay = driver.launch_kernel, driver.graph_launch
+
+    def note(call: Any) -> Any:
+        def noted(*arguments: Any) -> None:
+            launched.append(log.open)
+            call(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(driver, "launch_kernel", note(launch))
+    monkeypatch.setattr(driver, "graph_launch", note(replay))
+    options = {"max_model_len": 64, "max_num_seqs": 8, "profiler_ranges": True}
+    with LLM("demo", device="cuda", runtime=Runtime.boot(), **options) as llm:
+        found = ranges_of_an_answer(llm, log)
+        plan = llm.engine.compiled.step.plan
+    operators = [f"{step.kernel.operator} {step.source}" for step in plan.steps]
+    assert found == {"prefill": [operators], "decode": [[], []]}
+    in_prefill = [names[1] for names in launched if names[0] == "prefill"]
+    assert list(dict.fromkeys(in_prefill)) == operators
+    assert launched.count(("decode",)) >= 2
+
+
+def test_without_nvtx_the_error_says_what_to_install(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert driver.device_count()
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(DeviceError, match="pip install nvtx"):
+        LLM("demo", device="cuda", max_model_len=64, runtime=Runtime.boot(), profiler_ranges=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,28 +225,6 @@ def test_prompts_do_not_wait_for_algorithm_selection(tmp_path: Path, monkeypatch
         executable._enqueue(sizes_of(plan, T=num_tokens, S=1, R=1, B=8), 0, len(plan.steps), bench.stream)
     assert cublas.num_heuristics == chosen
     assert bench.log
-
-
-def test_each_step_of_a_plan_is_a_range_of_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With AETHERMIND_NVTX, every launch is inside the range of its step, which has the step's name."""
-    bench = Bench(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
-    ranges: list[tuple[str, int]] = []
-
-    @contextmanager
-    def annotate(name: str) -> Iterator[None]:
-        before = len(bench.log)
-        yield
-        ranges.append((name, len(bench.log) - before))
-
-    monkeypatch.setenv("AETHERMIND_NVTX", "1")
-    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(annotate=annotate))
-    plan = plan_large_model(tmp_path, monkeypatch, None, dtype="bfloat16")
-    captured = CudaGraphCache(bench.driver, Context(bench.driver, 0))
-    workspace = Buffer(DeviceId("cuda", 0), WORKSPACE, 1 << 30, is_host_accessible=False, release=lambda: None)
-    executable = CudaExecutable(plan, map_memory(plan), 0, GPU, bench.library, captured, lambda _: workspace)
-    executable._enqueue(sizes_of(plan, T=3, S=1, R=1, B=8), 0, len(plan.steps), bench.stream)
-    assert [name for name, _ in ranges] == [step.source for step in plan.steps]
-    assert sum(num_launches for _, num_launches in ranges) == len(bench.log) >= len(plan.steps)
 
 
 def counting(plan: Plan, calls: list[str]) -> Plan:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.cuda.emulator.driver import EmulatedDriver
 from tests.cuda.emulator.opening import emulated_cuda
 from tests.cuda.host_driver import HostDriver
 
@@ -64,9 +65,10 @@ class NotingDriver(HostDriver):
         super().host_free(address)
 
 
-def swapping(backend: CudaBackend) -> tuple[KVMemory, SwapStream]:
-    """A cache, and what swaps its blocks."""
-    memory = KVMemory(TYPES, cast(OpenDevice, SimpleNamespace(backend=backend, device=CUDA)))
+def swapping(backend: CudaBackend, swap_device: DeviceId | None = None) -> tuple[KVMemory, SwapStream]:
+    """A cache, and what swaps its blocks to another GPU or to host memory."""
+    opened = cast(OpenDevice, SimpleNamespace(backend=backend, device=CUDA))
+    memory = KVMemory(TYPES, opened, swap_device=swap_device)
     swaps = memory.swap_stream(NUM_BLOCKS, lambda num_bytes, seconds: None)
     assert swaps is not None
     return memory, swaps
@@ -105,30 +107,54 @@ def test_swapped_blocks_arrive_before_their_memory_is_freed_without_close() -> N
     assert driver.retained.total() == 0
 
 
+def check_round_trip(backend: CudaBackend, memory: KVMemory, swaps: SwapStream) -> None:
+    """Blocks that are swapped out, overwritten and swapped in elsewhere have their values again."""
+    cache, steps = memory.tensors["k_cache"], memory._default_stream
+    held = []
+
+    def write(blocks: list[int], value: int) -> None:
+        for place, block in enumerate(blocks):
+            array = np.full(cache.shape[1:], value + place, np.float16)
+            held.append(array)
+            row = Tensor.of(cache.buffer, cache.dtype, array.shape, block * array.nbytes)
+            backend.transfer.copy_async(row, Tensor.of_numpy(array, CUDA), steps)
+
+    write(BLOCKS, 1)
+    swaps.move_out(BLOCKS, range(len(BLOCKS)))
+    memory.wait_for_swaps(lambda: set(BLOCKS))
+    write(BLOCKS, 100)
+    swaps.move_in(range(len(BLOCKS)), BLOCKS[::-1])
+    memory.wait_for_swaps(lambda: set(BLOCKS))
+    result: Any = np.zeros(cache.shape, np.float16)
+    backend.transfer.copy_async(Tensor.of_numpy(result, CUDA), cache, steps)
+    steps.synchronize()
+    for place, block in enumerate(BLOCKS[::-1]):
+        assert (result[block] == 1 + place).all()
+    backend.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_swapped_blocks_are_restored_whatever_the_stream_order(seed: int, tmp_path: Path) -> None:
     with emulated_cuda(tmp_path, seed) as driver:
         backend = CudaBackend(driver)
-        memory, swaps = swapping(backend)
-        cache, steps = memory.tensors["k_cache"], memory._default_stream
-        held = []
+        check_round_trip(backend, *swapping(backend))
 
-        def write(blocks: list[int], value: int) -> None:
-            for place, block in enumerate(blocks):
-                array = np.full(cache.shape[1:], value + place, np.float16)
-                held.append(array)
-                row = Tensor.of(cache.buffer, cache.dtype, array.shape, block * array.nbytes)
-                backend.transfer.copy_async(row, Tensor.of_numpy(array, CUDA), steps)
 
-        write(BLOCKS, 1)
-        swaps.move_out(BLOCKS, range(len(BLOCKS)))
-        memory.wait_for_swaps(lambda: set(BLOCKS))
-        write(BLOCKS, 100)
-        swaps.move_in(range(len(BLOCKS)), BLOCKS[::-1])
-        memory.wait_for_swaps(lambda: set(BLOCKS))
-        result: Any = np.zeros(cache.shape, np.float16)
-        backend.transfer.copy_async(Tensor.of_numpy(result, CUDA), cache, steps)
-        steps.synchronize()
-        for place, block in enumerate(BLOCKS[::-1]):
-            assert (result[block] == 1 + place).all()
-        backend.close()
+@pytest.mark.parametrize("seed", range(2))
+def test_blocks_are_swapped_to_a_peer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peer access is enabled in both directions, and blocks are in the memory of the other GPU."""
+    driver, enabled = EmulatedDriver(seed, num_devices=2), []
+    enable = driver.enable_peer_access
+
+    def noted(other_context: int) -> None:
+        enabled.append((driver._device(), driver.handles[other_context][1]))
+        enable(other_context)
+
+    monkeypatch.setattr(driver, "enable_peer_access", noted)
+    backend = CudaBackend(driver)
+    assert [backend.can_access_peer(0, other) for other in (0, 1)] == [False, True]
+    memory, swaps = swapping(backend, DeviceId("cuda", 1))
+    assert {tensor.buffer.device.index for tensor in swaps._on_host.values()} == {1}
+    assert driver._pinned == {}
+    assert sorted(enabled) == [(0, 1), (1, 0)]
+    check_round_trip(backend, memory, swaps)

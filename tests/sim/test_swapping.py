@@ -12,7 +12,10 @@ from tests.sim.small_model import write_small_model
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.parts import EngineParts
+from aethermind.errors import InvalidArgumentError
+from aethermind_sim.backend import SimBackend
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + index)] for index in range(5)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -53,6 +56,54 @@ def test_answers_are_those_without_pressure(model: str, monkeypatch: pytest.Monk
     expected, _ = answers(model, "numpy")
     for seed in SEEDS:
         assert pressed_answers(model, seed, monkeypatch) == expected
+
+
+def test_blocks_are_swapped_to_a_peer(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the memory of the other device, and none crosses the host."""
+    allocated: list[tuple[int, int]] = []
+    alloc_swap = KVMemory._in_swap_space
+
+    def noted(self: KVMemory, num_rows: int, tensors: Any) -> Any:
+        allocator = self._opened.backend.allocator
+        before = [allocator.device_bytes(index) for index in (0, 1)]  # type: ignore[attr-defined]
+        found = alloc_swap(self, num_rows, tensors)
+        after = [allocator.device_bytes(index) for index in (0, 1)]  # type: ignore[attr-defined]
+        allocated.append((after[0] - before[0], after[1] - before[1]))
+        assert {tensor.buffer.device.index for tensor in found.values()} == {1}
+        assert self._opened.backend.devices.current() == 0
+        return found
+
+    monkeypatch.setattr(KVMemory, "_in_swap_space", noted)
+    expected, _ = answers(model, "numpy")
+    for seed in SEEDS:
+        monkeypatch.setenv("AETHERMIND_SIM_SEED", str(seed))
+        found, num_moved = answers(model, "sim", num_kv_blocks=7, swap_space=0.01, swap_device="sim:1")
+        assert (found, num_moved > 0) == (expected, True)
+    assert [on_first for on_first, _ in allocated] == [0] * len(SEEDS)
+    assert all(on_peer > 0 for _, on_peer in allocated)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"swap_device": "sim:0"}, "that is the device that computes"),
+        ({"swap_device": "sim:2"}, r"sim has 2 device\(s\)"),
+        ({"swap_device": "cpu"}, "copies to devices of sim only"),
+        ({"swap_device": "sim:1", "device": "numpy"}, "computes in host memory"),
+        ({"swap_device": "sim:1", "swap_space": 0.0}, "how many GiB of its memory to use"),
+        ({"swap_device": "sim:1", "tensor_parallel_size": 2}, "for one rank"),
+    ],
+    ids=str,
+)
+def test_a_device_that_cannot_be_swapped_to_is_refused(model: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        compile_model(Runtime.boot(), model, **{"device": "sim", "swap_space": 0.01, **options})
+
+
+def test_a_device_that_is_no_peer_is_refused(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimBackend, "can_access_peer", lambda self, index, other: False)
+    with pytest.raises(InvalidArgumentError, match="no peer access to it, so copies would go through host memory"):
+        compile_model(Runtime.boot(), model, device="sim", swap_space=0.01, swap_device="sim:1")
 
 
 def test_steps_that_do_not_wait_for_block_copies_are_detected(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,21 @@ from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType
+from aethermind.hal.profiler_ranges import ProfilerRanges
 from aethermind.hal.usage import DeviceUsage
 from aethermind_cann.communicator import HcclCommunicator
 from aethermind_cann.devices import CannDevices
 from aethermind_cann.executable import CannExecutable
 from aethermind_cann.graph_capture import can_capture
 from aethermind_cann.memory import CannAllocator
+from aethermind_cann.mstx_ranges import mstx_range
 from aethermind_cann.streams import CannEvents, CannStreams
 from aethermind_cann.transfer import CannTransfer
 
 __all__ = ["CannBackend"]
+
+_BLOCK_SIZE = 128
+"""The smallest block of the KV cache that the fused attention takes (`kernels.paged_attention`)."""
 
 
 class CannBackend(Backend):
@@ -36,9 +41,10 @@ class CannBackend(Backend):
         self.capabilities = Capabilities(
             (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32),
             is_host_accessible=False,
-            block_sizes=(1, 16, 32, 64, 128),
             supports_graph_capture=can_capture(),
+            supports_peer_access=True,
             batch_sizes=BATCH_SIZES if can_capture() else (),
+            preferred_block_size=_BLOCK_SIZE,
         )
         self._communicator: HcclCommunicator | None = None
 
@@ -55,6 +61,10 @@ class CannBackend(Backend):
         stats = self.allocator.stats()
         return int(free) + stats.reserved_bytes - stats.allocated_bytes
 
+    def can_access_peer(self, index: int, other: int) -> bool:
+        """The driver's answer, which depends on how the NPUs are connected."""
+        return index != other and bool(torch.npu.can_device_access_peer(index, other))
+
     def usage(self, index: int) -> DeviceUsage | None:
         """The driver's reading of an NPU's memory; None if it does not answer."""
         try:
@@ -62,6 +72,10 @@ class CannBackend(Backend):
         except RuntimeError:
             return None
         return DeviceUsage(f"{self.name}:{index}", total - free, total)
+
+    def profiler_ranges(self) -> ProfilerRanges:
+        """Ranges of mstx, which msprof shows on the host and on the stream."""
+        return mstx_range
 
     def compile(self, plan: Any, memory: Any) -> CannExecutable:
         """Compile a plan to torch calls on a stream of the current device."""

@@ -11,6 +11,7 @@ from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType
+from aethermind.hal.profiler_ranges import ProfilerRanges
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.usage import DeviceUsage
@@ -24,6 +25,7 @@ from aethermind_cuda.limits import measure_limits
 from aethermind_cuda.memory import CudaAllocator
 from aethermind_cuda.nccl import NcclCommunicator, find_nccl
 from aethermind_cuda.nvml import find_nvml
+from aethermind_cuda.nvtx_ranges import nvtx_ranges
 from aethermind_cuda.step_binding import workspace_bytes
 from aethermind_cuda.streams import CudaEvents, CudaStream, CudaStreams
 from aethermind_cuda.transfer import CudaTransfer
@@ -67,10 +69,18 @@ class CudaBackend(Backend):
         pressure = self.allocator.pressure(self.devices.current())
         return pressure.free_bytes + pressure.cached_bytes
 
+    def can_access_peer(self, index: int, other: int) -> bool:
+        """The driver's answer, which depends on how the GPUs are connected."""
+        return index != other and self._driver.can_access_peer(index, other)
+
     def usage(self, index: int) -> DeviceUsage | None:
         """NVML's reading of a GPU; None without NVML."""
         nvml = find_nvml()
         return None if nvml is None else nvml.usage(f"{self.name}:{index}", self.devices.bus_id(index))
+
+    def profiler_ranges(self) -> ProfilerRanges:
+        """NVTX ranges."""
+        return nvtx_ranges()
 
     def workspace_bytes(self, plan: Any) -> int:
         """The largest workspace of any step of the plan."""

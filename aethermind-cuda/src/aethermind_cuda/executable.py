@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from aethermind.errors import DeviceError
 from aethermind.graph.executor import MemoryMap
@@ -15,13 +14,11 @@ from aethermind_cuda.graph_capture import CudaGraphCache
 from aethermind_cuda.launch import DeviceFacts
 from aethermind_cuda.launch_cache import LaunchCache
 from aethermind_cuda.library import KernelLibrary
-from aethermind_cuda.nvtx_ranges import find_annotate
 from aethermind_cuda.step_binding import StepBinder, workspace_bytes
 from aethermind_cuda.streams import CudaStream
 
 __all__ = ["CudaExecutable"]
 
-_UNNAMED = nullcontext()
 _MAX_PREPARED_TOKENS = 4096
 """cuBLASLt algorithms are chosen at load time for prompts up to this many tokens; for longer ones the time is
 negligible."""
@@ -45,7 +42,6 @@ class CudaExecutable:
         self._names = tuple(plan.symbols)
         self._cache = LaunchCache(plan)
         self._captured = captured
-        self._annotate = find_annotate()
         self._workspace = allocate(workspace_bytes(plan, facts))
         self._binder = StepBinder(plan, memory, facts, library, self._workspace.address)
         for bucket in prompt_buckets(1, min(plan.symbols.get("T", 0), _MAX_PREPARED_TOKENS)):
@@ -73,12 +69,10 @@ class CudaExecutable:
         """Enqueue steps; those not yet bound for these sizes are bound one by one, while the device runs earlier
         ones.
         """
-        get, bind, annotate = self._cache.get, self._binder.bind, self._annotate
+        get, bind = self._cache.get, self._binder.bind
         for position in range(begin, end):
-            launches = get(position, symbols, bind)
-            with _UNNAMED if annotate is None else annotate(self._plan.steps[position].source):
-                for enqueue in launches:
-                    enqueue(stream)
+            for enqueue in get(position, symbols, bind):
+                enqueue(stream)
 
     def _handle(self, stream: Stream) -> int:
         assert isinstance(stream, CudaStream), "the stream is of another backend"

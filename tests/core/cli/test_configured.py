@@ -34,7 +34,7 @@ def test_a_verb_gets_the_highest_layer(invoke: Any, fake_llm: Any, monkeypatch: 
     (params,) = llm.params
     assert (params.top_k, params.stop, params.temperature) == (4, ("x",), 0.25)
     assert (llm.options["model"], llm.options["num_threads"]) == ("of-variable", 2)
-    assert (llm.options["block_size"], llm.options["fallback"]) == (16, "warn")
+    assert (llm.options["kv_cache_layout"], llm.options["fallback"]) == ("paged", "warn")
 
 
 @pytest.mark.parametrize("args", [("--config", "x.toml", "generate", "hi"), ("generate", "hi", "--config", "x.toml")])

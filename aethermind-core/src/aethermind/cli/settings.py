@@ -115,7 +115,7 @@ class KvCacheOptions(_EngineGroup):
     max_model_len: int | None = _engine("max_model_len")
     num_kv_blocks: int | None = _engine("num_kv_blocks")
     gpu_memory_utilization: float = _engine("gpu_memory_utilization")
-    block_size: int = _engine("block_size")
+    block_size: int | None = _engine("block_size")
     kv_cache_layout: str = _engine("kv_cache_layout")
     kv_cache_dtype: str = _engine("kv_cache_dtype")
 
@@ -131,6 +131,7 @@ class OfflineEngineOptions(KvCacheOptions):
     max_num_batched_tokens: int = _engine("max_num_batched_tokens")
     fallback: str = _engine("fallback")
     deterministic: bool = _engine("deterministic")
+    profiler_ranges: bool = _engine("profiler_ranges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class ServedEngineOptions(KvCacheOptions):
     num_keep: int = _engine("num_keep")
     kv_store: str | None = _engine("kv_store")
     swap_space: float = _engine("swap_space")
+    swap_device: str | None = _engine("swap_device")
     swap_threshold: float = _engine("swap_threshold")
     num_threads: int | None = _engine("num_threads")
     max_num_seqs: int = _engine("max_num_seqs")
@@ -152,6 +154,8 @@ class ServedEngineOptions(KvCacheOptions):
     session_dir: str | None = _engine("session_dir")
     fallback: str = _engine("fallback")
     deterministic: bool = _engine("deterministic")
+    prefill_stream: bool = _engine("prefill_stream")
+    profiler_ranges: bool = _engine("profiler_ranges")
 
 
 @dataclass(frozen=True, slots=True)

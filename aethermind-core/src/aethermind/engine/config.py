@@ -39,10 +39,11 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     num_kv_blocks: int | None
     gpu_memory_utilization: float
-    block_size: int
+    block_size: int | None
     kv_cache_layout: str
     kv_cache_dtype: str
     swap_space: float
+    swap_device: str | None
     enable_prefix_caching: bool
     context_shift: bool
     num_keep: int
@@ -60,6 +61,8 @@ class EngineOptions(TypedDict, total=False):
     scheduling_policy: str
     fallback: str
     deterministic: bool
+    prefill_stream: bool
+    profiler_ranges: bool
     speculative_method: str | None
     draft_model: str | Path | None
     num_speculative_tokens: int
@@ -190,7 +193,13 @@ class EngineConfig:
         check=_number(lambda value: 0 < value <= 1, "more than 0 and at most 1"),
         details="Other processes' memory counts too. Without effect on a device that computes in host memory.",
     )
-    block_size: int = setting(16, "Tokens per block of the KV cache.", check=_COUNT)
+    block_size: int | None = setting(
+        None,
+        "Tokens per block of the KV cache.",
+        check=_COUNT,
+        unset="what the device prefers, usually 16",
+        details="The error about one that the device does not take names those that it takes.",
+    )
     kv_cache_layout: str = setting(
         "paged",
         "Blocks of the KV cache: paged (of block_size tokens), cell (of one token), or static (of a whole context).",
@@ -206,7 +215,14 @@ class EngineConfig:
     swap_space: float = setting(
         0.0,
         "GiB of host memory to which idle sessions and preempted requests are swapped out when the KV cache fills.",
-        check=_number(lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"),
+        check=_number(lambda value: 0 <= value < 2**20, "GiB of memory, 0 for none"),
+    )
+    swap_device: str | None = setting(
+        None,
+        "Another device of the same kind in whose memory the swap space is, such as cuda:1.",
+        check=_name("the name of a device, such as cuda:1"),
+        unset="host memory",
+        details="The device has to access its memory directly (peer access).",
     )
     swap_threshold: float = setting(
         0.9,
@@ -298,6 +314,19 @@ class EngineConfig:
     deterministic: bool = setting(
         False, "Refuse kernels whose results depend on what else is in the batch.", check=_FLAG
     )
+    prefill_stream: bool = setting(
+        False,
+        "Compute prompts on a second stream of the device, concurrently with the decodes of a step.",
+        check=_FLAG,
+        details="The step's intermediate values take twice the memory. `aethermind bench prefill-stream` shows whether "
+        "it pays.",
+    )
+    profiler_ranges: bool = setting(
+        False,
+        "Name steps and operators in the timeline of a profiler: NVTX on cuda, mstx on cann, else ITT.",
+        check=_FLAG,
+        details="Needs the package nvtx, none, or ittapi. Each operator is submitted by itself, so steps take longer.",
+    )
     speculative_method: str | None = setting(
         None,
         "Speculative decoding: mtp, prompt_lookup, draft (with draft_model), or a plugin's method.",
@@ -333,6 +362,8 @@ class EngineConfig:
             object.__setattr__(self, "adapters", named_adapters(self.adapters))
         check_fields(self)
         self._check_store()
+        self._check_swap_device()
+        self._check_prefill_stream()
         self._check_speculation()
 
     @classmethod
@@ -373,11 +404,13 @@ class EngineConfig:
             speculative_method=None,
             num_kv_blocks=num_kv_blocks,
             swap_space=0.0,
+            swap_device=None,
             kv_store=None,
             adapters=None,
             executor="auto",
             tensor_parallel_size=1,
             context_shift=False,
+            prefill_stream=False,
             **unset,
         )
 
@@ -394,6 +427,31 @@ class EngineConfig:
         StoreAddress.parse(self.kv_store)
         if not self.enable_prefix_caching:
             raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
+
+    def _check_swap_device(self) -> None:
+        if self.swap_device is None:
+            return
+        if not self.swap_space:
+            raise InvalidArgumentError(
+                "swap_device is given and swap_space is 0. Say how many GiB of its memory to use as swap_space.",
+                param="swap_space",
+            )
+        if self.tensor_parallel_size > 1:
+            raise InvalidArgumentError(
+                "swap_device is for one rank, because each rank has a device of its own. Leave it out to swap to host "
+                "memory.",
+                param="swap_device",
+            )
+
+    def _check_prefill_stream(self) -> None:
+        for is_combined, option in (
+            (self.tensor_parallel_size > 1, "tensor_parallel_size"),
+            (self.speculative_method == "mtp", "speculative_method mtp"),
+        ):
+            if self.prefill_stream and is_combined:
+                raise InvalidArgumentError(
+                    f"prefill_stream cannot be combined with {option}. Leave one of them out.", param="prefill_stream"
+                )
 
     def _check_speculation(self) -> None:
         if (number := self.num_speculative_tokens) > MAX_SPECULATIVE_TOKENS:

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from aethermind.errors import DeviceError, PluginError
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.graph.plan import Operand, Place, Plan, Step, is_decode_size
 from aethermind.graph.run_inputs import CopiedInputs, Inputs, SharedInputs, place_inputs
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import MemoryKind
+from aethermind.hal.profiler_ranges import ProfilerRanges
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor, num_elements
 
@@ -156,7 +157,8 @@ class PlanExecutor:
     """Runs one plan: it owns the arena and the inputs, and shares states and constants with other executors.
 
     `host_inputs` are flat arrays of the maximum sizes; write a run's inputs to their first elements. If the host
-    cannot access the device's memory, `run` copies them.
+    cannot access the device's memory, `run` copies them. With `ranges`, each step is a range of the profiler, named by
+    its operator and its first value, such as `linear layers.0.mlp.down`.
     """
 
     def __init__(
@@ -167,8 +169,10 @@ class PlanExecutor:
         constants: ConstantStore,
         states: Mapping[str, Tensor],
         stream: Stream | None = None,
+        ranges: ProfilerRanges | None = None,
     ) -> None:
         self.plan = plan
+        self._ranges = ranges
         self._backend = backend
         self._busy_tracker = constants.activity
         self._stream = stream or backend.streams.default(device.index)
@@ -216,6 +220,9 @@ class PlanExecutor:
         """
         self._inputs.upload(symbols, self._stream)
         self._copy_device_inputs(device_inputs, symbols)
+        if self._ranges is not None and not self._is_one_launch(symbols):
+            self._run_steps(symbols, 0, len(self.plan.steps))
+            return
         with self._busy_tracker:
             self.executable.run(symbols, self._stream)
 
@@ -337,7 +344,19 @@ class PlanExecutor:
 
     def _run_steps(self, symbols: tuple[int, ...], begin: int, end: int) -> None:
         with self._busy_tracker:
-            self.executable.run_steps(symbols, begin, end, self._stream)
+            if self._ranges is None:
+                self.executable.run_steps(symbols, begin, end, self._stream)
+                return
+            for position, step in enumerate(self.plan.steps[begin:end], start=begin):
+                with self._ranges(f"{step.kernel.operator} {step.source}", self._stream):
+                    self.executable.run_steps(symbols, position, position + 1, self._stream)
+                    if self._is_host_accessible:  # the host's cores compute: the range ends with the work
+                        self._stream.synchronize()
+
+    def _is_one_launch(self, symbols: tuple[int, ...]) -> bool:
+        """Whether the device replays the captured graph of this run, inside of which the host opens no ranges."""
+        sizes = dict(zip(self.plan.symbols, symbols, strict=True))
+        return self._backend.capabilities.supports_graph_capture and is_decode_size(sizes, self.plan.symbols)
 
     def _copy_device_inputs(self, device_inputs: Sequence[DeviceInput], symbols: tuple[int, ...]) -> None:
         for name, first, source in device_inputs:

@@ -11,11 +11,15 @@ from aethermind.hal.communicator import Communicator
 from aethermind.hal.device import DeviceManager
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import Allocator
+from aethermind.hal.profiler_ranges import ProfilerRanges, itt_ranges
 from aethermind.hal.stream import EventManager, StreamManager
 from aethermind.hal.transfer import DataTransfer
 from aethermind.hal.usage import DeviceUsage
 
-__all__ = ["Backend", "Capabilities", "MeasuredLimits"]
+__all__ = ["Backend", "Capabilities", "DEFAULT_BLOCK_SIZE", "MeasuredLimits"]
+
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens per block of the KV cache where a device prefers no other number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +34,28 @@ class Capabilities:
     inputs are then uploaded in one copy. `is_asynchronous` means that enqueued work runs concurrently with the host;
     the engine then enqueues a step before it reads the tokens of the one before (asynchronous scheduling, see
     `engine.steps.step_pipeline`). `dlpack_device_type` is the `DLDeviceType` of DLPack for its memory, such as 2 for
-    CUDA: eager calls take other libraries' arrays in such memory, and return results to them.
+    CUDA: eager calls take other libraries' arrays in such memory, and return results to them. `block_sizes` are the
+    numbers of tokens per block of the KV cache that its kernels take, empty for any; the engine refuses others, and
+    takes `default_block_size` where its user names none. `supports_peer_access` means that devices may access each
+    other's memory, see `Backend.can_access_peer`.
     """
 
     dtypes: tuple[DType, ...]
     is_host_accessible: bool
-    block_sizes: tuple[int, ...] = (1, 16, 32, 64)
+    block_sizes: tuple[int, ...] = ()
     supports_graph_capture: bool = False
     supports_peer_access: bool = False
     batch_sizes: tuple[int, ...] = ()
     packs_inputs: bool = False
     is_asynchronous: bool = False
     dlpack_device_type: int | None = None
+    preferred_block_size: int = DEFAULT_BLOCK_SIZE
+
+    @property
+    def default_block_size(self) -> int:
+        """The preferred number of tokens per block of the KV cache, or the largest of `block_sizes` without it."""
+        is_taken = not self.block_sizes or self.preferred_block_size in self.block_sizes
+        return self.preferred_block_size if is_taken else max(self.block_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +94,27 @@ class Backend(ABC):
         """Optional: return the bytes of the current device's memory that no process uses; None where unknown."""
         return None
 
+    def can_access_peer(self, index: int, other: int) -> bool:
+        """Whether device `index` reads and writes the memory of device `other` without a copy in host memory.
+
+        The engine asks before it swaps to another device. By default all devices of a backend with
+        `supports_peer_access` do.
+        """
+        return self.capabilities.supports_peer_access and index != other
+
     def usage(self, index: int) -> DeviceUsage | None:
         """Optional: return the memory and utilisation of device `index` by all processes; None where unknown.
 
         It is called from any thread, about once a second, and raises nothing if the driver does not answer.
         """
         return None
+
+    def profiler_ranges(self) -> ProfilerRanges:
+        """Optional: return the function that opens a named range in the profiler of this kind of device.
+
+        ITT tasks by default, because the host runs the kernels or submits them. DeviceError says what to install.
+        """
+        return itt_ranges()
 
     def workspace_bytes(self, plan: Any) -> int:
         """Optional: return the bytes of device memory that the executable of a plan needs besides the plan's own."""

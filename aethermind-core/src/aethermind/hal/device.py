@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aethermind.errors import DeviceError, InvalidArgumentError
@@ -79,6 +80,16 @@ class DeviceManager(ABC):
     @abstractmethod
     def set_current(self, index: int) -> None:
         """Make `index` current; DeviceError when there is no such device."""
+
+    @contextmanager
+    def use(self, index: int) -> Iterator[None]:
+        """Make device `index` current within the block, for instance to allocate memory there."""
+        before = self.current()
+        self.set_current(index)
+        try:
+            yield
+        finally:
+            self.set_current(before)
 
     @abstractmethod
     def synchronize(self, index: int) -> None:

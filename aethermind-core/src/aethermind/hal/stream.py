@@ -52,7 +52,8 @@ class Stream(ABC):
 class StreamManager(ABC):
     """Creates the streams of one backend. Only events order two streams, the default stream included.
 
-    The engine submits steps, their inputs and the read-back of their outputs to the default stream of its device. Where
+    The engine submits steps, their inputs and the read-back of their outputs to the default stream of its device, with
+    `--prefill-stream` the prompts of steps that also decode to a second one. Where
     the host cannot access the device's memory, a second stream swaps blocks of the KV cache concurrently with the
     steps; a KV store adds a third for blocks that are copied to it, which is used by a thread of its own.
     """

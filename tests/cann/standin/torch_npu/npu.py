@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_npu import memory
 from torch_npu.graphs import NPUGraph, graph, graph_pool_handle
+from torch_npu.mstx import mstx
 from torch_npu.streams import (
     Event,
     Stream,
@@ -25,6 +26,7 @@ __all__ = [
     "NPUGraph",
     "Stream",
     "StreamContext",
+    "can_device_access_peer",
     "current_device",
     "current_stream",
     "default_stream",
@@ -38,6 +40,7 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_reserved",
+    "mstx",
     "set_device",
     "set_stream",
     "stream",
@@ -63,6 +66,10 @@ def manual_seed_all(seed: int) -> None:
 
 def device_count() -> int:
     return memory.NUM_DEVICES
+
+
+def can_device_access_peer(device_id: int, peer_device_id: int) -> bool:
+    return device_id != peer_device_id
 
 
 def get_device_properties(device_name: Any = None) -> SimpleNamespace:

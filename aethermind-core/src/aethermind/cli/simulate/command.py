@@ -96,11 +96,13 @@ def simulate(
     from aethermind.engine.policies.parameters import create_policy
     from aethermind.engine.scheduling.decision import StepBudget
     from aethermind.engine.simulation import complete, read_trace
+    from aethermind.hal.backend import DEFAULT_BLOCK_SIZE
     from aethermind.runtime import Runtime
 
     check_numbers(rate_scale=rate_scale, slack=slack)
     _check_share(urgent_share)
     check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
+    block_size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
     if plot is not None:
         check_plot(plot)
     _check_cost_options(ctx, cost_model, calibrate)

@@ -24,6 +24,7 @@ from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.executor import CaptureHook, PlanExecutor
 from aethermind.graph.tensor_parallel import StateShards, without_results
+from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import num_elements
 from aethermind.ops.dims import resolve
 
@@ -290,13 +291,13 @@ class _DriverRunner(ModelRunner):
         self._workers = workers
         super().__init__(*arguments)
 
-    def open_executor(self, compiled: Compiled, key: GraphKey) -> PlanExecutor:
+    def open_executor(self, compiled: Compiled, key: GraphKey, stream: Stream) -> PlanExecutor:
         """Create the executor of a plan; the sampler runs on the driver alone."""
         if key.kind is GraphKind.SAMPLER:
-            return super().open_executor(compiled, key)
-        return _DriverExecutor(
-            self._workers, compiled, key, self._backend, self._device, self.constants, self.kv_memory.tensors
-        )
+            return super().open_executor(compiled, key, stream)
+        tensors = self.kv_memory.tensors
+        rest = (self._backend, self._device, self.constants, tensors, stream, self._ranges)
+        return _DriverExecutor(self._workers, compiled, key, *rest)
 
 
 class _DriverExecutor(PlanExecutor):

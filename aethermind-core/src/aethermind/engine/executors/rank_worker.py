@@ -112,6 +112,7 @@ class _Worker:
         self._swap_areas: list[BlockMover] = []
         self._read: dict[str, StagingBlocks] = {}
         self._written: dict[str, StagingBlocks] = {}
+        self._ranges = compiled.open_device.backend.profiler_ranges() if config.profiler_ranges else None
         self._moved = threading.Condition()
         self._num_moves = 0
 
@@ -124,7 +125,9 @@ class _Worker:
         plan = (compiled.step if key == compiled.key else compiled.compile(key)).plan
         self._constants.load(plan)
         opened = compiled.open_device
-        self._executors[key] = PlanExecutor(plan, opened.backend, opened.device, self._constants, self._memory.tensors)
+        self._executors[key] = PlanExecutor(
+            plan, opened.backend, opened.device, self._constants, self._memory.tensors, ranges=self._ranges
+        )
 
     def join(self, address: str) -> None:
         """Join the communicator of the device's own collectives."""

@@ -1,4 +1,4 @@
-"""The memory of a KV cache's blocks and state slots, and copies of them: within it, and to host memory and back."""
+"""The memory of a KV cache's blocks and state slots, and copies of them: within it, to swap space and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from aethermind.cache.serialization import BlockTensor
 from aethermind.cache.swap_store import BlockMover
 from aethermind.engine.kv_memory.swap_stream import SwapStream, contiguous_runs, copy_blocks
+from aethermind.engine.loading.swap_device import find_swap_device
 from aethermind.errors import CacheContentError
+from aethermind.hal.device import DeviceId
 from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
 from aethermind.hal.stream import Event, Stream
 from aethermind.hal.tensor import Tensor
@@ -41,8 +43,17 @@ class KVMemory:
     of recurrent states is [num_slots, …] (see `cache.state_slots`).
     """
 
-    def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice, state_names: Iterable[str] = ()) -> None:
-        """Allocate memory; `state_names` are the tensors of recurrent states among `types`."""
+    def __init__(
+        self,
+        types: Mapping[str, TensorType],
+        opened: OpenDevice,
+        state_names: Iterable[str] = (),
+        swap_device: DeviceId | None = None,
+    ) -> None:
+        """Allocate memory; `state_names` are the tensors of recurrent states among `types`.
+
+        Swapped blocks and states are in the memory of `swap_device`, or without one in host memory.
+        """
         allocator = opened.backend.allocator
         self.tensors = {
             name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
@@ -56,6 +67,7 @@ class KVMemory:
         first_block = max((tensor.nbytes // max(1, tensor.shape[0]) for tensor in self.tensors.values()), default=0)
         allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
         self._opened = opened
+        self._swap_device = swap_device
         self._swaps: SwapStream | None = None
         self._states_copied: Event | None = None
         self._host_states: Mapping[str, Tensor] = {}
@@ -64,7 +76,9 @@ class KVMemory:
     def of(cls, compiled: CompiledModel) -> Self:
         """Allocate memory for the blocks and state slots of a compiled model."""
         types = {value.name: value.type for value in compiled.step.graph.states}
-        memory = cls(types, compiled.open_device, compiled.cache_spec.state_shapes)
+        opened, name = compiled.open_device, compiled.config.swap_device
+        swap_device = None if name is None else find_swap_device(opened, name)
+        memory = cls(types, opened, compiled.cache_spec.state_shapes, swap_device)
         memory.alloc_host_states(compiled.cache_spec.num_host_slots)
         return memory
 
@@ -79,9 +93,9 @@ class KVMemory:
         copy_blocks(self._opened.backend.transfer, self.block_tensors, self.block_tensors, runs, self._default_stream)
 
     def alloc_host_states(self, num_slots: int) -> None:
-        """Allocate state slots in host memory, behind those of the device; OutOfMemoryError if there is too little."""
+        """Allocate state slots to swap to, behind those of the device; OutOfMemoryError if there is too little."""
         if num_slots:
-            self._host_states = self._on_host(num_slots, self.state_tensors)
+            self._host_states = self._in_swap_space(num_slots, self.state_tensors)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Enqueue copies of state slots like those of blocks, and clear the list. Slots behind those of the device are
@@ -153,14 +167,14 @@ class KVMemory:
         )
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
-        """Create the mover that swaps blocks concurrently with steps, with as much host memory (see `SwapStream`).
+        """Create the mover that swaps blocks concurrently with steps, with as much swap space (see `SwapStream`).
 
         None on a device in host memory, where copies and steps would compete for the same cores and memory bus.
         """
         if self._opened.backend.capabilities.is_host_accessible:
             return None
         self._swaps = SwapStream(
-            self._opened, self.block_tensors, self._on_host(num_blocks, self.block_tensors), on_moved
+            self._opened, self.block_tensors, self._in_swap_space(num_blocks, self.block_tensors), on_moved
         )
         return self._swaps
 
@@ -180,8 +194,16 @@ class KVMemory:
         if self._swaps is not None:
             self._swaps.make_wait(stream)
 
-    def _on_host(self, num_rows: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Allocate host memory for rows of `tensors`, laid out like the device's, in one buffer.
+    def _in_swap_space(self, num_rows: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._swap_device is None:
+            return self._on_host(num_rows, tensors)
+        with self._opened.backend.devices.use(self._swap_device.index):
+            return self._on_host(num_rows, tensors, MemoryKind.DEVICE)
+
+    def _on_host(
+        self, num_rows: int, tensors: Mapping[str, Tensor], kind: MemoryKind = MemoryKind.PINNED
+    ) -> dict[str, Tensor]:
+        """Allocate memory for rows of `tensors`, laid out like the device's, in one buffer.
 
         It is touched at once, so that the budget is known to fit and the first move is as fast as later ones.
         """
@@ -190,7 +212,7 @@ class KVMemory:
         sizes = [tensor.nbytes // tensor.shape[0] * num_rows for tensor in tensors.values()]
         starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
         backend = self._opened.backend
-        buffer = backend.allocator.alloc(starts[-1], MemoryKind.PINNED)
+        buffer = backend.allocator.alloc(starts[-1], kind)
         on_host = {
             name: Tensor.of(buffer, tensor.dtype, (num_rows, *tensor.shape[1:]), start)
             for (name, tensor), start in zip(tensors.items(), starts[:-1], strict=True)

@@ -12,9 +12,11 @@ from aethermind.cache.spec import KVCacheSpec
 from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.model_graph import GraphKey
+from aethermind.engine.loading.swap_device import find_swap_device
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.constants import allocation_sizes
 from aethermind.graph.run_inputs import place_inputs
+from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
@@ -68,18 +70,21 @@ def plan_kv(
 
     `has_checkpoints`: sequences return to earlier recurrent states after wrong drafts (`KVCache.checkpoint`).
 
-    Raises InvalidArgumentError for a dtype or a context length that the model cannot have, OutOfMemoryError for a cache
-    that does not fit into memory.
+    Raises InvalidArgumentError for a dtype or a context length that the model cannot have and for a block size that the
+    device's kernels do not take, OutOfMemoryError for a cache that does not fit into memory.
     """
     wanted_len = _wanted_len(config, model.config)
-    if config.kv_cache_layout != "paged":
-        config = replace(config, block_size=1 if config.kv_cache_layout == "cell" else wanted_len)
-    spec = _minimal_spec(config)
-    if not isinstance(model, TextEncoder):
-        spec = _with_slots(_choose_spec(config, dtype, model, wanted_len), config, opened, has_checkpoints)
+    if isinstance(model, TextEncoder):
+        spec = _minimal_spec(wanted_len)
+    else:
+        block_size = _block_size(config, wanted_len, opened.backend.capabilities)
+        spec = _choose_spec(config, dtype, model, wanted_len, block_size)
+        if spec.has_attention:
+            _check_block_size(config, block_size, opened.backend)
+        spec = _with_slots(spec, config, opened, has_checkpoints)
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
         config = replace(config, num_kv_blocks=(spec.max_sequences + 1) * spec.num_blocks_for(wanted_len))
-    spec, num_swap_blocks = _with_swap_space(config, spec, wanted_len)
+    spec, num_swap_blocks = _with_swap_space(config, spec, wanted_len, opened)
     if config.num_kv_blocks is None and _reports_free_memory(opened):
         return KVPlan(spec, _max_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
@@ -97,15 +102,35 @@ def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfi
     """Adapt an encoder's options: a step holds one text of full length, whose tokens attend in both directions."""
     length = _wanted_len(config, encoder)
     num_tokens = max(config.max_num_batched_tokens, length)
-    return replace(config, max_num_batched_tokens=num_tokens, num_kv_blocks=1, block_size=length)
+    return replace(config, max_num_batched_tokens=num_tokens, num_kv_blocks=1)
 
 
-def _minimal_spec(config: EngineConfig) -> KVCacheSpec:
+def _minimal_spec(max_model_len: int) -> KVCacheSpec:
     """The smallest cache, two bytes per token, for encoders: they cache nothing, but requests are counted in blocks."""
-    return KVCacheSpec.uniform(1, 1, 1, "int8", config.block_size)
+    return KVCacheSpec.uniform(1, 1, 1, "int8", max_model_len)
 
 
-def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_len: int) -> KVCacheSpec:
+def _block_size(config: EngineConfig, max_model_len: int, capabilities: Capabilities) -> int:
+    """Tokens per block: those of the layout, of the options, or that the device prefers."""
+    if config.kv_cache_layout != "paged":
+        return 1 if config.kv_cache_layout == "cell" else max_model_len
+    return capabilities.default_block_size if config.block_size is None else config.block_size
+
+
+def _check_block_size(config: EngineConfig, block_size: int, backend: Backend) -> None:
+    if not (sizes := backend.capabilities.block_sizes) or block_size in sizes:
+        return
+    is_paged, listed = config.kv_cache_layout == "paged", ", ".join(map(str, sizes))
+    raise InvalidArgumentError(
+        f"The kernels of {backend.name} take KV blocks of {listed} tokens, not of {block_size}"
+        + (". Pass one of these as block_size." if is_paged else ": pass paged as kv_cache_layout."),
+        param="block_size" if is_paged else "kv_cache_layout",
+    )
+
+
+def _choose_spec(
+    config: EngineConfig, dtype: DType, model: CausalLM, max_model_len: int, block_size: int
+) -> KVCacheSpec:
     """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token.
 
     Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
@@ -120,7 +145,7 @@ def _choose_spec(config: EngineConfig, dtype: DType, model: CausalLM, max_model_
             f"Pass dtype='{stored}', or auto, int8 or fp8 as kv_cache_dtype."
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
-    layers, block_size, max_chunk = cache_layout(model), config.block_size, config.max_num_batched_tokens
+    layers, max_chunk = cache_layout(model), config.max_num_batched_tokens
     if stored in CODE_DTYPES and has_latent(layers):
         raise InvalidArgumentError(
             f"This model caches latent vectors, which are not quantised to {stored}: they are small as they are. Pass "
@@ -222,14 +247,19 @@ def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None
         )
 
 
-def _with_swap_space(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> tuple[KVCacheSpec, int]:
+def _with_swap_space(
+    config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice
+) -> tuple[KVCacheSpec, int]:
     """Divide the swap space: state slots for as many sequences as run at once, in at most half of it beside blocks, and
     blocks. Returns the spec with these slots, and the number of blocks.
     """
-    wanted, total = int(config.swap_space * 2**30), host_memory_bytes()
+    wanted, total, where = int(config.swap_space * 2**30), host_memory_bytes(), "the host"
+    if config.swap_device is not None:
+        device = find_swap_device(opened, config.swap_device)
+        total, where = opened.backend.devices.properties(device.index).total_memory_bytes, str(device)
     if total and wanted > total:
         raise OutOfMemoryError(
-            f"A swap space of {config.swap_space} GiB does not fit: the host has {total / 2**30:.1f} GiB in all. "
+            f"A swap space of {config.swap_space} GiB does not fit: {where} has {total / 2**30:.1f} GiB in all. "
             "Lower swap_space."
         )
     if cache.is_recurrent:
@@ -279,6 +309,8 @@ class MemoryNeeds:
             plans.append(compiled.compile(GraphKey(has_adapters=True)).plan)
         weights = sum(map(footprint, allocation_sizes(plans, types, compiled.shared_parameters)))
         steps = sum(_step_bytes(compiled, plan) for plan in plans)
+        if compiled.config.prefill_stream:  # the plain step once more
+            steps += _step_bytes(compiled, plain)
         of_slots = compiled.cache_spec.state_shapes.keys()
         parts = tuple(
             type.nbytes({}) // compiled.num_kv_blocks for name, type in plain.states.items() if name not in of_slots

@@ -71,6 +71,8 @@ def compile_model(
         config = for_whole_texts(config, decoder)
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
     opened, operators, parallel = _open_for_rank(runtime, config, opened, rank)
+    if config.prefill_stream:
+        _check_has_streams(opened)
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
     has_checkpoints = is_draft or config.speculative_method is not None
     kv = plan_kv(config, dtype, network, opened, has_checkpoints=has_checkpoints)
@@ -266,6 +268,15 @@ def _max_symbols(
         "Z": rows * min(MAX_LOGIT_BIAS + longest, vocab_size),
         "E": config.max_num_batched_tokens,
     }
+
+
+def _check_has_streams(opened: OpenDevice) -> None:
+    if opened.backend.capabilities.is_host_accessible:
+        raise InvalidArgumentError(
+            f"prefill_stream needs a device that runs two streams at once, and {opened.device} computes on the host's "
+            "cores, all of which one stream uses. Leave it out.",
+            param="prefill_stream",
+        )
 
 
 def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...], device: str) -> DType:

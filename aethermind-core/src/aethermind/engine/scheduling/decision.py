@@ -168,6 +168,20 @@ class ScheduleDecision:
         self.shifts[:] = [shift for shift in self.shifts if shift.block not in blocks]
         return len(self.copies) + len(self.shifts) < num_tasks
 
+    def split(self) -> tuple[ScheduleDecision, ScheduleDecision]:
+        """Return its decodes and its prefill chunks as decisions of their own, without copies and shifts."""
+        num_decodes = self.num_decodes + self.num_extensions
+        decodes, prefills = self.scheduled[:num_decodes], self.scheduled[num_decodes:]
+        return (
+            ScheduleDecision(
+                decodes,
+                num_batched_tokens=sum(entry.num_tokens for entry in decodes),
+                num_decodes=self.num_decodes,
+                num_extensions=self.num_extensions,
+            ),
+            ScheduleDecision(prefills, num_batched_tokens=sum(entry.num_tokens for entry in prefills)),
+        )
+
     @property
     def phase(self) -> str:
         """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""

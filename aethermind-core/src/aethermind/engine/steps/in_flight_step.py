@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.engine.kv_memory.swap_stream import contiguous_runs
 from aethermind.graph.executor import DeviceInput
 from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up
+from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -47,11 +48,11 @@ class TokenReadback:
     Double-buffered: step i has to be read before step i + 2 is enqueued.
     """
 
-    def __init__(self, opened: OpenDevice, num_rows: int) -> None:
+    def __init__(self, opened: OpenDevice, num_rows: int, stream: Stream) -> None:
         backend = opened.backend
         self._allocator = backend.allocator
         self._transfer = backend.transfer
-        self._stream = backend.streams.default(opened.device.index)
+        self._stream = stream
         buffer, other = (self._allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
         event, other_event = (backend.events.create() for _ in range(2))
         self._buffers = ((buffer, event), (other, other_event))

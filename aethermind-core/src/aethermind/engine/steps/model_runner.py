@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf, isfinite
@@ -33,7 +33,14 @@ from aethermind.engine.steps.batch import (
     needs_embeddings,
     request_of,
 )
-from aethermind.engine.steps.in_flight_step import InFlightStep, TokenReadback, device_tokens, rows_of
+from aethermind.engine.steps.in_flight_step import InFlightStep, device_tokens, rows_of
+from aethermind.engine.steps.prefill_stream import (
+    StepStream,
+    forked,
+    joined_step,
+    open_prefill_stream,
+    open_step_stream,
+)
 from aethermind.errors import AetherMindError, ComputationError, ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
@@ -49,11 +56,13 @@ if TYPE_CHECKING:
 
     from aethermind.engine.requests.request import Request
     from aethermind.engine.steps.batch import SampledRow
+    from aethermind.hal.stream import Stream
 
 __all__ = ["ModelRunner", "NOT_FINITE", "SampledToken", "StepObserver", "nonfinite_rows", "process_logits"]
 
 _PLAIN = GraphKey()
 _ADAPTED = GraphKey(has_adapters=True)
+_NO_RANGE = nullcontext()
 
 StepObserver = Callable[[PlanExecutor, tuple[int, ...], ScheduleDecision], None]
 """Runs a step in place of `executor.run(symbols)`, for instance to time it.
@@ -127,22 +136,24 @@ class ModelRunner:
         self._cache = cache
         self._backend = compiled.open_device.backend
         self._device = compiled.open_device.device
+        self._main = open_step_stream(compiled)
+        self._prefill = open_prefill_stream(compiled)
         self.kv_memory = kv_memory
         self.constants = constants or open_constants(compiled)
         self._on_progress = on_progress
-        self._plain = self._prepare(compiled.step, compiled.key)
-        self._variants = {(compiled.key, True): self._plain}
+        self._ranges = self._backend.profiler_ranges() if compiled.config.profiler_ranges else None
+        self._plain = self._prepare(compiled.step, compiled.key, self._main)
+        self._variants = {(compiled.key, True, False): self._plain}
+        if self._prefill is not None:  # opened at load, so that its memory is counted
+            self._variant(compiled.key, on=self._prefill)
+        self.overlaps_prefill = self._prefill is not None
+        """Whether steps that decode and prefill run on two streams; may be set to False and back between steps."""
         if compiled.adapters is not None:  # compiled at load, so that its memory and its errors show before any request
             self._variant(_ADAPTED)
         batch_sizes = self._backend.capabilities.batch_sizes
         self._padding = (
             DecodePadding(self.executor.host_inputs, compiled.step.plan.symbols, batch_sizes)
             if batch_sizes and compiled.key == _PLAIN
-            else None
-        )
-        self._readback = (
-            TokenReadback(compiled.open_device, compiled.step.plan.symbols["R"])
-            if self._backend.capabilities.is_asynchronous
             else None
         )
         self.hooks = HookRegistry(partial(_value_names, compiled))  # a method would be a cycle that keeps the weights
@@ -182,23 +193,32 @@ class ModelRunner:
         self.kv_memory.copy_states(self._cache.state_copies)
         if decision.shifts:
             self.apply_rope_shift(decision.shifts)
+        if self._prefill is None or not self.overlaps_prefill or decision.phase != "mixed" or self.is_observed:
+            return self._launch(decision, self._main, before)
+        decodes, prefills = decision.split()
+        with forked(self._backend, self._main.stream, self._prefill.stream):
+            parts = self._launch(decodes, self._main, before), self._launch(prefills, self._prefill)
+        return joined_step(self._backend, self._main.stream, decision, *parts)
+
+    def _launch(self, decision: ScheduleDecision, on: StepStream, before: InFlightStep | None = None) -> InFlightStep:
         wanted, has_processors = _required_graph(decision, may_adapt=self.compiled.adapters is not None)
         model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
         hooks = self.hooks
-        is_plain = model == _PLAIN and not hooks.is_active
-        variant = self._plain if is_plain else self._variant(model, hooks.fuse)
+        is_plain = model == _PLAIN and not hooks.is_active and not on.is_for_prefill
+        variant = self._plain if is_plain else self._variant(model, hooks.fuse, on)
         is_decode = is_plain and decision.num_decodes == len(decision.scheduled)
         if is_decode and self._padding is not None and self.observer is None:
             sampled, symbols = self._write_padded(self._padding, decision)
         else:
             sampled, symbols = self._write(variant, model, decision)
         device_inputs = device_tokens(decision, before) if before is not None else ()
-        failures = self._run(variant, model, symbols, sampled, decision, device_inputs)
+        with _NO_RANGE if self._ranges is None else self._ranges(decision.phase, on.stream):
+            failures = self._run(variant, model, symbols, sampled, decision, device_inputs)
         self._last_run = variant.executor, symbols
-        if self._readback is not None and not has_processors:
+        if on.readback is not None and not has_processors:
             found = [variant.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
             rows = [rows_of(output, 0, len(sampled)) for output in found]
-            arrived = self._readback.enqueue(rows)
+            arrived = on.readback.enqueue(rows)
             looks_back = any(sampled_row.params.looks_back for sampled_row in sampled)
             return InFlightStep(
                 decision,
@@ -221,8 +241,10 @@ class ModelRunner:
 
     def wait(self) -> None:
         """Wait until the device is idle, and ignore its errors."""
-        with suppress(DeviceError):
-            self.executor.synchronize()
+        for one in (self._main, self._prefill):
+            if one is not None:
+                with suppress(DeviceError):
+                    one.stream.synchronize()
 
     def _blocks_of(self, decision: ScheduleDecision) -> set[int]:
         """Return the blocks that a step reads or writes."""
@@ -292,18 +314,24 @@ class ModelRunner:
         hidden_states: np.ndarray[Any, Any] = executor.output("hidden_states", symbols)[:num_rows]
         return hidden_states
 
-    def open_executor(self, compiled: Compiled, key: GraphKey) -> PlanExecutor:
+    def open_executor(self, compiled: Compiled, key: GraphKey, stream: Stream) -> PlanExecutor:
         """Create the executor of a graph's plan, whose constants are loaded."""
-        return PlanExecutor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
+        tensors = self.kv_memory.tensors
+        return PlanExecutor(
+            compiled.plan, self._backend, self._device, self.constants, tensors, stream, ranges=self._ranges
+        )
 
-    def _prepare(self, compiled: Compiled, key: GraphKey) -> _Variant:
+    def _prepare(self, compiled: Compiled, key: GraphKey, on: StepStream) -> _Variant:
         self.constants.load(compiled.plan, self._on_progress)
-        return _Variant(self.open_executor(compiled, key), self._cache)
+        return _Variant(self.open_executor(compiled, key, on.stream), self._cache)
 
-    def _variant(self, key: GraphKey, fuse: bool = True) -> _Variant:
-        variant = self._variants.get((key, fuse))
+    def _variant(self, key: GraphKey, fuse: bool = True, on: StepStream | None = None) -> _Variant:
+        on = self._main if on is None else on
+        variant = self._variants.get((key, fuse, on.is_for_prefill))
         if variant is None:
-            variant = self._variants[key, fuse] = self._prepare(self.compiled.compile(key, fuse=fuse), key)
+            is_plain = key == self.compiled.key and fuse
+            compiled = self.compiled.step if is_plain else self.compiled.compile(key, fuse=fuse)
+            variant = self._variants[key, fuse, on.is_for_prefill] = self._prepare(compiled, key, on)
         return variant
 
     def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:

@@ -30,11 +30,17 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
 @pytest.fixture
-def open_model(runtime: Runtime, device: DeviceId, model: str) -> Iterator[Open]:
-    """A function that opens the model on the device; all are closed after the test."""
+def open_model(runtime: Runtime, device: DeviceId, backend: Backend, model: str) -> Iterator[Open]:
+    """A function that opens the model on the device; all are closed after the test.
+
+    It skips a test that needs a block size which the device does not take.
+    """
     opened: list[LLM] = []
 
     def open(on: str | None = None, **options: Any) -> LLM:
+        sizes, size = backend.capabilities.block_sizes, options.get("block_size")
+        if sizes and size is not None and size not in sizes:
+            pytest.skip(f"{backend.name} does not take blocks of {size} tokens")
         options = {"dtype": "float32", "max_model_len": 128, "fallback": "allow", **options}
         opened.append(LLM(model, device=on or str(device), runtime=runtime, **options))
         return opened[-1]

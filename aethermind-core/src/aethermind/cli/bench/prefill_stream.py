@@ -1,0 +1,168 @@
+"""`aethermind bench prefill-stream`: whether prefill on a second stream pays, on a load that decodes and prefills."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.cli.flags import with_settings
+from aethermind.cli.settings import DeviceOptions
+
+if TYPE_CHECKING:
+    from aethermind.engine.engine import Engine
+
+__all__ = ["EXAMPLES", "MixedLoad", "prefill_stream"]
+
+EXAMPLES = console.examples(
+    "aethermind bench prefill-stream --device sim --dtype float32 --requests 4 --batch 2 --prompt-tokens 24 "
+    "--output-tokens 4 --repeat 1",
+)
+
+
+@with_settings
+def prefill_stream(
+    model: options.Model = None,
+    *,
+    load_format: options.LoadFormat,
+    requests: Annotated[int, typer.Option(help="Number of requests.", min=2)] = 64,
+    batch: options.Batch = 16,
+    prompt_tokens: options.PromptTokens = 512,
+    output_tokens: options.OutputTokens = 128,
+    repeat: options.Repeat = 5,
+    device_options: DeviceOptions,
+    kv_cache_dtype: options.KvCacheDType,
+    max_num_batched_tokens: options.MaxNumBatchedTokens,
+    deterministic: options.Deterministic,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure steps that decode and prefill on one stream and on two, alternately.
+
+    Of all requests so many as --batch are open at once, each with an answer of another length, so that
+    prompts arrive while others decode. Both ways run the same load with the same weights in turn, in
+    alternating order, and the report has the medians. --prefill-stream pays where tokens per second rise
+    and the time between tokens does not.
+    """
+    from aethermind.cli.progress import open_llm
+
+    longest = prompt_tokens + 2 * output_tokens
+    with open_llm(
+        options.chosen_model(model),
+        device_options,
+        load_format=load_format,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        deterministic=deterministic,
+        max_model_len=longest,
+        max_num_seqs=batch,
+        enable_prefix_caching=False,
+        prefill_stream=True,
+    ) as llm:
+        engine = llm.engine
+        load = MixedLoad(requests, batch, prompt_tokens, output_tokens, engine.compiled.model.config.vocab_size)
+        found: dict[bool, list[_Run]] = defaultdict(list)
+        for number in range(repeat + 1):  # the first round is the warm-up
+            for overlaps in (False, True) if number % 2 else (True, False):
+                run = load.run(engine, overlaps=overlaps)
+                if number:
+                    found[overlaps].append(run)
+        report = {
+            "model": llm.info.model,
+            "device": llm.info.device,
+            "dtype": llm.info.dtype,
+            "requests": requests,
+            "batch": batch,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "repeat": repeat,
+            "one_stream": _summary(found[False]),
+            "two_streams": _summary(found[True]),
+            "same_tokens": all(run.token_ids == found[False][0].token_ids for run in found[False] + found[True]),
+        }
+    if as_json:
+        console.print_json(report)
+    else:
+        _print_report(report)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of a load: seconds in all, to the first token of each request, and between any two tokens of one."""
+
+    seconds: float = 0.0
+    ttft_s: list[float] = field(default_factory=list)
+    inter_token_s: list[float] = field(default_factory=list)
+    token_ids: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLoad:
+    """Requests of which `batch` are open at once; the answer of number i has 1/2 to 3/2 of `output_tokens`."""
+
+    num_requests: int
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+    vocab_size: int
+
+    def run(self, engine: Engine, *, overlaps: bool) -> _Run:
+        """Run all requests, with prefill on the second stream or without."""
+        from aethermind.engine.observation.profiler import sample_prompt
+        from aethermind.sampling.params import SamplingParams
+
+        engine.runner.overlaps_prefill = overlaps
+        run, arrived, last, next_index = _Run(), dict[str, float](), dict[str, float](), 0
+        started = time.perf_counter()
+        while next_index < self.num_requests or engine.has_unfinished:
+            while next_index < self.num_requests and len(arrived) - len(run.token_ids) < self.batch:
+                half = max(1, self.output_tokens // 2)
+                length = half + next_index * 7919 % (self.output_tokens + 1)
+                params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+                arrived[str(next_index)] = time.perf_counter()
+                prompt = sample_prompt(self.prompt_tokens, self.vocab_size, next_index)
+                engine.add_request(str(next_index), prompt, params)
+                next_index += 1
+            for output in engine.step():
+                name, now = output.request_id, time.perf_counter()
+                if name in last:
+                    run.inter_token_s.append(now - last[name])
+                else:
+                    run.ttft_s.append(now - arrived[name])
+                last[name] = now
+                if output.finished:
+                    run.token_ids[name] = output.outputs[0].token_ids
+        run.seconds = time.perf_counter() - started
+        return run
+
+
+def _summary(runs: list[_Run]) -> dict[str, float]:
+    """Medians over the runs; of times between tokens also the 99th percentile."""
+    num_tokens = sum(map(len, runs[0].token_ids.values()))
+    between = [sorted(run.inter_token_s) or [0.0] for run in runs]
+    return {
+        "tokens_per_s": num_tokens / median(run.seconds for run in runs),
+        "ttft_s": median(median(run.ttft_s) for run in runs),
+        "inter_token_s": median(map(median, between)),
+        "inter_token_p99_s": median(times[int(0.99 * (len(times) - 1))] for times in between),
+    }
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    print(
+        f"{report['model']} on {report['device']} ({report['dtype']}): {report['requests']} requests, "
+        f"{report['batch']} at once, {report['prompt_tokens']} + about {report['output_tokens']} tokens, "
+        f"median of {report['repeat']}"
+    )
+    rows: list[tuple[str, ...]] = [("", "tokens/s", "ttft ms", "between tokens ms", "p99 ms")]
+    for name, key in (("one stream", "one_stream"), ("two streams", "two_streams")):
+        found = report[key]
+        times = (f"{found[key] * 1e3:.2f}" for key in ("ttft_s", "inter_token_s", "inter_token_p99_s"))
+        rows.append((name, f"{found['tokens_per_s']:.1f}", *times))
+    print(console.columns(rows))
+    if not report["same_tokens"]:
+        print("\nTokens differ: with --deterministic they are the same in any batch.")
