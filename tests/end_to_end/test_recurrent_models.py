@@ -20,7 +20,6 @@ from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.cli.models import estimate_memory
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_memory.memory import MemoryContents
-from aethermind.engine.kv_reuse.sharing import kv_similarity
 from aethermind.engine.loading.kv_plan import MemoryNeeds
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model
@@ -33,7 +32,7 @@ from aethermind.engine.speculative.speculator import Speculator
 from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
 from aethermind.engine.text_passes.text_pass import text_logits
-from aethermind.errors import AetherMindError, CacheContentError, InvalidArgumentError
+from aethermind.errors import AetherMindError, CacheContentError
 from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.hal.device import DeviceProperties
 from aethermind.hal.host_memory import HostDevices
@@ -497,8 +496,3 @@ def test_a_profiled_step_advances_states_once(open_model: OpenRecurrent) -> None
     expected = ask(engine)
     engine.runner.observer = Profiler(engine.compiled.operators, engine.runner.kv_memory, repeat=2)
     assert ask(engine) == expected
-
-
-def test_layers_without_keys_share_none(open_model: OpenRecurrent) -> None:
-    with pytest.raises(InvalidArgumentError, match="keep other things than keys and values"):
-        kv_similarity(open_model("hybrid"), PROMPTS[0])

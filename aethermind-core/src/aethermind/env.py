@@ -37,12 +37,14 @@ def _directory(variable: str, usual: str) -> Path:
     return Path(next(filter(os.path.isabs, folders)), "aethermind")
 
 
-def expand_home(path: str) -> Path:
+def expand_home(path: str | os.PathLike[str]) -> Path:
     """Return a path with `~` expanded; InvalidArgumentError for the home of an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InvalidArgumentError(f"{path} begins with the home of an unknown user; write the whole path.") from error
+        raise InvalidArgumentError(
+            f"{os.fspath(path)} begins with the home of an unknown user; write the whole path."
+        ) from error
 
 
 def plugin_allow_list() -> frozenset[str] | None:

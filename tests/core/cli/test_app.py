@@ -51,9 +51,9 @@ COMMANDS = (
     ("cache", "list"),
     ("cache", "clear"),
     ("bench",),
-    ("bench", "kv-reuse"),
     ("bench", "latency"),
     ("bench", "limits"),
+    ("bench", "prefill-stream"),
     ("bench", "quality"),
     ("bench", "serve"),
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
+
+from aethermind.env import expand_home
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import pluggy
@@ -105,14 +109,32 @@ class LazyCommands(Mapping[str, Any]):
 def _load(name: str, verb: CommandSpec) -> Any:
     module = import_module(f"aethermind.cli.{verb.module}")
     if verb.is_group:
-        return typer.main.get_group(module.app)
+        return _expanding_home(typer.main.get_group(module.app))
     from aethermind.cli.configured import ConfiguredCommand, ServingCommand
 
     alone = typer.Typer(rich_markup_mode=None, add_completion=False)
     configured = ServingCommand if verb.is_serving else ConfiguredCommand
     cls = configured if verb.has_settings else None
     alone.command(name, cls=cls, epilog=getattr(module, verb.examples))(getattr(module, name))
-    return typer.main.get_command(alone)
+    return _expanding_home(typer.main.get_command(alone))
+
+
+def _expanding_home(command: Any) -> Any:
+    """The command, with `~` expanded in every path that it takes: shells do so only at the beginning of a word."""
+    for parameter in command.params:
+        kind = parameter.type
+        if kind.name in ("path", "file", "directory"):
+            kind.convert = partial(_expanded, kind.convert)
+    for below in getattr(command, "commands", {}).values():
+        _expanding_home(below)
+    return command
+
+
+def _expanded(convert: Callable[..., Any], path: Any, parameter: Any, context: Any) -> Any:
+    try:
+        return convert(str(expand_home(path)), parameter, context)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error), ctx=context, param=parameter) from None
 
 
 class SummaryGroup(TyperGroup):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.console import TextWriter
 from aethermind.cli.flags import with_settings
@@ -235,4 +236,4 @@ def read_structured_outputs(
 
 
 def _read(path: str, flag: str) -> str:
-    return read_text(None, Path(path), noun=flag.removeprefix("--").replace("-", " "), option=flag)
+    return read_text(None, env.expand_home(path), noun=flag.removeprefix("--").replace("-", " "), option=flag)

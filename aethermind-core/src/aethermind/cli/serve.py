@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aethermind import log
+from aethermind import env, log
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
 from aethermind.cli.settings import (
@@ -169,7 +169,7 @@ def tenants_of(access: AccessOptions, quota: Quota) -> Any:
     from aethermind import server
     from aethermind.server.access import admin_key_hash, is_loopback
 
-    file = None if access.api_keys_file is None else Path(access.api_keys_file)
+    file = None if access.api_keys_file is None else env.expand_home(access.api_keys_file)
     tenants = server.read_tenants(access.api_key or (), file, quota)
     if access.admin_key is not None:
         admin_key_hash(access.admin_key, tenants)  # an unusable key is refused before a model is loaded

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import typer
 
-from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.openai_client import check_key, client_options, connection_error, error_of
@@ -131,7 +130,6 @@ def protect(
 def _saved(directory: Path) -> list[dict[str, Any]]:
     from aethermind.engine.requests.session_files import list_session_files
 
-    directory = env.expand_home(str(directory))
     if not directory.is_dir():
         raise InvalidArgumentError(f"--dir {directory} is no directory; give the session_dir of a server.")
     return [

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from aethermind.env import expand_home
 from aethermind.errors import SettingsError
 
 __all__ = ["find_file", "read_file"]
@@ -22,9 +23,10 @@ def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
     """
     for path, origin in ((named, "--config"), (os.environ.get("AETHERMIND_CONFIG"), "AETHERMIND_CONFIG")):
         if path:
-            if not Path(path).exists():
+            file = expand_home(path)
+            if not file.exists():
                 raise SettingsError(f"{origin} names {os.fspath(path)}, which does not exist. Name an existing file.")
-            return Path(path)
+            return file
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     for stem in (Path("aethermind"), Path(home, "aethermind", "config")):
         present = [path for suffix in _SUFFIXES if os.path.isfile(path := stem.with_suffix(suffix))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
@@ -15,6 +14,7 @@ from aethermind.engine.kv_offload import fingerprint
 from aethermind.engine.requests.session_files import SessionFiles
 from aethermind.engine.requests.sessions import Sessions
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts, TimedSwapStore
+from aethermind.env import expand_home
 from aethermind.model.hub import title_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def open_sessions(
         spec = compiled.cache_spec
         layout = ([repr(layer) for layer in spec.layers], spec.dtype_name, spec.block_size)
         files = SessionFiles(
-            Path(config.session_dir),
+            expand_home(config.session_dir),
             title_of(compiled.source.path),
             (*_model_key(compiled), compiled.open_device.backend.name, layout),
             lambda: MemoryContents(memory, fingerprint(compiled)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aethermind.env import expand_home
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
 __all__ = ["ChosenTemplate", "DEFAULT", "choose_template", "read_chat_templates"]
@@ -48,7 +49,7 @@ class ChosenTemplate:
     @classmethod
     def read(cls, given: str) -> ChosenTemplate:
         """Read the file of that path, or take it as a name; InvalidArgumentError where it can be neither."""
-        path = Path(given)
+        path = expand_home(given)
         is_path = given != path.name or path.suffix != ""
         if not path.is_file() and not is_path and given.strip():
             return cls(given, None)

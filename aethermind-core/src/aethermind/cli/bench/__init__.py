@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aethermind.cli.bench import kv_reuse, latency, limits, prefill_stream, quality, serve
+from aethermind.cli.bench import latency, limits, prefill_stream, quality, serve
 from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.configured import ConfiguredCommand
 
@@ -17,7 +17,6 @@ app = typer.Typer(
     help="Measure speed, its limits, and what quantisation costs in quality.",
     epilog=latency.EXAMPLES,
 )
-app.command("kv-reuse", cls=ConfiguredCommand, epilog=kv_reuse.EXAMPLES)(kv_reuse.kv_reuse)
 app.command("latency", cls=ConfiguredCommand, epilog=latency.EXAMPLES)(latency.latency)
 app.command("limits", cls=ConfiguredCommand, epilog=limits.EXAMPLES)(limits.limits)
 app.command("prefill-stream", cls=ConfiguredCommand, epilog=prefill_stream.EXAMPLES)(prefill_stream.prefill_stream)

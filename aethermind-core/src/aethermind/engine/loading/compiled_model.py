@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,11 +151,9 @@ class CompiledModel:
         key: GraphKey = GraphKey(),  # noqa: B008 - a constant
         *,
         fuse: bool = True,
-        rewrite: Callable[[Graph], Graph] | None = None,
     ) -> Compiled:
-        """Compile a variant of the step's graph (see `model_graph`); `rewrite` may change the graph first."""
-        graph = self.graphs.build(key).finish()
-        graph = without_unused_nodes(graph if rewrite is None else rewrite(graph))
+        """Compile a variant of the step's graph (see `model_graph`)."""
+        graph = without_unused_nodes(self.graphs.build(key).finish())
         if key.has_adapters:
             assert self.adapters is not None, "graphs with adapters are compiled for models that have some"
             graph = self.adapters.add_to(graph, self.operators)

@@ -47,14 +47,9 @@ def open_weights(compiled: CompiledModel) -> TensorSource:
     return PartialTensors(whole, parts) if parts else whole
 
 
-def open_constants(
-    compiled: CompiledModel, changed: Mapping[str, Any] | None = None, shared: Mapping[str, Tensor] | None = None
-) -> ConstantStore:
-    """Open the store from which a model's plans load their weights; `changed` parameters replace the checkpoint's, and
-    `shared` are constants of another model.
-    """
-    kept = None if changed else WeightCache.of(compiled)
-    source, computed = open_weights(compiled), {**compiled.computed, **(changed or {})}
+def open_constants(compiled: CompiledModel, shared: Mapping[str, Tensor] | None = None) -> ConstantStore:
+    """Open the store from which a model's plans load their weights; `shared` are constants of another model."""
+    source, computed = open_weights(compiled), dict(compiled.computed)
     if compiled.parallel is not None:
         parts = compiled.parallel.parts
         computed |= {
@@ -70,7 +65,7 @@ def open_constants(
         opened.device,
         lambda name: computed[name] if name in computed else source.array(name),
         types,
-        kept,
+        WeightCache.of(compiled),
         shared,
     )
 

@@ -256,7 +256,9 @@ class Sessions:
         loading, extra_key = f"loading {name}", files.extra_key(data)
         outcome = cache.load(loading, data, files.contents, token_ids).outcome
         if outcome is not CacheOutcome.OK:
-            raise InvalidArgumentError(f"A session of {len(token_ids)} tokens cannot be loaded: {outcome.value}.")
+            raise InvalidArgumentError(
+                f"A session of {len(token_ids)} tokens cannot be loaded now: {outcome.value}. Try again later."
+            )
         cache.release(loading, token_ids)  # its blocks are published
         self.keep(name, token_ids, extra_key)
         if name in self._sessions:  # not if it is larger than all that sessions may hold

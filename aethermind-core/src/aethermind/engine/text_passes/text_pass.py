@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aethermind.engine.steps.model_runner import ModelRunner
     from aethermind.graph.executor import PlanExecutor
 
-__all__ = ["POOLINGS", "TextPiece", "embed_text", "run_text", "run_whole_text", "score_prompt", "text_logits"]
+__all__ = ["POOLINGS", "TextPiece", "embed_text", "run_text", "score_prompt", "text_logits"]
 
 TextPiece = tuple[int, int, tuple[int, ...]]
 """A chunk of a text: its first token, its number of tokens, and the symbols for reading the executor's outputs."""
@@ -108,35 +108,27 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
     return tuple(sizes.get(name, 0) for name in executor.plan.symbols)
 
 
-def text_logits(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor | None = None) -> np.ndarray[Any, Any]:
+def text_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
     """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
 
     The text is at chunk_size as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
-    `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
     InvalidArgumentError for ids outside the model's vocabulary, which kernels do not check. OutOfMemoryError if the KV
     cache has too few free blocks. ComputationError if the logits are not finite.
     """
     import numpy as np
 
-    executor = executor or engine.runner.executor
-    symbols = run_whole_text(engine, token_ids, executor)
-    logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
-    if not np.isfinite(logits).all():
-        raise ComputationError(f"The text has no logits: {NOT_FINITE}.")
-    return logits
-
-
-def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor) -> tuple[int, ...]:
-    """Run a text as one step of an idle engine; returns the symbols for reading the executor's outputs."""
     check_token_ids(engine.compiled, token_ids)
-    count = len(token_ids)
+    executor, count = engine.runner.executor, len(token_ids)
     chunk_size = min(executor.plan.symbols[name] for name in ("T", "R"))
     assert 0 < count <= chunk_size, f"a text of {count} tokens does not fit a step of {chunk_size}"
     for name in ("temperature", "top_k", "min_p", "uniform"):
         executor.host_inputs[name][:count] = 0
     executor.host_inputs["top_p"][:count] = 1
     ((_, _, symbols),) = run_text(executor, engine.runner.kv_memory, engine.cache, token_ids)
-    return symbols
+    logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
+    if not np.isfinite(logits).all():
+        raise ComputationError(f"The text has no logits: {NOT_FINITE}.")
+    return logits
 
 
 POOLINGS = ("last", "mean", "cls")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aethermind.engine.kv_reuse.distillation import AttentionSample, fit_outputs, fit_queries
+from aethermind_sharedkv.fit import AttentionSample, fit_outputs, fit_queries
 
 HEADS, KV_HEADS, HEAD_DIM, NUM_TOKENS = 4, 2, 6, 40
 Array = np.ndarray[Any, Any]
@@ -21,19 +21,18 @@ def turned(x: Array, cos: Array, sin: Array) -> Array:
     return np.concatenate([product.real, product.imag], axis=-1)
 
 
-def example(seed: int, window: int = 0) -> AttentionSample:
+def example(seed: int) -> AttentionSample:
     rng = np.random.default_rng(seed)
     angles = np.arange(NUM_TOKENS)[:, None] * [1.0, 0.1, 0.01]
     cos, sin = 1.2 * np.cos(angles), 1.2 * np.sin(angles)  # YaRN lengthens what it turns
     queries = turned(rng.normal(size=(NUM_TOKENS, HEADS, HEAD_DIM)), cos, sin)
     own, other = (turned(rng.normal(size=(NUM_TOKENS, KV_HEADS, HEAD_DIM)), cos, sin) for _ in range(2))
     values, others = rng.normal(size=(2, NUM_TOKENS, KV_HEADS, HEAD_DIM))
-    return AttentionSample(queries, own, values, other, others, cos, sin, HEAD_DIM**-0.5, window)
+    return AttentionSample(queries, own, values, other, others, cos, sin, HEAD_DIM**-0.5)
 
 
-@pytest.mark.parametrize("window", [0, 5])
-def test_fits_to_the_layers_own_keys_change_nothing(window: int) -> None:
-    texts = [replace(one, keys=one.own_keys, values=one.own_values) for one in (example(1, window), example(2, window))]
+def test_fits_to_the_layers_own_keys_change_nothing() -> None:
+    texts = [replace(one, keys=one.own_keys, values=one.own_values) for one in (example(1), example(2))]
     maps = [fit_queries(texts, head, has_bias=False) for head in range(HEADS)]
     for fitted in maps:
         np.testing.assert_allclose(fitted, np.eye(HEAD_DIM), atol=1e-9)
@@ -43,13 +42,13 @@ def test_fits_to_the_layers_own_keys_change_nothing(window: int) -> None:
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_queries_are_those_that_a_general_solver_finds(has_bias: bool) -> None:
-    texts, head = [example(4), example(5, window=7)], 3
+    texts, head = [example(4), example(5)], 3
     width = HEAD_DIM + has_bias
     rows, wanted = [], []
     for text in texts:
         projected = turned(text.queries / 1.2**2, text.cos, -text.sin)[:, head]
         for t in range(NUM_TOKENS):
-            seen = range(max(0, t + 1 - text.window) if text.window else 0, t + 1)
+            seen = range(t + 1)
             scores = np.array([text.scale * text.queries[t, head] @ text.own_keys[u, 1] for u in seen])
             attention = np.exp(scores) / np.exp(scores).sum()
             query = np.append(projected[t], 1) if has_bias else projected[t]
