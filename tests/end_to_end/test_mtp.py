@@ -208,7 +208,7 @@ def test_answers_do_not_depend_on_drafts(runtime: Runtime, checkpoint: Callable[
         assert engine.speculator._proposer.cache.num_sequences == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_gguf_file_has_the_module_of_its_original(
     runtime: Runtime, checkpoint: Callable[[str], Checkpoint], tmp_path: Path, name: str
 ) -> None:
