@@ -13,6 +13,8 @@ from aethermind import Runtime
 from aethermind.cli.plugins import plugin_rows
 from aethermind.dispatch import Fallback, Signature
 from aethermind.errors import ConfigError, DeviceError, InvalidArgumentError, PluginError
+from aethermind.graph import GraphBuilder
+from aethermind.graph.compile import compile_graph
 from aethermind.hal import DType
 from aethermind.hal.registry import DeviceRegistry
 from aethermind.plugins.discovery import PluginRecord
@@ -70,6 +72,39 @@ def test_a_plugin_of_another_api_version_is_left_out(fakes: FakeDistributions) -
     runtime = Runtime.boot()
     assert "supports plugin API 0" in str(record_of(runtime, "old").error)
     assert "good" not in device_names(runtime.devices)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_kernels_have_the_plugin_api_of_their_package(fakes: FakeDistributions, number: int) -> None:
+    """Those for version 1 are not given rotary tables that are narrower than a head, which they read as wide ones."""
+    fakes.install(
+        "rotating",
+        """
+        from aethermind.dispatch import Kernel
+        from aethermind.hal import DType
+
+        @hookimpl
+        def register_kernels(registry):
+            kernel = Kernel("rope", "numpy", "theirs", frozenset({DType.FLOAT32}), 9, function=print)
+            registry.register("numpy", lambda: [kernel], provider="fake-rotating")
+        """,
+        api_versions=(number,),
+    )
+    runtime = Runtime.boot()
+    for rotary_dim in (8, 4):
+        builder = GraphBuilder("rotation", runtime.operators)
+        x, table = builder.input("x", DType.FLOAT32, (3, 2, 8)), builder.input("table", DType.FLOAT32, (3, rotary_dim))
+        builder.output("out", builder.op("rope", x, table))
+        dispatcher = runtime.open_device("numpy").dispatcher
+        (step,) = compile_graph(builder.finish(), runtime.operators, dispatcher, "numpy", {}).plan.steps
+        assert (step.kernel.name == "theirs") == (number == 2 or rotary_dim == 8)
+    signature = Signature(
+        "rope", "numpy", DType.FLOAT32, (), {}, extension="rotary tables that are narrower than a head"
+    )
+    (theirs,) = (kernel for kernel in runtime.kernels.kernels("numpy") if kernel.name == "theirs")
+    assert theirs.api_version == number
+    reason = "is for plugin API 1, which has no rotary tables that are narrower than a head"
+    assert theirs.reason_against(signature) == (reason if number == 1 else None)
 
 
 def test_a_plugin_that_fails_half_way_leaves_nothing_behind(fakes: FakeDistributions) -> None:

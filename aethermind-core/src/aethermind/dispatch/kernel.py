@@ -27,7 +27,7 @@ class Signature:
 
     `weight_format` is that of the operator's weights; where they differ, the names are joined: `dense+int4`. `packed`
     are, by input, the layouts into which gathered weights are packed already, for another operator. `additions` are the
-    operator's (see `Operator`), and whether the call uses them.
+    operator's (see `Operator`), and whether the call uses them; `extension` is the call's, if it has one.
     """
 
     operator: str
@@ -38,6 +38,7 @@ class Signature:
     weight_format: str = DENSE
     packed: Mapping[str, str] = field(default_factory=dict)
     additions: Mapping[str, bool] = field(default_factory=dict)
+    extension: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ class Kernel:
     are left out from the end on, so that a kernel which was written before an operator grew gets the inputs and
     attributes that it knows.
 
-    `provider` is the package that the kernel comes from, for messages; the registry sets it.
+    `provider` is the package that the kernel comes from, for messages, and `api_version` the version of the plugin API
+    by which it offers the kernel, None for the newest. The registry sets both.
     """
 
     operator: str
@@ -141,6 +143,7 @@ class Kernel:
     rounds_weights: bool = False
     provider: str = ""
     additions: frozenset[str] = frozenset()
+    api_version: int | None = None
 
     def __post_init__(self) -> None:
         assert (self.native is None) != (self.function is None), (
@@ -153,7 +156,9 @@ class Kernel:
         return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
 
     def reason_against(self, signature: Signature) -> str | None:
-        """Return None, or why the kernel does not support a call: an addition, or what `supports` returns."""
+        """Return None, or why the kernel does not support a call: an extension, an addition, or as `supports` says."""
+        if signature.extension is not None and self.api_version == 1:
+            return f"is for plugin API 1, which has no {signature.extension}"
         if not signature.additions:
             return self.supports(signature)
         inputs, attributes = signature.inputs, signature.attributes

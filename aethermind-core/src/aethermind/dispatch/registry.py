@@ -18,14 +18,24 @@ class KernelRegistry:
     """Loaders of kernels by device type; filled at boot, then frozen. Kernels are loaded when first asked for."""
 
     def __init__(self) -> None:
-        self._loaders: dict[str, list[tuple[str, Callable[[], Sequence[Kernel]]]]] = {}
+        self._loaders: dict[str, list[tuple[str, int | None, Callable[[], Sequence[Kernel]]]]] = {}
         self._loaded: dict[str, tuple[Kernel, ...]] = {}
         self._is_frozen = False
 
-    def register(self, device_type: str, load: Callable[[], Sequence[Kernel]], *, provider: str) -> None:
-        """Add the kernels that `load()` returns for `device_type`; several packages may add some for one device."""
+    def register(
+        self,
+        device_type: str,
+        load: Callable[[], Sequence[Kernel]],
+        *,
+        provider: str,
+        api_version: int | None = None,
+    ) -> None:
+        """Add the kernels that `load()` returns for `device_type`; several packages may add some for one device.
+
+        `api_version` is the version of the plugin API that the package is for, None for the newest. Boot passes it.
+        """
         assert not self._is_frozen, "registries are frozen after boot"
-        self._loaders.setdefault(device_type, []).append((provider, load))
+        self._loaders.setdefault(device_type, []).append((provider, api_version, load))
 
     def freeze(self) -> None:
         """Refuse registrations from now on."""
@@ -39,13 +49,15 @@ class KernelRegistry:
         """Return every kernel for a device type, loaded once; PluginError names a package whose loader fails."""
         if device_type not in self._loaded:
             offers = self._loaders.get(device_type, ())
-            found = [kernel for provider, load in offers for kernel in _load(device_type, provider, load)]
+            found = [kernel for offer in offers for kernel in _load(device_type, *offer)]
             self._loaded[device_type] = tuple(found)
         return self._loaded[device_type]
 
 
-def _load(device_type: str, provider: str, load: Callable[[], Iterable[Kernel]]) -> list[Kernel]:
-    """Return the kernels of a loader, checked, each with its provider."""
+def _load(
+    device_type: str, provider: str, api_version: int | None, load: Callable[[], Iterable[Kernel]]
+) -> list[Kernel]:
+    """Return the kernels of a loader, checked, each with its provider and the version of its plugin API."""
     try:
         with stdout_to_stderr():
             offered: object = load()
@@ -60,7 +72,9 @@ def _load(device_type: str, provider: str, load: Callable[[], Iterable[Kernel]])
         if problem := _problem(kernel, device_type):
             raise _refusal(device_type, provider, f"Item {number} of what load() returned {problem}.")
     for kernel in found:
-        object.__setattr__(kernel, "provider", provider)  # a device has thousands of kernels: copies would be slow
+        # A device has thousands of kernels: copies would be slow.
+        object.__setattr__(kernel, "provider", provider)
+        object.__setattr__(kernel, "api_version", api_version)
     return found
 
 

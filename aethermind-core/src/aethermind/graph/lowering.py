@@ -157,6 +157,7 @@ class _Lowering:
             node.attributes,
             weight_format,
             additions=operator.used_additions(node.inputs, node.attributes),
+            extension=operator.used_extension(types),
         )
 
     def _weight_format(self, node: Node, operator: Operator) -> str:

@@ -70,6 +70,10 @@ class Operator:
     behind the others, in the order of the schema with inputs first. Kernels name those that they compute
     (`Kernel.additions`), so that kernels from before remain usable.
 
+    `extension(types)` names what a call has that operators of plugin API 1 did not allow, by the types of its inputs
+    (None where absent): such as a rotary table that is narrower than a head. None where nothing. Kernels of packages
+    for that version are not chosen for such a call.
+
     `cost(call)` counts what a call must read, write and compute where the general rule of `cost_of` does not fit.
     """
 
@@ -86,6 +90,7 @@ class Operator:
     cost: Callable[[Call], Cost] | None = None
     check: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], None] | None = None
     additions: tuple[str, ...] = ()
+    extension: Callable[[Mapping[str, TensorType | None]], str | None] | None = None
 
     @property
     def name(self) -> str:
@@ -99,6 +104,12 @@ class Operator:
         given = {spec.name: value is not None for spec, value in zip(self.schema.inputs, inputs, strict=True)}
         given |= {spec.name: attributes[spec.name] != spec.default for spec in self.schema.attributes}
         return {name: given[name] for name in self.additions}
+
+    def used_extension(self, types: Sequence[TensorType | None]) -> str | None:
+        """Return the `extension` of a call with inputs of these types, in the order of the schema."""
+        if self.extension is None:
+            return None
+        return self.extension({spec.name: type for spec, type in zip(self.schema.inputs, types, strict=True)})
 
     @property
     def weight_inputs(self) -> tuple[str, ...]:

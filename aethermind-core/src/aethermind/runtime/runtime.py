@@ -298,6 +298,8 @@ def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str,
             view = _ThirdPartyDevices(registry, record)
         elif kind in _REPLACEABLE and not record.is_first_party:
             view = _ThirdPartyFamilies(registry, record, kind)
+        elif kind == "kernels":
+            view = _Kernels(registry, record)
         list(call_each(manager, [record], hook, registry=view))
     return all(record.error is None for record in working)
 
@@ -372,6 +374,18 @@ class _ThirdPartyDevices(_Registration):
         device = IsolatedDevice(self._record, name, probe, open)
         sandboxed = {"cached_probe": device.cached_probe, "examine": device.examine}
         super().register(name, probe=device.probe, open=device.open, **sandboxed, **rest)
+
+
+class _Kernels(_Registration):
+    """The kernel registry as one package sees it: its kernels have the version of its plugin API."""
+
+    def __init__(self, registry: Any, record: PluginRecord) -> None:
+        super().__init__(registry, record.registered, "kernels")
+        self._api_version = int(record.api_version)
+
+    def register(self, *what: Any, **how: Any) -> None:
+        """Add the kernels of a package for that version."""
+        super().register(*what, **{**how, "api_version": self._api_version})
 
 
 def _name_of(thing: Any) -> str:

@@ -26,10 +26,10 @@ def kernel_cases(
     """Yield each kernel's cases: all samples with dense weights in each of its dtypes, and some per weight format.
 
     A sample that a kernel does not support is skipped if another kernel of its operator supports it, or if it uses what
-    the operator gained after its first release, which no kernel has to compute. Each weight format of a kernel (each
-    registered one, if it supports any) has up to three samples in one dtype: the one with the widest weight, the one
-    with the most rows, and a third; and one of them in every other dtype. The third sample varies between kernels of an
-    operator, which share packing and loops, so together they cover all samples.
+    the operator gained after its first release or after the kernel's plugin API, which no kernel has to compute. Each
+    weight format of a kernel (each registered one, if it supports any) has up to three samples in one dtype: the one
+    with the widest weight, the one with the most rows, and a third; and one of them in every other dtype. The third
+    sample varies between kernels of an operator, which share packing and loops, so together they cover all samples.
     """
     turns = count()
     samples_of: dict[str, list[Sample]] = {}
@@ -45,7 +45,7 @@ def kernel_cases(
             alternatives = [other for other in kernels if other.operator == operator.name]
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
                 if is_supported(case) or not (
-                    _uses_additions(case) or any(is_supported(replace(case, kernel=other)) for other in alternatives)
+                    _is_new(case) or any(is_supported(replace(case, kernel=other)) for other in alternatives)
                 ):
                     yield case
         if _formatted_inputs(operator, kernel):
@@ -124,9 +124,10 @@ def is_supported(case: KernelCase) -> bool:
     return case.float_type in case.kernel.dtypes and case.kernel.reason_against(signature) is None
 
 
-def _uses_additions(case: KernelCase) -> bool:
-    attributes = case.operator.schema.complete(case.sample.attributes)
-    return any(case.operator.used_additions(case.sample.inputs, attributes).values())
+def _is_new(case: KernelCase) -> bool:
+    """Whether a sample uses what its operator gained after the kernel's plugin API, or gained as an addition."""
+    signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
+    return any(signature.additions.values()) or (signature.extension is not None and case.kernel.api_version == 1)
 
 
 def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:
@@ -160,4 +161,5 @@ def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample,
     attributes = operator.schema.complete(sample.attributes)
     packed = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
     additions = operator.used_additions(types, attributes)
-    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format, packed, additions)
+    extension = operator.used_extension(types)
+    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format, packed, additions, extension)

@@ -13,7 +13,7 @@ from aethermind.ops.catalog._sample_inputs import normal, weight
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE, quantized_bytes, random_slots
 from aethermind.ops.catalog.matrix_products import linear_magnitudes
-from aethermind.ops.catalog.rope import check_rotary_dim, rope_magnitudes, rotation_table
+from aethermind.ops.catalog.rope import check_rotary_dim, narrow_table, rope_magnitudes, rotation_table
 from aethermind.ops.operator import Array, Call, Cost, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
@@ -188,6 +188,7 @@ QKV_ROPE_CACHE_WRITE = Operator(
     cost=_qkv_cost,
     check=_check_slots_and_table,
     additions=("weight_offset",),
+    extension=lambda types: narrow_table(types["k_cache"], types["rope_table"]),
 )
 """All that a layer computes between its norm and its attention, as one fused operator."""
 
@@ -281,5 +282,6 @@ QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
     cost=_quantized_cost,
     check=_check_slots_and_table,
     additions=("weight_offset",),
+    extension=lambda types: narrow_table(types["k_cache"], types["rope_table"]),
 )
 """The same over a KV cache of 8-bit codes with a scale per row."""

@@ -10,9 +10,9 @@ from aethermind.errors import OperatorError
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import ONE_ROUNDING, float32_only
 from aethermind.ops.operator import Array, Operator, Sample
-from aethermind.ops.schema import OperatorSchema
+from aethermind.ops.schema import OperatorSchema, TensorType
 
-__all__ = ["ROPE", "ROPE_TABLE", "check_rotary_dim", "rope_magnitudes", "rotation_table"]
+__all__ = ["ROPE", "ROPE_TABLE", "check_rotary_dim", "narrow_table", "rope_magnitudes", "rotation_table"]
 
 _LAST_AS_TRAINED = 2**24
 
@@ -99,6 +99,13 @@ def _joined(first: Array, second: Array, interleaved: bool) -> Array:
     return np.concatenate([first, second], axis=-1)
 
 
+def narrow_table(head: TensorType | None, table: TensorType | None) -> str | None:
+    """The `Operator.extension` of a call, by the types of its heads and of its rotary table, whose last dims count."""
+    head_dim, rotary_dim = (None if given is None else given.shape[-1] for given in (head, table))
+    is_narrow = isinstance(head_dim, int) and isinstance(rotary_dim, int) and rotary_dim < head_dim
+    return "rotary tables that are narrower than a head" if is_narrow else None
+
+
 def rotation_table(rng: np.random.Generator, num_tokens: int, rotary_dim: int) -> Array:
     """Return a table of random angles in the layout of `rope_table`."""
     angle = rng.uniform(-np.pi, np.pi, (num_tokens, rotary_dim // 2))
@@ -149,5 +156,6 @@ ROPE = Operator(
     term_magnitudes=rope_magnitudes,
     tolerances=ONE_ROUNDING,
     check=lambda arrays, shapes: check_rotary_dim(shapes["x"][2], shapes["table"][1]),
+    extension=lambda types: narrow_table(types["x"], types["table"]),
 )
 """The rotary embedding: rotates pairs of a head's elements by the angles of the token's position."""
