@@ -22,21 +22,37 @@ AETHER_INLINE void rotate_halves(const T* x, const float* table, int64_t rotary_
   }
 }
 
-template <class T>
-AETHER_INLINE float to_float(const T& x) {
-  return first_lane(load(&x, 1));
+// Rotates sixteen of the pairs (2i, 2i + 1), which are taken apart and put together in arrays: compilers turn that into
+// shuffles of each instruction set.
+AETHER_INLINE void rotate_pairs(float* pairs, const Vec& cosine, const Vec& sine) {
+  float first[kLanes], second[kLanes];
+  for (int j = 0; j < kLanes; ++j) first[j] = pairs[2 * j], second[j] = pairs[2 * j + 1];
+  const Vec a = load(first), b = load(second);
+  store(first, a * cosine - b * sine);
+  store(second, b * cosine + a * sine);
+  for (int j = 0; j < kLanes; ++j) pairs[2 * j] = first[j], pairs[2 * j + 1] = second[j];
 }
 
 // Rotates the pairs (2i, 2i + 1) of the first R elements of a head.
 template <class T>
 AETHER_INLINE void rotate_interleaved(const T* x, const float* table, int64_t rotary_dim, T* out) {
   const int64_t half = rotary_dim / 2;
-  for (int64_t i = 0; i < half; ++i) {
-    const float cosine = table[i], sine = table[half + i];
-    const float first = to_float(x[2 * i]), second = to_float(x[2 * i + 1]);
-    store(out + 2 * i, set1(first * cosine - second * sine), 1);
-    store(out + 2 * i + 1, set1(second * cosine + first * sine), 1);
+  float pairs[2 * kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    store(pairs, load(x + 2 * i));
+    store(pairs + kLanes, load(x + 2 * i + kLanes));
+    rotate_pairs(pairs, load(table + i), load(table + half + i));
+    store(out + 2 * i, load(pairs));
+    store(out + 2 * i + kLanes, load(pairs + kLanes));
   }
+  if (i == half) return;
+  const int64_t n = half - i, low = smaller(2 * n, kLanes), high = 2 * n - low;
+  store(pairs, load(x + 2 * i, low));
+  store(pairs + kLanes, load(x + 2 * i + low, high));
+  rotate_pairs(pairs, load(table + i, n), load(table + half + i, n));
+  store(out + 2 * i, load(pairs), low);
+  store(out + 2 * i + low, load(pairs + kLanes), high);
 }
 
 template <class T>
