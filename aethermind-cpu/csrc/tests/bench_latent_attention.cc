@@ -1,5 +1,5 @@
-// Benchmark of mla_attention at the shapes of DeepSeek-V2-Lite (16 heads, rank 512, rotated keys of 64) in prefill, with
-// the machine's limits measured in the same run.
+// Benchmark of mla_attention at the shapes of DeepSeek-V2-Lite (16 heads, rank 512, rotated keys of 64) in prefill,
+// with the machine's limits measured in the same run.
 //
 //   bench_latent_attention [num_workers] [chunk] [context, or -1 for several] [num_heads]
 //
@@ -57,11 +57,12 @@ void bench(Team& team, const KernelEntry& entry, int64_t num_heads, int64_t chun
         &call);
     best = std::min(best, seconds_now(team) - start);
   }
-  const double pairs = static_cast<double>(chunk) * (static_cast<double>(context) + 0.5 * static_cast<double>(chunk + 1));
+  const double pairs =
+      static_cast<double>(chunk) * (static_cast<double>(context) + 0.5 * static_cast<double>(chunk + 1));
   const double flop = 2.0 * static_cast<double>(num_heads * (kKeyDim + kRank)) * pairs;
   const char* dtype = entry.dtype == AM_FLOAT32 ? "float32" : entry.dtype == AM_FLOAT16 ? "float16" : "bfloat16";
-  std::printf("%-12s %-9s chunk %-5" PRId64 " context %-6" PRId64 " %9.2f ms %7.1f GFLOP/s\n", entry.variant,
-              dtype, chunk, context, best * 1e3, flop / best / 1e9);
+  std::printf("%-12s %-9s chunk %-5" PRId64 " context %-6" PRId64 " %9.2f ms %7.1f GFLOP/s\n", entry.variant, dtype,
+              chunk, context, best * 1e3, flop / best / 1e9);
 }
 
 }  // namespace
