@@ -164,10 +164,11 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if data is None:
                 self._send(404)
                 return
-            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             start = int(wanted[1]) if wanted else 0
-            rest = data[start:]
-            ranged = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if wanted else {}
+            end = min(int(wanted[2]) + 1, len(data)) if wanted and wanted[2] else len(data)
+            rest = data[start:end]
+            ranged = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"} if wanted else {}
             if hub.cuts > 0:
                 hub.cuts -= 1
                 self._send(206 if wanted else 200, ranged, rest, num_sent=len(rest) // 2)

@@ -20,7 +20,12 @@ from aethermind.plugins import DeprecatedUseWarning
 
 
 def test_the_documented_options_are_those_that_are_checked() -> None:
-    written = {"tokenizer": str | None, "draft_model": str | None, "adapters": Mapping[str, str] | None}
+    written = {
+        "memory": str | None,
+        "tokenizer": str | None,
+        "draft_model": str | None,
+        "adapters": Mapping[str, str] | None,
+    }
     hints = get_type_hints(EngineOptions)
     assert hints.pop("lm_head") == hints["lm_head_quantization"]
     assert hints | written == get_type_hints(EngineConfig)

@@ -100,3 +100,65 @@ def test_the_help_of_run_has_the_lines_of_chat(invoke: Any) -> None:
         return text[text.index("  On a terminal") : text.index("Arguments:")]
 
     assert description("run") == description("chat")
+
+
+def two_shards() -> dict[str, bytes]:
+    """The demo model in two files with an index; the header of the second is longer than what is read at first."""
+    content = DEMO_FILES["model.safetensors"]
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__", None)
+    names = sorted(header)
+    files, weight_map = {}, {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        entries: dict[str, Any] = {"__metadata__": {"padding": " " * (300_000 if number == 2 else 0)}}
+        values = b""
+        for name in part:
+            first, last = (begin + offset for offset in header[name]["data_offsets"])
+            entries[name] = {**header[name], "data_offsets": [len(values), len(values) + last - first]}
+            values += content[first:last]
+            weight_map[name] = f"model-0000{number}-of-00002.safetensors"
+        text = json.dumps(entries).encode()
+        files[f"model-0000{number}-of-00002.safetensors"] = len(text).to_bytes(8, "little") + text + values
+    index = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+    rest = {name: data for name, data in DEMO_FILES.items() if name != "model.safetensors"}
+    return {**rest, **files, "model.safetensors.index.json": index}
+
+
+def test_the_memory_of_a_model_on_the_hub_is_estimated_from_its_headers(
+    repos: HubServer, invoke: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aethermind.engine.loading.memory_estimate.resident_bytes", lambda: 50_000_000)
+    repos.repos["org/shards"] = Repo(two_shards())
+    names = ("org/demo", "org/demo-GGUF", "org/shards")
+    options = ("--estimate", "--device", "numpy", "--max-model-len", "64")
+    found = listed(invoke, *names, *options)
+    large = [headers for _, path, headers in repos.requests if path.startswith("/cdn/")]
+    bounds = [headers["range"].removeprefix("bytes=").split("-") for headers in large]
+    assert len(bounds) >= 4
+    assert sum(int(last) + 1 - int(first) for first, last in bounds) < 2_000_000, "of 20 MB"
+    assert {record["path"] for record in found.values()} == {"not downloaded"}
+    assert not any("/" in name for name in listed(invoke)), "the cache has no model"
+    assert invoke("pull", "org/demo", "org/demo-GGUF", "org/shards").exit_code == 0
+    pulled = listed(invoke, *names, *options)
+    assert {name: {**record, "path": ""} for name, record in found.items()} == {
+        name: {**record, "path": ""} for name, record in pulled.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("repo", "says"),
+    [
+        (Repo(status=404), "'org/x' is neither a path nor a model"),
+        (Repo(DEMO_FILES, is_gated=True), "org/x is gated"),
+        (Repo({"config.json": b"{}", "pytorch_model.bin": b"1"}), "org/x has weights in PyTorch's format"),
+        (Repo({"config.json": b"{}"}), "org/x has no weights that can be read"),
+    ],
+    ids=["missing", "gated", "pytorch", "empty"],
+)
+def test_headers_that_cannot_be_read_are_a_sentence(hub_server: HubServer, invoke: Any, repo: Repo, says: str) -> None:
+    hub_server.repos["org/x"] = repo
+    result = invoke("models", "org/x", "--estimate", "--device", "numpy")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -17,6 +17,12 @@ from aethermind.cli.models import estimate_memory
 from aethermind.engine.config import EngineConfig
 
 
+@pytest.fixture(autouse=True)
+def _process_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the tests grows from one estimate to the next."""
+    monkeypatch.setattr("aethermind.engine.loading.memory_estimate.resident_bytes", lambda: 50_000_000)
+
+
 def listed(invoke: Any, *args: str) -> list[dict[str, Any]]:
     result = invoke("models", *args, "--json")
     assert result.exit_code == 0, result.output
@@ -54,8 +60,10 @@ def test_gguf_files(invoke: Any, tmp_path: Path) -> None:
     directory, file, broken = listed(invoke, str(tmp_path), *options)
     assert [record["name"] for record in (directory, file, broken)] == ["a", "b.gguf", "c.gguf"]
     assert (file["size_bytes"], file["format"]) == (path.stat().st_size, "gguf")
-    for name in ("architecture", "parameters", "dtype", "context_length", "estimate", "error"):
+    for name in ("architecture", "parameters", "dtype", "context_length", "error"):
         assert file[name] == directory[name]
+    for name in ("weight_bytes", "kv_cache_bytes", "arena_bytes", "max_model_len", "fits"):
+        assert file["estimate"][name] == directory["estimate"][name]
     assert "is truncated" in broken["error"]
     assert listed(invoke, str(path), *options) == [file]
 
@@ -107,7 +115,11 @@ def test_the_estimate_equals_the_memory_that_loading_takes(
     for name in ("device", "dtype", "max_model_len", "num_kv_blocks", "weight_bytes", "kv_cache_bytes", "arena_bytes"):
         assert estimate[name] == getattr(info, name), name
     assert [use["name"] for use in estimate["weight_formats"]] == list(info.weight_formats)
-    assert estimate["total_bytes"] == info.weight_bytes + info.kv_cache_bytes + info.arena_bytes
+    parts = estimate["parts"]
+    assert estimate["total_bytes"] == sum(parts.values())
+    assert parts.get("weights", 0) + estimate["mapped_bytes"] == info.weight_bytes
+    assert parts["kv_cache"] == info.kv_cache_bytes
+    assert parts["workspace"] > info.arena_bytes
 
 
 def test_the_estimate_needs_no_weights(invoke: Any, tmp_path: Path) -> None:

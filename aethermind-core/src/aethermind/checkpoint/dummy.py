@@ -18,7 +18,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.source import TensorInfo, dtype_names
 from aethermind.errors import CheckpointError, InvalidArgumentError
 
-__all__ = ["DummyCheckpoint"]
+__all__ = ["DummyCheckpoint", "buffer_bytes"]
 
 # A prime, so that the rows of a matrix begin at different offsets of the block for every hidden size.
 _BLOCK_VALUES = 1_048_573
@@ -80,7 +80,7 @@ class DummyCheckpoint:
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a tensor's values, read-only. Raises CheckpointError for an unknown name."""
         info = self.info(name)
-        if _is_norm_weight(name, info):
+        if _is_norm_weight(name, info.shape):
             ones = np.ones(info.shape, self._dtype)
             ones.flags.writeable = False
             return ones
@@ -93,14 +93,24 @@ class DummyCheckpoint:
     def _make_buffer(self) -> npt.NDArray[Any]:
         block = np.random.default_rng(self._seed).standard_normal(_BLOCK_VALUES, np.float32)
         block *= np.float32(self._std)
-        longest = max(math.prod(info.shape) for name, info in self._infos.items() if not _is_norm_weight(name, info))
-        buffer = np.resize(block.astype(self._dtype), longest + _BLOCK_VALUES)
+        shapes = {name: info.shape for name, info in self._infos.items()}
+        buffer = np.resize(block.astype(self._dtype), _longest(shapes) + _BLOCK_VALUES)
         buffer.flags.writeable = False
         return buffer
 
 
-def _is_norm_weight(name: str, info: TensorInfo) -> bool:
-    return len(info.shape) == 1 and name.endswith("norm.weight")
+def buffer_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype[Any]) -> int:
+    """The bytes that a checkpoint of these shapes takes while it is open, once a tensor has been read."""
+    num_blocks = -(-(_longest(shapes) + _BLOCK_VALUES) // _BLOCK_VALUES)  # numpy.resize repeats whole blocks
+    return num_blocks * _BLOCK_VALUES * dtype.itemsize
+
+
+def _longest(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return max(math.prod(shape) for name, shape in shapes.items() if not _is_norm_weight(name, shape))
+
+
+def _is_norm_weight(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 1 and name.endswith("norm.weight")
 
 
 def _floating_dtype(dtype: np.dtype[Any] | str) -> tuple[np.dtype[Any], str]:

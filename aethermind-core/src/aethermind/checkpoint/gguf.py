@@ -28,7 +28,7 @@ from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.file_faults import remedy
 from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["GgufFile", "GgufStrings"]
+__all__ = ["GgufFile", "GgufStrings", "TruncatedHeaderError"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -59,6 +59,10 @@ _UNREADABLE = {
     29: "IQ1_M",
     34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
+
+
+class TruncatedHeaderError(CheckpointError):
+    """The header of a file extends beyond its end."""
 
 
 class GgufStrings:
@@ -204,10 +208,15 @@ class GgufFile:
                 self.fail(f"has a tensor {name!r:.80} of type {block.name} with scales that are not finite in float16")
         return weight
 
-    def fail(self, problem: str) -> NoReturn:
-        """Raise a CheckpointError about this file."""
+    def bytes_of(self, name: str) -> tuple[int, int]:
+        """Return where in the file a tensor begins and ends."""
+        info = self.info(name)
+        return self._data_begin + info.begin, self._data_begin + info.end
+
+    def fail(self, problem: str, kind: type[CheckpointError] = CheckpointError) -> NoReturn:
+        """Raise an error about this file."""
         way_out = remedy(self.path, otherwise="Fetch or write the file again.")
-        raise CheckpointError(f"{self.path} {problem}. {way_out}")
+        raise kind(f"{self.path} {problem}. {way_out}")
 
     def _read_tensor(self, reader: _Reader) -> None:
         name = reader.string()
@@ -321,4 +330,5 @@ class _Reader:
         return begin
 
     def _truncated(self) -> NoReturn:
-        self._file.fail(f"is truncated: its header extends beyond its {self._file.num_bytes} bytes")
+        problem = f"is truncated: its header extends beyond its {self._file.num_bytes} bytes"
+        self._file.fail(problem, TruncatedHeaderError)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 from os.path import abspath, isfile, lexists
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,10 +62,11 @@ def models(
 ) -> None:
     """List models: installed, on disk, or downloaded.
 
-    Nothing is downloaded; `aethermind pull` does that.
+    Nothing is downloaded; `aethermind pull` does that. Weights are not read.
 
-    Weights are not read. A model that cannot be used is listed with the reason. --estimate adds the memory that each
-    model takes on --device with the other options, for as many requests at once as `LLM` plans for by default.
+    A model that cannot be used is listed with the reason. --estimate adds the memory that each model takes on --device
+    with the other options, for as many requests at once as `LLM` plans for by default, and what would fit where that
+    is more than there is. Of a model that is on the Hub only, it reads the headers.
     """
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime
@@ -79,12 +81,18 @@ def models(
         runtime.weight_formats.get(name)
     if estimate:
         runtime.devices.select(device_options.device)
-    records = [describe_model(runtime, name, path) for name, path in _find(runtime, words)]
-    for record in records:
-        if estimate and record["context_length"] is not None:
-            # Memory depends on what a model is, which its configuration says also where its weights are missing.
-            has_weights = record["error"] is None
-            _add_estimate(record, runtime, config if has_weights else replace(config, load_format="dummy"))
+    with TemporaryDirectory(prefix="aethermind-headers-") as headers:
+        records = [
+            describe_model(runtime, name, path)
+            for name, path in _find(runtime, words, Path(headers) if estimate else None)
+        ]
+        for record in records:
+            if estimate and record["context_length"] is not None:
+                # Memory depends on what a model is, which its configuration says also where its weights are missing.
+                has_weights = record["error"] is None
+                _add_estimate(record, runtime, config if has_weights else replace(config, load_format="dummy"))
+            if record["path"].startswith(headers):
+                record["path"] = _NOT_DOWNLOADED
     if as_json:
         console.print_json({"models": records})
     elif records and action == "show":
@@ -116,36 +124,48 @@ def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
 
 
 def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[str, Any]:
-    """Memory of a model on a device in bytes, from its plan: packed weights, KV cache and arena.
+    """The memory that a model takes in bytes (see `MemoryEstimate`), and where it does not fit, options with which it
+    does.
 
-    `available_bytes` is the device's total memory, None where it is unknown.
+    `parts` are on the device, `host_parts` in host memory beside it. `weight_bytes`, `kv_cache_bytes` and `arena_bytes`
+    are what `ModelInfo` has of a loaded model. `available_bytes` may be used, None where that is unknown.
     """
     from aethermind.engine.loading.loader import compile_model
+    from aethermind.engine.loading.memory_check import fitting_options
+    from aethermind.engine.loading.memory_estimate import MemoryPlanner, memory_limit
     from aethermind.engine.loading.weight_formats import format_uses
     from aethermind.graph.constants import constant_bytes
 
     compiled = compile_model(runtime, path, config)
     with closing(compiled.open_device.backend) as backend:
-        weights = constant_bytes(compiled.step.plan, compiled.parameter_types)
         spec = compiled.cache_spec
         states = spec.num_slots * spec.bytes_per_slot
-        kv_cache = compiled.num_kv_blocks * spec.bytes_per_block + states
-        arena = compiled.step.memory.arena_bytes
+        # Weights that are missing yet are estimated as if they were there, not as dummies.
+        as_files = replace(compiled, config=replace(compiled.config, load_format="auto"))
+        total = backend.devices.properties(compiled.open_device.device.index).total_memory_bytes
+        estimate, limit = MemoryPlanner(as_files).estimate(), memory_limit(compiled) or total or None
+        fits = limit is None or estimate.device_bytes <= limit
         return {
             "device": str(compiled.open_device.device),
             "dtype": compiled.dtype.label,
             "weight_formats": [as_record(use) for use in format_uses(compiled)],
             "max_model_len": compiled.max_model_len,
             "num_kv_blocks": compiled.num_kv_blocks,
-            "weight_bytes": weights,
-            "kv_cache_bytes": kv_cache,
+            "weight_bytes": constant_bytes(compiled.step.plan, compiled.parameter_types),
+            "kv_cache_bytes": compiled.num_kv_blocks * spec.bytes_per_block + states,
             "state_bytes": states,
-            "arena_bytes": arena,
-            "total_bytes": weights + kv_cache + arena,
-            "available_bytes": backend.devices.properties(compiled.open_device.device.index).total_memory_bytes or None,
+            "arena_bytes": compiled.step.memory.arena_bytes,
+            "parts": dict(estimate.device),
+            "host_parts": dict(estimate.host),
+            "mapped_bytes": estimate.mapped_bytes,
+            "total_bytes": estimate.device_bytes,
+            "available_bytes": limit,
+            "fits": fits,
+            "fits_with": [] if fits or limit is None else fitting_options(runtime, path, as_files, config, limit),
         }
 
 
+_NOT_DOWNLOADED = "not downloaded"
 _ACTIONS = ("list", "show", "rm")
 _FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "context_length")
 
@@ -171,19 +191,22 @@ def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
     }
 
 
-def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
-    """Names and paths; a directory without config.json is replaced by the models directly in it, if there are any."""
+def _find(runtime: Runtime, directories: list[str], headers: Path | None) -> list[tuple[str, Path]]:
+    """Names and paths; a directory without config.json is replaced by the models directly in it, if there are any.
+
+    Of a model that was not downloaded, the headers are fetched into `headers`.
+    """
     if not directories:
         installed = [(name, runtime.models.locate(name)) for name in runtime.models.names()]
         return [*installed, *((model.name, model.path) for model in cached_models())]
-    found = []
+    found: list[tuple[str, Path]] = []
     for text in directories:
         if not text:
             raise InvalidArgumentError("A path is empty; name a model directory, a .gguf file or an installed model.")
         directory = env.expand_home(text)
         name = None if lexists(directory) or text in runtime.models.names() else HubName.parse(text)
         if name is not None:
-            found.append((str(name), _cached(name)))
+            found.append((str(name), _cached(name, None if headers is None else headers / str(len(found)))))
             continue
         if not directory.exists():
             directory = runtime.models.locate(text)
@@ -194,10 +217,18 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
     return found
 
 
-def _cached(name: HubName) -> Path:
+def _cached(name: HubName, headers: Path | None) -> Path:
     path = find_cached(name)
+    if path is None and headers is not None:
+        from aethermind.model.hub_headers import fetch_headers
+
+        headers.mkdir()
+        path = fetch_headers(name, headers)
     if path is None:
-        raise ConfigError(f"{name} is no path and was not downloaded. Run `aethermind pull {name}`, or correct it.")
+        raise ConfigError(
+            f"{name} is no path and was not downloaded. Run `aethermind pull {name}`, add --estimate, which reads only "
+            "headers, or correct it."
+        )
     return path
 
 
@@ -269,16 +300,22 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sentence(estimate: dict[str, Any]) -> str:
-    names = ("weight", "kv_cache", "arena", "total")
-    weights, kv_cache, arena, total = (console.quantity(estimate[f"{name}_bytes"], "B") for name in names)
+    from aethermind.engine.loading.memory_check import PART_TITLES
+
     available = estimate["available_bytes"]
     of = f" of {console.quantity(available, 'B')}" if available else ""
-    if available and estimate["total_bytes"] > available:
-        of = f", more than the {console.quantity(available, 'B')} that there are,"
-    states = f", recurrent states {console.quantity(estimate['state_bytes'], 'B')}" if estimate["state_bytes"] else ""
-    formats = f" ({describe(estimate['weight_formats'])})" if estimate["weight_formats"] else ""
+    if not estimate["fits"]:
+        options = ", or with ".join(estimate["fits_with"])
+        of = f", more than the {console.quantity(available, 'B')} that may be used (it fits with {options})"
+        of = of if options else of.partition(" (")[0]
+        of += ","
+    parts = {PART_TITLES.get(name, name): nbytes for name, nbytes in estimate["parts"].items()}
+    listed = ", ".join(f"{name} {console.quantity(nbytes, 'B')}" for name, nbytes in parts.items())
+    formats = f"; {describe(estimate['weight_formats'])}" if estimate["weight_formats"] else ""
+    on_host = sum(estimate["host_parts"].values())
+    beside = f"; beside it {console.quantity(on_host, 'B')} of host memory" if on_host else ""
     return (
-        f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}{formats}, "
-        f"KV cache {kv_cache} ({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens"
-        f"{states}), intermediate values {arena}"
+        f"takes {console.quantity(estimate['total_bytes'], 'B')}{of} on {estimate['device']} in {estimate['dtype']}: "
+        f"{listed} ({estimate['num_kv_blocks']} KV blocks, contexts of {estimate['max_model_len']} tokens{formats})"
+        f"{beside}"
     )

@@ -114,6 +114,7 @@ class KvCacheOptions(_EngineGroup):
 
     max_model_len: int | None = _engine("max_model_len")
     num_kv_blocks: int | None = _engine("num_kv_blocks")
+    memory: str | None = _engine("memory")
     gpu_memory_utilization: float = _engine("gpu_memory_utilization")
     block_size: int | None = _engine("block_size")
     kv_cache_layout: str = _engine("kv_cache_layout")

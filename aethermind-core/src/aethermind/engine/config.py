@@ -38,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     adapters: Mapping[str, str | Path] | Iterable[str | Path] | None
     max_model_len: int | None
     num_kv_blocks: int | None
+    memory: str | int | None
     gpu_memory_utilization: float
     block_size: int | None
     kv_cache_layout: str
@@ -83,6 +84,15 @@ def _name(words: str) -> Check:
 
 def _number(accepts: Callable[[float], bool], words: str) -> Check:
     return Check(lambda value: _is_number(value, int, float) and accepts(value), words)
+
+
+def _is_size(value: object) -> bool:
+    from aethermind.cache.stores.kv_store import parse_size
+
+    try:
+        return isinstance(value, str) and parse_size(value) > 0
+    except InvalidArgumentError:
+        return False
 
 
 _COUNT = Check(lambda value: _is_number(value, int) and 0 < value < 2**40, "a positive integer")
@@ -186,6 +196,15 @@ class EngineConfig:
         "Number of blocks in the KV cache, which all requests share.",
         check=_COUNT,
         unset=_BY_MEMORY,
+    )
+    memory: str | None = setting(
+        None,
+        "Memory that the model may take, such as 8GiB: weights, KV cache, workspace and, in host memory, its process.",
+        check=Check(_is_size, "a size such as 8GiB, 512MiB or a number of bytes"),
+        unset="what is free",
+        details="The KV cache and the default context are sized to it, and a model that does not fit is refused before "
+        "it is loaded. On a GPU it is a limit of that device's memory. In Python also a number of bytes.",
+        metavar="SIZE",
     )
     gpu_memory_utilization: float = setting(
         0.9,
@@ -360,6 +379,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.adapters is not None:
             object.__setattr__(self, "adapters", named_adapters(self.adapters))
+        if _is_number(self.memory, int):
+            object.__setattr__(self, "memory", str(self.memory))
         check_fields(self)
         self._check_store()
         self._check_swap_device()
@@ -386,6 +407,13 @@ class EngineConfig:
                 deprecated(f"the option {old}", instead=new, until="0.4", stacklevel=_levels_to_caller())
                 named[new] = value
         return cls(**named)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes; None without a limit."""
+        from aethermind.cache.stores.kv_store import parse_size
+
+        return None if self.memory is None else parse_size(self.memory)
 
     @property
     def executor_name(self) -> str:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Self, Unpack
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
+from aethermind.engine.loading.memory_check import check_memory
 from aethermind.engine.policies.parameters import create_policy
 from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
     from aethermind.cache.stores.kv_store import KVStore
     from aethermind.engine.executors.executor import ExecutorFactory
+    from aethermind.engine.loading.memory_estimate import MemoryEstimate
     from aethermind.engine.policies import SchedulingPolicy
     from aethermind.engine.speculative.proposer import ProposerFactory
     from aethermind.model.input_processor import InputProcessor, InputProcessorFactory
@@ -32,6 +34,7 @@ class EngineParts:
     """The compiled model of an engine and the objects from registries that run and serve it.
 
     Attributes:
+        memory: the estimate of the memory that the model takes, which is no more than there is.
         create_executor: opens the executor in which the model's steps run.
         create_proposer: makes the proposer of speculative decoding; None without it.
         open_kv_store: opens the store in which the engine shares KV blocks with others; None without one.
@@ -40,6 +43,7 @@ class EngineParts:
     """
 
     compiled: CompiledModel
+    memory: MemoryEstimate
     policy: SchedulingPolicy
     create_executor: ExecutorFactory
     create_proposer: ProposerFactory | None
@@ -64,6 +68,7 @@ class EngineParts:
         compiled = compile_model(runtime, model, config)
         return cls(
             compiled=compiled,
+            memory=check_memory(runtime, model, compiled, config),
             policy=policy,
             create_executor=create_executor,
             create_proposer=create_proposer,

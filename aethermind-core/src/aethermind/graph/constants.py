@@ -296,7 +296,7 @@ class _Group:
 
 def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     """Return `ConstantStore.nbytes` as it will be once a plan is loaded."""
-    return sum(_sizes(plan, types).values())
+    return sum(constant_sizes(plan, types).values())
 
 
 def allocation_sizes(plans: Sequence[Plan], types: Mapping[str, TensorType], shared: Collection[str] = ()) -> list[int]:
@@ -307,7 +307,7 @@ def allocation_sizes(plans: Sequence[Plan], types: Mapping[str, TensorType], sha
     loaded = {key for plan in plans for key, constant in plan.constants.items() if constant.parameter in shared}
     allocations: list[int] = []
     for plan in plans:
-        sizes = {key: nbytes for key, nbytes in _sizes(plan, types).items() if key not in loaded}
+        sizes = {key: nbytes for key, nbytes in constant_sizes(plan, types).items() if key not in loaded}
         loaded |= sizes.keys()
         for group in _adjacent(plan, types, set(sizes)):
             allocations.append(sum(sizes.pop(key) for key in group))
@@ -315,7 +315,8 @@ def allocation_sizes(plans: Sequence[Plan], types: Mapping[str, TensorType], sha
     return allocations
 
 
-def _sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int]:
+def constant_sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int]:
+    """Return the bytes of each constant of a plan by key, in its layout."""
     packs = plan.packs()
     sizes = {}
     for key, (name, pack_name, format) in plan.constants.items():
@@ -331,7 +332,7 @@ def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[s
     """Return the bytes of missing constants that share an allocation, by key, in their order in memory."""
     groups: list[dict[str, int]] = []
     grouped: set[str] = set()
-    all_sizes, packs = _sizes(plan, types), plan.packs()
+    all_sizes, packs = constant_sizes(plan, types), plan.packs()
     for step in plan.steps:
         sizes: dict[str, int] = {}
         for operand in step.inputs:

@@ -35,6 +35,9 @@ __all__ = ["GgufSource", "end_token_ids"]
 
 _T = TypeVar("_T")
 
+_BYTES_PER_TOKEN = 700
+"""Memory of a tokenizer of the `tokenizers` library by its number of tokens."""
+
 _FIELDS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -141,6 +144,13 @@ class GgufSource:
         from aethermind.text.gguf_tokenizer import gguf_tokenizer
 
         return gguf_tokenizer(self._file.metadata, self._family.splits, self.path)
+
+    def tokenizer_bytes(self) -> int:
+        from aethermind.text.gguf_tokenizer import is_tokenizer_cached
+
+        metadata = self._file.metadata
+        is_mapped = is_tokenizer_cached(metadata, self._family.splits, self.path)
+        return 0 if is_mapped else _BYTES_PER_TOKEN * len(metadata.get("tokenizer.ggml.tokens", ()))
 
     def pooling(self) -> str | None:
         key = f"{self._family_name}.pooling_type"

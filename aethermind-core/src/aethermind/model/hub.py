@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from os.path import lexists
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aethermind import env
 from aethermind.atomic_file import atomic_write
@@ -27,7 +27,18 @@ from aethermind.log import get_logger
 from aethermind.model.hub_errors import explain_failure, is_unreachable
 from aethermind.model.hub_files import INDEX, HubName, RepoKind, Selection, quantization_of, select_files
 
-__all__ = ["CachedModel", "cached_models", "delete_cached", "download", "find_cached", "local_path", "title_of"]
+__all__ = [
+    "CachedModel",
+    "RepoFiles",
+    "cached_models",
+    "choose_files",
+    "delete_cached",
+    "download",
+    "explained",
+    "find_cached",
+    "local_path",
+    "title_of",
+]
 
 logger = get_logger(__name__)
 
@@ -83,31 +94,48 @@ def find_cached(name: HubName, kind: RepoKind = "model", *, is_partial_enough: b
     return _result(snapshot, chosen) if chosen.is_complete or is_enough else None
 
 
+class RepoFiles(NamedTuple):
+    """A repository's newest commit, the sizes of its files in bytes, and the files that are needed."""
+
+    commit: str
+    sizes: Mapping[str, int]
+    chosen: Selection
+
+
+def choose_files(name: HubName, kind: RepoKind = "model") -> RepoFiles:
+    """Ask the Hub for the files of a model, and choose those that are needed. Errors are the client's (`explained`), or
+    a ConfigError.
+    """
+    hub = _client()
+    info = hub.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_S)
+    if info.id != name.repo:
+        logger.warning("%s is called %s now", name.repo, info.id)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    shards: Sequence[str] = ()
+    if kind == "model" and INDEX in sizes and not name.quantization:
+        shards = _shards(Path(hub.hf_hub_download(name.repo, INDEX, revision=info.sha, etag_timeout=_TIMEOUT_S)))
+    chosen = select_files(name, sizes, kind, shards)
+    _check_is_model(name, chosen, kind, sizes)
+    return RepoFiles(info.sha, sizes, chosen)
+
+
 def download(name: HubName, kind: RepoKind = "model") -> Path:
     """Download what is missing of a model's newest revision, and return its directory or .gguf file.
 
     Sizes are shown and disk space is checked before. Files that are complete are not fetched again. ConfigError says
     in one sentence why a model cannot be had.
     """
-    hub = _client()
-    with _explained(name):
+    with explained(name):
         try:
-            info = hub.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_S)
+            commit, sizes, chosen = choose_files(name, kind)
         except Exception as error:
             found = find_cached(name, kind, is_partial_enough=True) if is_unreachable(error) else None
             if found is None:
                 raise
             logger.warning("%s is used as it is in the cache: the Hugging Face Hub cannot be reached", name)
             return found
-    if info.id != name.repo:
-        logger.warning("%s is called %s now", name.repo, info.id)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    fetch = partial(hub.hf_hub_download, name.repo, revision=info.sha, etag_timeout=_TIMEOUT_S)
-    with _explained(name):
-        shards = _shards(Path(fetch(INDEX))) if kind == "model" and INDEX in sizes and not name.quantization else ()
-        chosen = select_files(name, sizes, kind, shards)
-        _check_is_model(name, chosen, kind, sizes)
-        snapshot = _repo_folder(name) / "snapshots" / info.sha
+        fetch = partial(_client().hf_hub_download, name.repo, revision=commit, etag_timeout=_TIMEOUT_S)
+        snapshot = _repo_folder(name) / "snapshots" / commit
         missing = {path: sizes.get(path, 0) for path in chosen.files if not (snapshot / path).exists()}
         if missing:
             _check_space(name, missing)
@@ -117,10 +145,10 @@ def download(name: HubName, kind: RepoKind = "model") -> Path:
         for path in chosen.weights:
             fetch(path)
     revision = name.revision or "main"
-    if revision != info.sha:
+    if revision != commit:
         reference = _repo_folder(name) / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(reference, [info.sha.encode()])
+        atomic_write(reference, [commit.encode()])
     return _result(snapshot, chosen)
 
 
@@ -254,7 +282,7 @@ def _size(num_bytes: int) -> str:
 
 
 @contextmanager
-def _explained(name: HubName) -> Iterator[None]:
+def explained(name: HubName) -> Iterator[None]:
     """Turn the client's errors into a ConfigError of one sentence."""
     try:
         yield

@@ -28,6 +28,9 @@ __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 _MXFP4 = "mxfp4"
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 """Files that AutoGPTQ and older versions of AutoAWQ write beside config.json."""
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
+_TOKENIZER_BYTES_PER_BYTE = 18
+"""Memory of a tokenizer of the `tokenizers` library by the size of its largest file."""
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
@@ -53,6 +56,10 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
+        ...
+
+    def tokenizer_bytes(self) -> int:
+        """About the bytes of memory that `tokenizer` takes; 0 for one that is mapped, and where that is unknown."""
         ...
 
     def pooling(self) -> str | None:
@@ -122,6 +129,14 @@ class DirectorySource:
 
         require_directory(self.path)
         return Tokenizer.from_directory(self.path)
+
+    def tokenizer_bytes(self) -> int:
+        """About the memory that the tokenizer takes, from the sizes of its files; 0 for one that is mapped."""
+        from aethermind.text.tokenizer_files import is_tokenizer_cached
+
+        sizes = [file.stat().st_size for name in _VOCABULARIES if (file := self.path / name).is_file()]
+        is_mapped = bool(sizes) and is_tokenizer_cached(self.path)
+        return 0 if is_mapped else _TOKENIZER_BYTES_PER_BYTE * max(sizes, default=0)
 
     def pooling(self) -> str | None:
         return read_pooling(self.path)
@@ -201,6 +216,9 @@ class RetokenizedSource:
                 f"{num_rows}: they do not belong together. Name the tokenizer that the model was trained with."
             )
         return tokenizer
+
+    def tokenizer_bytes(self) -> int:
+        return self.of_tokenizer.tokenizer_bytes()
 
     def pooling(self) -> str | None:
         return self.model.pooling()

@@ -78,6 +78,14 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     return Tokenizer(fast, special_tokens=special_tokens, chat_template=_chat_templates(metadata, path))
 
 
+def is_tokenizer_cached(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> bool:
+    """Whether the tokenizer of a file is mapped from tables in the cache."""
+    from aethermind.text.tokenizer_cache import has_cached_tables
+
+    kind = str(_required(metadata, "model", path))
+    return has_cached_tables(path, repr(_split_rule(metadata, splits, path) if kind == "gpt2" else None))
+
+
 def _chat_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Return templates by name; the key of the default one has no suffix."""
     found = {}

@@ -18,7 +18,7 @@ from aethermind.text.mapped_bpe import MappedBpe
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = ["open_tokenizer"]
+__all__ = ["has_cached_tables", "open_tokenizer"]
 
 logger = get_logger(__name__)
 
@@ -59,6 +59,14 @@ def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: st
     if has_tables(fast):
         _write_at_exit(fast, key, place)
     return fast
+
+
+def has_cached_tables(path: Path, *made_with: str) -> bool:
+    """Whether `open_tokenizer` would find tables, which are mapped, and not read the tokenizer into memory."""
+    try:
+        return _folder().path_of(_key(path, made_with)).is_file()
+    except OSError:
+        return False
 
 
 def _folder() -> CacheFolder:

@@ -65,6 +65,15 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     return fast, {**special_tokens, **tokens_by_role(config)}, templates
 
 
+def is_tokenizer_cached(directory: Path) -> bool:
+    """Whether the tokenizer of a directory is mapped from tables in the cache."""
+    from aethermind.text.tokenizer_cache import has_cached_tables
+
+    config = with_special_tokens_map(read_json_object(directory / "tokenizer_config.json"), directory)
+    declared, flags = declared_tokens(config, directory), _flags(config)
+    return has_cached_tables(directory / "tokenizer.json", repr(declared), repr(flags))
+
+
 def _read_vocabulary(
     path: Path, declared: Sequence[DeclaredToken], flags: Mapping[str, bool]
 ) -> FastTokenizer | MappedBpe:

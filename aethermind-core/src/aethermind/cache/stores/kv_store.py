@@ -107,5 +107,5 @@ def parse_size(text: str) -> int:
     exponent = " KMGT".index(unit[0].upper()) if unit else 0
     num_bytes = int(float(number) * (1024 if unit and len(unit) == 2 else 1000) ** exponent)
     if num_bytes < 1:
-        raise InvalidArgumentError(f"A KV store of {text} holds nothing; give it more.")
+        raise InvalidArgumentError(f"{text} is less than a byte; give more.")
     return num_bytes

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.graph.plan import Plan
 
-__all__ = ["KVPlan", "MemoryNeeds", "fitting_num_blocks", "for_whole_texts", "plan_kv"]
+__all__ = [
+    "KVPlan",
+    "MemoryNeeds",
+    "fitting_num_blocks",
+    "for_whole_texts",
+    "plan_kv",
+    "plan_one_sequence",
+    "warn_of_short_context",
+]
 
 logger = get_logger(__name__)
 
@@ -73,6 +81,37 @@ def plan_kv(
     Raises InvalidArgumentError for a dtype or a context length that the model cannot have and for a block size that the
     device's kernels do not take, OutOfMemoryError for a cache that does not fit into memory.
     """
+    config, spec, num_swap_blocks, wanted_len = _plan_spec(config, dtype, model, opened, has_checkpoints)
+    if spec.is_recurrent:
+        _warn_of_few_slots(config, spec, opened)
+    if config.num_kv_blocks is None and _reports_free_memory(opened):
+        return KVPlan(spec, _max_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
+    num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
+    _check_fits(num_blocks, spec, opened)
+    num_tokens = spec.num_tokens_in(num_blocks)
+    if not num_tokens:
+        raise InvalidArgumentError(
+            f"A KV cache of {num_blocks} blocks holds no sequence: the layers of this model are {len(spec.groups)} "
+            "groups, and each needs a block. Raise num_kv_blocks."
+        )
+    if config.num_kv_blocks is None and num_tokens < wanted_len:
+        warn_of_short_context(opened, num_tokens, wanted_len)
+    return KVPlan(spec, num_blocks, num_swap_blocks, min(wanted_len, num_tokens))
+
+
+def plan_one_sequence(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice) -> KVPlan:
+    """Plan the least KV cache for contexts of the wanted length, that of one sequence, whether it fits or not."""
+    has_checkpoints = config.speculative_method is not None
+    _, spec, num_swap_blocks, wanted_len = _plan_spec(config, dtype, model, opened, has_checkpoints)
+    return KVPlan(spec, spec.num_blocks_for(wanted_len), num_swap_blocks, wanted_len)
+
+
+def _plan_spec(
+    config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice, has_checkpoints: bool
+) -> tuple[EngineConfig, KVCacheSpec, int, int]:
+    """Return the configuration, with a number of blocks where these take no memory; the spec; the number of swap
+    blocks; and the context length.
+    """
     wanted_len = _wanted_len(config, model.config)
     if isinstance(model, TextEncoder):
         spec = _minimal_spec(wanted_len)
@@ -85,17 +124,7 @@ def plan_kv(
     if not spec.has_attention and config.num_kv_blocks is None:  # blocks take no memory: enough for whole contexts
         config = replace(config, num_kv_blocks=(spec.max_sequences + 1) * spec.num_blocks_for(wanted_len))
     spec, num_swap_blocks = _with_swap_space(config, spec, wanted_len, opened)
-    if config.num_kv_blocks is None and _reports_free_memory(opened):
-        return KVPlan(spec, _max_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
-    num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
-    _check_fits(num_blocks, spec, opened)
-    num_tokens = spec.num_tokens_in(num_blocks)
-    if not num_tokens:
-        raise InvalidArgumentError(
-            f"A KV cache of {num_blocks} blocks holds no sequence: the layers of this model are {len(spec.groups)} "
-            "groups, and each needs a block. Raise num_kv_blocks."
-        )
-    return KVPlan(spec, num_blocks, num_swap_blocks, min(wanted_len, num_tokens))
+    return config, spec, num_swap_blocks, wanted_len
 
 
 def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
@@ -166,16 +195,24 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has
     """Add state slots for all requests that run at once, as many for checkpoints if there are some, and two snapshots
     for each if prefixes are cached: one of its own, and one that the prefix cache keeps.
 
-    If a third of the device's memory holds fewer, half of the slots are for snapshots.
+    If a third of the memory holds fewer, half of the slots are for snapshots.
     """
     if not spec.is_recurrent:
         return spec
     max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
+    total = min(filter(None, (total, config.memory_bytes)), default=0)
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs
     num_snapshots = min(2 * max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
     with_checkpoint = 2 if has_checkpoints else 1
     num_seqs = min(max_num_seqs, max(1, (num_affordable - num_snapshots) // with_checkpoint))
+    num_slots = with_checkpoint * num_seqs + NUM_RESERVED_SLOTS + num_snapshots
+    num_checkpoints = num_slots - num_snapshots - NUM_RESERVED_SLOTS - num_seqs
+    return replace(spec, num_slots=num_slots, num_checkpoints=num_checkpoints, num_snapshots=num_snapshots)
+
+
+def _warn_of_few_slots(config: EngineConfig, spec: KVCacheSpec, opened: OpenDevice) -> None:
+    max_num_seqs, num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens), spec.max_sequences
     if num_seqs < max_num_seqs:
         logger.warning(
             "The state of a sequence takes %s, and %s holds those of %s, so no more requests run at once, though "
@@ -185,9 +222,6 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has
             num_seqs,
             max_num_seqs,
         )
-    num_slots = with_checkpoint * num_seqs + NUM_RESERVED_SLOTS + num_snapshots
-    num_checkpoints = num_slots - num_snapshots - NUM_RESERVED_SLOTS - num_seqs
-    return replace(spec, num_slots=num_slots, num_checkpoints=num_checkpoints, num_snapshots=num_snapshots)
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
@@ -224,11 +258,16 @@ def _typical_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len:
 
 
 def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
-    """The usual number, limited to a third of the memory, because a host's memory has other users."""
+    """The usual number, limited to a third of the memory, because a host's memory has other users, unless the memory to
+    use is given. `loader` lowers it to what is free.
+    """
     wanted = _typical_num_blocks(config, cache, max_model_len)
+    if config.memory is not None:
+        return wanted
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     affordable = total // 3 // cache.bytes_per_block if total else wanted
-    return max(1, min(wanted, affordable))
+    least = 1 if config.max_model_len is None else cache.num_blocks_for(max_model_len)
+    return max(least, min(wanted, affordable))
 
 
 def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None:
@@ -343,7 +382,10 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
     free = opened.backend.free_memory()
     assert free is not None, "called for devices that report free memory"
     in_use = total - free
-    available = int(config.gpu_memory_utilization * total) - in_use - needs.weights - needs.steps - needs.states
+    allowed = int(config.gpu_memory_utilization * total)
+    if config.memory_bytes is not None:
+        allowed = min(allowed, in_use + config.memory_bytes)
+    available = allowed - in_use - needs.weights - needs.steps - needs.states
     block = max(1, sum(needs.block_parts))
     num_blocks = min(compiled.num_kv_blocks, available // block)
     while num_blocks > 0 and (excess := needs.of_blocks(num_blocks) - available) > 0:
@@ -355,19 +397,22 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
             f"{opened.device} has too little memory for a KV cache of {num_tokens} tokens, which takes "
             f"{_size(needs.of_blocks(num_wanted))}: weights take {_size(needs.weights)}, steps {_size(needs.steps)}, "
             f"{f'recurrent states {_size(needs.states)}, ' if needs.states else ''}"
-            f"{_size(in_use)} of its {_size(total)} are in use, and {config.gpu_memory_utilization:.0%} may be. "
+            f"{_size(in_use)} of its {_size(total)} are in use, and {allowed / total:.0%} may be. "
             "Lower --max-model-len or --max-num-batched-tokens, raise --gpu-memory-utilization, choose a smaller "
             "model, or end what else uses the device."
         )
-    if (num_tokens := spec.num_tokens_in(num_blocks)) < compiled.max_model_len:
-        logger.warning(
-            "The memory of %s holds the KV cache of %s tokens beside this model, so contexts end there instead of at "
-            "%s. Pass --kv-cache-dtype int8 for nearly twice as many.",
-            opened.device,
-            num_tokens,
-            compiled.max_model_len,
-        )
     return num_blocks
+
+
+def warn_of_short_context(opened: OpenDevice, num_tokens: int, wanted_len: int) -> None:
+    """Say that contexts end before the model's length, because memory holds no more."""
+    logger.warning(
+        "The memory of %s holds the KV cache of %s tokens beside this model, so contexts end there instead of at "
+        "%s. Pass --kv-cache-dtype int8 for nearly twice as many.",
+        opened.device,
+        num_tokens,
+        wanted_len,
+    )
 
 
 def _step_bytes(compiled: CompiledModel, plan: Plan) -> int:

@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
-from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv
+from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv, warn_of_short_context
+from aethermind.engine.loading.memory_estimate import MemoryPlanner, memory_limit
 from aethermind.engine.loading.model_graph import StepGraphs, check_context_shift
 from aethermind.engine.loading.model_weights import is_base_model, remapped_checkpoint, stored_formats
 from aethermind.engine.loading.mtp import MTP_METHOD, compile_mtp
+from aethermind.engine.loading.step_sizes import max_symbols
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -26,8 +27,6 @@ from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM,
 from aethermind.model.config import DecoderConfig
 from aethermind.model.known_fields import check_fields
 from aethermind.runtime import OpenDevice, Runtime
-from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from aethermind.text.tokenizer import MAX_END_TOKENS
 
 if TYPE_CHECKING:
     from aethermind.graph.builder import GraphBuilder
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["compile_model", "open_to_explain"]
 
 logger = get_logger(__name__)
-
-_MAX_DRAFTS = 128
-"""The most draft tokens that a step verifies: each takes a row of logits, whose memory is reserved."""
 
 
 def compile_model(
@@ -78,7 +74,7 @@ def compile_model(
     kv = plan_kv(config, dtype, network, opened, has_checkpoints=has_checkpoints)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    symbols = _max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
+    symbols = max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if isinstance(network, TextEncoder):
         symbols["R"] = symbols["T"]
     has_mtp = config.speculative_method == MTP_METHOD
@@ -124,7 +120,9 @@ def compile_model(
     )
     compiled = replace(compiled, draft=_compile_draft(runtime, compiled, num_draft_blocks))
     is_runnable = opened.backend.capabilities.is_host_accessible or not compiled.step.fallbacks
-    return _with_fitting_blocks(runtime, compiled) if kv.is_upper_bound and is_runnable else compiled
+    if kv.is_upper_bound:
+        return _with_num_blocks(runtime, compiled, fitting_num_blocks(compiled)) if is_runnable else compiled
+    return _within_memory(runtime, compiled)
 
 
 def _open_for_rank(
@@ -181,19 +179,34 @@ def _read_adapters(
     return Adapters.read(config.adapters, graph, operators, dtype, remapped)
 
 
-def _with_fitting_blocks(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:
-    """Recompile the model with as many of its KV blocks as fit into memory, and with contexts that fit into them."""
-    num_blocks, config = fitting_num_blocks(compiled), compiled.config
+def _within_memory(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:
+    """Lower a default number of KV blocks to what fits into memory. If that is less than a sequence of the length that
+    was asked for, it remains as it is, and `check_memory` refuses the model.
+    """
+    spec, config = compiled.cache_spec, compiled.config
+    if config.num_kv_blocks is not None or not spec.has_attention or compiled.is_encoder:
+        return compiled
+    limit = memory_limit(compiled)
+    num_blocks = compiled.num_kv_blocks if limit is None else MemoryPlanner(compiled).num_fitting_blocks(limit)
+    least = spec.num_blocks_for(1 if config.max_model_len is None else compiled.max_model_len)
+    return _with_num_blocks(runtime, compiled, num_blocks) if least <= num_blocks < compiled.num_kv_blocks else compiled
+
+
+def _with_num_blocks(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel:
+    """Recompile the model with fewer KV blocks, and with contexts that fit into them."""
+    config = compiled.config
     draft = _compile_draft(runtime, compiled, num_blocks)
     if num_blocks == compiled.num_kv_blocks:
         return replace(compiled, draft=draft)
     max_model_len = min(compiled.max_model_len, compiled.cache_spec.num_tokens_in(num_blocks))
+    if max_model_len < compiled.max_model_len:
+        warn_of_short_context(compiled.open_device, max_model_len, compiled.max_model_len)
     builder = replace(compiled.graphs, num_blocks=num_blocks, max_model_len=max_model_len).build()
     graph = builder.finish()
     if compiled.parallel is not None:
         graph = compiled.parallel.divide(graph)
     num_eos, vocab_size = len(compiled.eos_token_ids), compiled.model.config.vocab_size
-    symbols = _max_symbols(config, max_model_len, compiled.cache_spec, vocab_size, num_eos)
+    symbols = max_symbols(config, max_model_len, compiled.cache_spec, vocab_size, num_eos)
     return replace(
         compiled,
         num_kv_blocks=num_blocks,
@@ -246,28 +259,6 @@ def _compile_draft(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -
         return None
     draft_config = replace(config.of_draft(num_blocks), max_model_len=None)
     return compile_model(runtime, config.draft_model, draft_config, opened=compiled.open_device, is_draft=True)
-
-
-def _max_symbols(
-    config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
-) -> dict[str, int]:
-    """The symbols of the largest step: T tokens, S sequences, R rows of logits, B width of block tables, X, Y and Z
-    entries of the adjusted sampler's token lists, E embeddings.
-    """
-    sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-    if config.speculative_method is not None:
-        rows += min(sequences * config.num_speculative_tokens, _MAX_DRAFTS)
-    longest = vocab_size if config.context_shift else max_model_len
-    return {
-        "T": config.max_num_batched_tokens,
-        "S": sequences,
-        "R": rows,
-        "B": cache.table_width(max_model_len),
-        "X": rows * min(longest, vocab_size),
-        "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + MAX_END_TOKENS + 2 * MAX_BAD_WORDS, vocab_size),
-        "Z": rows * min(MAX_LOGIT_BIAS + longest, vocab_size),
-        "E": config.max_num_batched_tokens,
-    }
 
 
 def _check_has_streams(opened: OpenDevice) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.model.source import ModelSource
     from aethermind.ops.weight_format import WeightFormat
 
-__all__ = ["is_base_model", "open_constants", "open_weights", "stored_formats"]
+__all__ = ["is_base_model", "open_constants", "open_weights", "stored_formats", "stored_tensors"]
 
 _PIECE_BYTES = 4 << 20
 _WEIGHT, _BIAS = ".weight", ".bias"
@@ -80,6 +80,12 @@ def stored_formats(source: ModelSource, model: CausalLM | TextEncoder) -> dict[s
     return {name: format for name, format in found.items() if format is not None}
 
 
+def stored_tensors(source: ModelSource, model: CausalLM | TextEncoder, wanted: Collection[str]) -> StoredTensors:
+    """Return a checkpoint in the names of a model's parameters, which are `wanted`, not checked against the model."""
+    stored = with_whole_names(source.weights(), wanted)
+    return model.adapt(stored) if isinstance(model, AdaptsWeights) else stored
+
+
 def remapped_checkpoint(
     source: ModelSource, model: CausalLM, wanted: Collection[str]
 ) -> tuple[StoredTensors, StoredTensors] | None:
@@ -103,9 +109,7 @@ def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -
     }
     if compiled.config.load_format == "dummy":
         return DummyCheckpoint(shapes, compiled.dtype.numpy, compiled.config.seed)
-    checkpoint = with_whole_names(compiled.source.weights(), shapes)
-    if isinstance(compiled.model, AdaptsWeights):
-        checkpoint = compiled.model.adapt(checkpoint)
+    checkpoint = stored_tensors(compiled.source, compiled.model, shapes)
     without_effect = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES, _MTP)
     found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *without_effect))
     for name, info in found.items():
