@@ -3,7 +3,8 @@
 For each architecture it takes the small configuration of the conformance kit, widens it until the model takes some
 hundred MB, and loads it in a process of its own with random weights, in memory or from a file, and with options that
 change from setting to setting. The process fills the KV cache with whole contexts, by plain steps and by steps with
-penalties and log probabilities. Its peak is the kernel's `VmHWM`, which includes the pages of libraries.
+penalties and log probabilities. Its peak is the most anonymous memory that it had, and the pages of libraries. Pages of
+the mapped checkpoint do not count, because the kernel drops them where memory is short.
 
 With `--cgroup DIRECTORY`, a writable memory control group, every process gets a group below it whose limit is the
 estimate: one that the kernel kills is reported as killed. Otherwise the limit is set by `memory`.
@@ -17,11 +18,11 @@ import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -37,8 +38,6 @@ from aethermind.engine.loading.memory_estimate import MemoryPlanner
 from aethermind.errors import AetherMindError
 from aethermind.model.architecture import AdaptsWeights
 from aethermind.testing.families import cases_of
-
-__all__ = ["enlarged", "options_of", "plan"]
 
 _WIDTHS = (
     "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size",
@@ -104,6 +103,7 @@ def write_weights(runtime: Runtime, directory: Path, options: dict[str, Any], st
         begin, end = end, end + prod(shape) * dtype.itemsize
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     values = (np.random.default_rng(0).standard_normal(1_048_573, np.float32) * 0.02).astype(dtype).tobytes()
     with open(directory / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -112,44 +112,36 @@ def write_weights(runtime: Runtime, directory: Path, options: dict[str, Any], st
     return True
 
 
-def settings(runtime: Runtime, root: Path, count: int) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Models and options, the architectures in turn; those that cannot be enlarged are left out."""
+def make_setting(runtime: Runtime, directory: Path, number: int) -> tuple[str, dict[str, Any]] | None:
+    """Write the model of a setting into an empty directory; returns its name and options, None if none is of the size
+    that is aimed at.
+    """
     architectures = [name for name in runtime.architectures.names() if cases_of(runtime, name)]
-    made = 0
-    for number in range(3 * count):
-        name = architectures[number % len(architectures)]
-        if made == count:
-            return
-        cases = cases_of(runtime, name)
-        case, options = cases[number // len(architectures) % len(cases)], options_of(number)
-        directory = root / f"{number}"
-        directory.mkdir()
-        has_latents = "kv_lora_rank" in case.config
-        num_tokens = options["max_model_len"] * random.Random(number).choice([1, 2])
-        options |= {"num_kv_blocks": max(8, num_tokens // options["block_size"])}
-        options |= {"tokenizer": str(runtime.models.locate("demo"))}
-        options |= {"kv_cache_dtype": "auto"} if has_latents else {}
-        for factor in (16, 24, 32, 48, 64):
-            config = enlarged(case.config, factor, 16384 + 2048 * (number % 7), 4096)
-            config = {"architectures": [name], **config}
-            config = config if case.rewrite_config is None else case.rewrite_config(config)
-            (directory / "config.json").write_text(json.dumps(config))
-            try:
-                total = plan(runtime, directory, options)
-            except (AetherMindError, ValueError, KeyError, TypeError, AssertionError) as error:
-                print(f"left out: {case} × {factor}: {error}"[:200], file=sys.stderr)
-                continue
-            if total >= _TOTAL[0]:
-                break
-        else:
-            total = 0
-        if not _TOTAL[0] <= total <= _TOTAL[1]:
-            shutil.rmtree(directory)
-            continue
-        made += 1
-        if number % 3 == 1 and write_weights(runtime, directory, options, ("BF16", "F32", "F16")[number // 3 % 3]):
-            options |= {"load_format": "auto", "weight_cache": 0.0}
-        yield f"{name}/{case}", directory, options
+    name = architectures[number % len(architectures)]
+    cases = cases_of(runtime, name)
+    case, options = cases[number // len(architectures) % len(cases)], options_of(number)
+    options["num_kv_blocks"] = options["max_model_len"] * random.Random(number).choice([1, 2, 4]) // 16
+    options["tokenizer"] = str(runtime.models.locate("demo"))
+    if "kv_lora_rank" in case.config:
+        options["kv_cache_dtype"] = "auto"
+    for factor in (16, 24, 32, 48, 64):
+        config = enlarged(case.config, factor, 16384 + 2048 * (number % 7), 4096)
+        config = {"architectures": [name], **config}
+        config = config if case.rewrite_config is None else case.rewrite_config(config)
+        (directory / "config.json").write_text(json.dumps(config))
+        try:
+            total = plan(runtime, directory, options)
+        except (AetherMindError, ValueError, KeyError, TypeError, AssertionError):
+            continue  # a configuration that does not stay one when it is widened
+        if total > _TOTAL[1]:
+            return None
+        if total >= _TOTAL[0]:
+            stored = ("BF16", "F32", "F16")[number // 2 % 3]
+            has_file = random.Random(number + 1).random() < 0.5
+            if has_file and write_weights(runtime, directory, options, stored):
+                options |= {"load_format": "auto", "weight_cache": 0.0}
+            return f"{number} {name}/{case}", options
+    return None
 
 
 def run_child(directory: str, options: dict[str, Any]) -> None:
@@ -170,13 +162,14 @@ def run_child(directory: str, options: dict[str, Any]) -> None:
             num_prompts = max(1, -(-compiled.num_kv_blocks * compiled.cache_spec.block_size // length))
             for _ in range(num_prompts):
                 llm.generate([prompt(length - 2)], params)
-            llm.generate([prompt(16) for _ in range(compiled.config.max_num_seqs)], params)
+            # Requests at once, of two blocks: each leaves snapshots of recurrent states.
+            count = max(compiled.config.max_num_seqs, compiled.cache_spec.num_slots)
+            llm.generate([prompt(2 * compiled.cache_spec.block_size + 1) for _ in range(count)], params)
     else:
         llm.embed([prompt(length)])
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    peak = int(status["VmHWM"].split()[0]) * 1024
-    record = {"parts": dict(estimate.device), "estimate": estimate.device_bytes, "peak": peak}
-    record["resident"] = {name: int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
+    status = _status("self")
+    record = {"parts": dict(estimate.device), "estimate": estimate.device_bytes, "high_water_mark": status["VmHWM"]}
+    record["libraries"] = status["RssFile"] - _mapped_bytes(directory)
     print("RESULT " + json.dumps(record))
 
 
@@ -184,26 +177,55 @@ def measure(directory: Path, options: dict[str, Any], limit: int, cgroup: Path |
     """Run a child under a limit; `error` is what it says, or `killed`."""
     options = options if cgroup else {**options, "memory": str(limit)}
     command = [sys.executable, "-m", "tests.bench.memory_promise", "--child", str(directory), json.dumps(options)]
-    if cgroup is None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    else:
-        group = cgroup / f"aethermind-{os.getpid()}"
+    group = None if cgroup is None else cgroup / f"aethermind-{os.getpid()}"
+    if group is not None:
         group.mkdir()
         is_v1 = (group / "memory.limit_in_bytes").exists()
         (group / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(str(limit))
 
-        def enter() -> None:
+    def enter() -> None:
+        if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=enter)
-        finally:
+    peak = 0
+    try:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=enter
+        ) as process:
+            while process.poll() is None:
+                status = _status(process.pid)
+                peak = max(peak, status.get("RssAnon", 0) + status.get("RssShmem", 0))
+                time.sleep(0.004)
+            output, errors = process.communicate()
+    finally:
+        if group is not None:
             group.rmdir()
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if lines:
-        found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-        return found
-    return {"error": "killed" if done.returncode == -9 else done.stderr.strip().splitlines()[-1:]}
+    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        return {"error": "killed" if process.returncode == -9 else errors.strip().splitlines()[-1:]}
+    found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+    return {**found, "peak": peak + found.pop("libraries")}
+
+
+def _status(pid: int | str) -> dict[str, int]:
+    """The fields of a process's memory in bytes; empty if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in lines)
+    return {name: int(value.split()[0]) * 1024 for name, value in pairs if name.startswith(("Rss", "Vm"))}
+
+
+def _mapped_bytes(directory: str) -> int:
+    """Resident pages of this process's mappings of files in a directory."""
+    total, is_below = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_below = directory in line
+        elif is_below and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
 
 
 def _words(options: Mapping[str, Any]) -> str:
@@ -215,6 +237,8 @@ def main() -> None:
     """Measure settings, and print one line for each and a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=int, default=150)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first setting")
+    parser.add_argument("--only", type=int, help="the number of the only setting")
     parser.add_argument("--cgroup", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", nargs=2)
@@ -222,21 +246,24 @@ def main() -> None:
     if arguments.child:
         run_child(arguments.child[0], json.loads(arguments.child[1]))
         return
-    records = []
+    records: list[dict[str, Any]] = []
     runtime = Runtime.boot()
-    root = Path(tempfile.mkdtemp())
-    try:
-        for name, directory, options in settings(runtime, root, arguments.settings):
-            found = measure(directory, options, plan(runtime, directory, options), arguments.cgroup)
-            records.append({"name": name, "options": options, **found})
-            if "error" in found:
-                print(f"{name}: {found['error']}", flush=True)
-            else:
-                error = found["estimate"] / found["peak"] - 1
-                print(f"{name:50} {found['peak'] / 1e6:7.1f} MB, estimated {error:+.1%} {_words(options)}", flush=True)
-            shutil.rmtree(directory)
-    finally:
-        shutil.rmtree(root)
+    numbers = range(arguments.first, 4 * arguments.settings) if arguments.only is None else [arguments.only]
+    for number in numbers:
+        if len(records) == arguments.settings:
+            break
+        with tempfile.TemporaryDirectory() as folder:
+            made = make_setting(runtime, Path(folder), number)
+            if made is None:
+                continue
+            name, options = made
+            found = measure(Path(folder), options, plan(runtime, Path(folder), options), arguments.cgroup)
+        records.append({"name": name, "options": options, **found})
+        if "error" in found:
+            print(f"{name}: {found['error']} {_words(options)}", flush=True)
+        else:
+            error = found["estimate"] / found["peak"] - 1
+            print(f"{name:54} {found['peak'] / 1e6:7.1f} MB, estimated {error:+.1%} {_words(options)}", flush=True)
         if arguments.out:
             arguments.out.write_text(json.dumps(records, indent=1))
     errors = sorted(abs(one["estimate"] / one["peak"] - 1) for one in records if "peak" in one)

@@ -34,8 +34,6 @@ _SERVING_BYTES = 16 << 20
 """What the process takes beyond its memory at planning: modules, threads and requests."""
 _BYTES_PER_CACHED_TOKEN = 48
 """Bookkeeping on the host of a token in the KV cache: its id in its request, and its share of a block's entry."""
-_BYTES_PER_PIECE = 8 << 20
-"""Pages of a mapped file that are resident while a thread packs it."""
 _BYTES_PER_DECODED_VALUE = 1.25
 """Memory that a quantised tensor takes while it is read: codes of a byte, and scales."""
 
@@ -216,13 +214,25 @@ class MemoryPlanner:
         return {name: stored.info(name) for name in stored.names}
 
     def _packing(self, constant: Constant, count: int, info: TensorInfo | None, *, is_same: bool) -> int:
-        """Bytes beside the packed weight while it is packed: pieces of the file, or a copy of the whole tensor."""
+        """Bytes beside the weight on the device while it is packed or copied.
+
+        Pages of the mapped file do not count: the system drops them where memory is short.
+        """
         stored = None if info is None else info.weight_format
+        itemsize = self._compiled.dtype.itemsize
         if stored is not None:
             return int((_BYTES_PER_DECODED_VALUE + (0 if constant.weight_format == stored else 4)) * count)
-        pieces = min(4 * count, _BYTES_PER_PIECE * self._compiled.open_device.num_threads)
-        is_packed_from_file = is_same or constant.weight_format is not None
-        return pieces + (0 if is_packed_from_file else count * self._compiled.dtype.itemsize)
+        if not self._is_host:
+            return count * itemsize
+        if constant.pack is None:  # a copy in another dtype is the weight itself
+            return 0
+        is_as_stored = is_same or constant.weight_format is not None
+        is_rearranged = info is not None and constant.parameter not in self._stored_names
+        return 0 if is_as_stored and not is_rearranged else count * itemsize
+
+    @cached_property
+    def _stored_names(self) -> frozenset[str]:
+        return frozenset(self._compiled.source.names())
 
     def _dummy_bytes(self) -> int:
         """The buffer of dummy weights."""
