@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.hal.device import DeviceId
+from aethermind.hal.host_memory import discard_pages
 from aethermind.hal.memory import Allocator, Buffer, MemoryKind, MemoryStats
 from aethermind_cpu import _native
 from aethermind_cpu.devices import available_memory_bytes, total_memory_bytes
@@ -60,6 +61,11 @@ class CpuAllocator(Allocator):
             _native.touch_pages([(buffer.address, min(buffer.nbytes, nbytes)) for buffer in buffers])
 
         threading.Thread(target=touch, name="aethermind-touch", daemon=True).start()
+
+    def discard(self, buffer: Buffer, begin: int, nbytes: int) -> int:
+        """Return whole pages of a buffer to the system (see `Allocator`)."""
+        assert 0 <= begin <= begin + nbytes <= buffer.nbytes, "the range is inside of the buffer"
+        return discard_pages(buffer.address + begin, nbytes)
 
     def stats(self) -> MemoryStats:
         return MemoryStats(*self._native.stats())

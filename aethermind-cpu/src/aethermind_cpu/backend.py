@@ -12,9 +12,16 @@ from aethermind.graph.plan import Plan
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
+from aethermind.hal.usage import DeviceUsage
 from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
-from aethermind_cpu.devices import CpuDevices, available_memory_bytes, num_physical_cores, worker_cpu_sets
+from aethermind_cpu.devices import (
+    CpuDevices,
+    available_memory_bytes,
+    num_physical_cores,
+    total_memory_bytes,
+    worker_cpu_sets,
+)
 from aethermind_cpu.executable import CpuExecutable
 from aethermind_cpu.isa import Isa, isa_limit
 from aethermind_cpu.streams import CpuEvents, CpuStreams
@@ -52,6 +59,13 @@ class CpuBackend(Backend):
     def free_memory(self) -> int | None:
         """Bytes available without swapping, within the limits of the container; None where unknown."""
         return available_memory_bytes() or None
+
+    def usage(self, index: int) -> DeviceUsage | None:
+        """The memory of the host, or of the container, that all its processes use; None where unknown."""
+        total, available = total_memory_bytes(), available_memory_bytes()
+        if not total or not available:
+            return None
+        return DeviceUsage(f"{self.name}:{index}", max(0, total - available), total)
 
     def compile(self, plan: Plan, memory: MemoryMap) -> CpuExecutable:
         """Bind a plan to its memory; PluginError where a kernel's ABI version or schema does not match."""

@@ -44,6 +44,10 @@ class BlockPool:
         """Blocks without a reference."""
         return len(self._free)
 
+    def free_blocks(self) -> list[int]:
+        """Return the blocks without a reference, in ascending order."""
+        return sorted(self._free)
+
     @property
     def num_used(self) -> int:
         """Blocks with one reference or more."""

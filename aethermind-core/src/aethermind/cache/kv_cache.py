@@ -544,6 +544,15 @@ class KVCache:
         """Swap parked sequences out, as `reserve` does, before `num_blocks` blocks are allocated."""
         self._swapper.swap_out_parked(num_blocks)
 
+    def evict(self, num_blocks: int) -> int:
+        """Swap parked sequences out, and evict up to `num_blocks` blocks that only the prefix cache keeps, the least
+        recently used first; returns how many blocks that freed.
+        """
+        num_free = self.pool.num_free
+        self._swapper.swap_out_all_parked()
+        self._allocator.prefix_cache.evict(min(num_blocks, self._allocator.prefix_cache.num_evictable))
+        return self.pool.num_free - num_free
+
     def _with(self, seq_id: str, act: Callable[[CachedSequence], CacheOutcome]) -> CacheOutcome:
         sequence = self._sequences.get(seq_id)
         return CacheOutcome.UNKNOWN_SEQUENCE if sequence is None else act(sequence)

@@ -181,6 +181,12 @@ class SequenceSwapper:
             for seq_id, sequence in victims.items():
                 self._swap_out_or_drop(seq_id, sequence)
 
+    def swap_out_all_parked(self) -> None:
+        """Swap out the parked sequences that may be and fit into the store, the least recently used first."""
+        victims, _ = self._swap_candidates(self._allocator.pool.num_blocks)
+        for seq_id, sequence in victims.items():
+            self.swap_out(seq_id, sequence)
+
     def _swap_out_or_drop(self, seq_id: str, sequence: CachedSequence) -> bool:
         """Swap a parked sequence out, or drop it if it may be; whether that was done."""
         if self.swap_out(seq_id, sequence) is CacheOutcome.OK:

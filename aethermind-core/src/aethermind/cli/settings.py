@@ -145,6 +145,7 @@ class ServedEngineOptions(KvCacheOptions):
     swap_space: float = _engine("swap_space")
     swap_device: str | None = _engine("swap_device")
     swap_threshold: float = _engine("swap_threshold")
+    device_memory_threshold: float | None = _engine("device_memory_threshold")
     num_threads: int | None = _engine("num_threads")
     max_num_seqs: int = _engine("max_num_seqs")
     max_num_batched_tokens: int = _engine("max_num_batched_tokens")

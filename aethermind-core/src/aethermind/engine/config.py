@@ -50,6 +50,7 @@ class EngineOptions(TypedDict, total=False):
     num_keep: int
     kv_store: str | None
     swap_threshold: float
+    device_memory_threshold: float | None
     max_sessions: int
     session_ttl: float
     session_dir: str | None
@@ -248,6 +249,14 @@ class EngineConfig:
         "Fraction of the KV cache in use above which idle sessions are swapped out, the least recently used first.",
         check=_number(lambda value: 0 <= value <= 1, "a fraction, 0 to 1"),
     )
+    device_memory_threshold: float | None = setting(
+        None,
+        "Fraction of the device's memory in use, by any process, above which the KV cache returns what is idle.",
+        check=_number(lambda value: 0 <= value <= 1, "a fraction, 0 to 1"),
+        unset="never",
+        details="For devices in host memory. Idle sessions are swapped out and cached prefixes evicted, so that memory "
+        "of their blocks is returned to the system.",
+    )
     enable_prefix_caching: bool = setting(
         True, "Prefix caching: reuse computed keys and values for prompts with the same prefix.", check=_FLAG
     )
@@ -385,6 +394,11 @@ class EngineConfig:
         self._check_store()
         self._check_swap_device()
         self._check_prefill_stream()
+        if self.device_memory_threshold is not None and self.tensor_parallel_size > 1:
+            raise InvalidArgumentError(
+                "device_memory_threshold is for one rank. Leave it out, or tensor_parallel_size.",
+                param="device_memory_threshold",
+            )
         self._check_speculation()
 
     @classmethod
@@ -433,6 +447,7 @@ class EngineConfig:
             num_kv_blocks=num_kv_blocks,
             swap_space=0.0,
             swap_device=None,
+            device_memory_threshold=None,
             kv_store=None,
             adapters=None,
             executor="auto",

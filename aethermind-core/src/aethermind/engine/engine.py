@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from aethermind.cache.stores.kv_store import StoreAddress
+from aethermind.engine.kv_memory.memory_pressure import MemoryPressure
 from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.open_cache import open_cache, open_sessions
 from aethermind.engine.parts import EngineParts
@@ -84,6 +85,7 @@ class Engine(ThreadSafeEngine):
             "_pending_prompt_logprobs",
             "_constraints_builder",
             "device_usage",
+            "memory_pressure",
         }
     )
 
@@ -146,6 +148,10 @@ class Engine(ThreadSafeEngine):
         reports_usage = type(opened.backend).usage is not Backend.usage
         indices = range(first, first + num_ranks)
         self.device_usage = UsageSampler(opened.backend.usage, indices) if reports_usage else None
+        self.memory_pressure: MemoryPressure | None = None
+        if config.device_memory_threshold is not None:
+            self.memory_pressure = MemoryPressure(opened, self.cache, memory, config.device_memory_threshold)
+            self.memory_pressure.watch(self)
         self._clock = clock
         self._num_added = 0
         self.num_preemptions = 0
@@ -285,6 +291,14 @@ class Engine(ThreadSafeEngine):
             "max_num_batched_tokens": budget.max_num_batched_tokens,
             "max_prefill_chunk": budget.max_prefill_chunk,
         }
+
+    @synchronized_call
+    def relieve_memory_pressure(self) -> int:
+        """Return memory of the KV cache to the system, if the device's memory is short; returns the bytes.
+
+        A thread calls it once a second if there is a `device_memory_threshold`.
+        """
+        return 0 if self.memory_pressure is None else self.memory_pressure.relieve()
 
     @synchronized_call
     def manage_session(self, action: str, name: str = "") -> list[SessionInfo]:

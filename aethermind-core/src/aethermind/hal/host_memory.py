@@ -6,7 +6,9 @@ Work runs synchronously, in the caller's thread, so a stream is always idle and 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -24,6 +26,7 @@ __all__ = [
     "HostEvents",
     "HostStreams",
     "HostTransfer",
+    "discard_pages",
     "host_memory_bytes",
     "resident_bytes",
     "trim_heap",
@@ -55,6 +58,19 @@ def trim_heap() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def discard_pages(address: int, nbytes: int) -> int:
+    """Return the whole pages in a range of private memory to the system; they are zero when they are touched again.
+
+    Returns their bytes, 0 on systems that do not do it.
+    """
+    begin = align_up(address, mmap.PAGESIZE)
+    size = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    if size <= 0 or sys.platform != "linux":
+        return 0
+    failed = ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    return 0 if failed else size
 
 
 class HostDevices(DeviceManager):

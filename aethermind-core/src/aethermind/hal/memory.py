@@ -155,6 +155,14 @@ class Allocator(ABC):
         """Optional: prefault the first `nbytes` of buffers in the background; their contents do not change."""
         return None
 
+    def discard(self, buffer: Buffer, begin: int, nbytes: int) -> int:
+        """Optional: return memory of a buffer, `nbytes` from `begin` on, to the system until it is written again.
+
+        Its contents are undefined then. Returns the number of bytes, which are in whole pages; 0 where an allocation is
+        kept as a whole.
+        """
+        return 0
+
     def footprint(self, nbytes: int) -> int:
         """Return the bytes of device memory that a buffer of `nbytes` takes: more where sizes are rounded up."""
         return nbytes

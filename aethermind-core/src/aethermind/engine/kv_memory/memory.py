@@ -92,6 +92,18 @@ class KVMemory:
         runs = ((source, destination, 1) for source, destination in copies)
         copy_blocks(self._opened.backend.transfer, self.block_tensors, self.block_tensors, runs, self._default_stream)
 
+    def discard_blocks(self, blocks: Sequence[int]) -> int:
+        """Return the memory of free blocks, in ascending order, to the system until steps write them again.
+
+        Returns the bytes in whole pages. Call this while no step is in flight.
+        """
+        discard, num_bytes = self._opened.backend.allocator.discard, 0
+        for first, _, count in contiguous_runs(blocks, blocks):
+            for tensor in self.block_tensors.values():
+                row_bytes = tensor.nbytes // tensor.shape[0]
+                num_bytes += discard(tensor.buffer, tensor.offset_bytes + first * row_bytes, count * row_bytes)
+        return num_bytes
+
     def alloc_host_states(self, num_slots: int) -> None:
         """Allocate state slots to swap to, behind those of the device; OutOfMemoryError if there is too little."""
         if num_slots:
