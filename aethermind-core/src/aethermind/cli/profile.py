@@ -56,7 +56,7 @@ def profile(
     used, whichever is longer. Timing itself costs time, most for small calls; the report says how much. The
     trace leaves out the host's time between calls. An --adapter applies to all requests.
     """
-    from aethermind.cli.bench.limits import as_record, average, measure_limits
+    from aethermind.cli.bench.limits import as_record, average, measure_limits, num_kv_blocks_of
     from aethermind.engine.parts import EngineParts
     from aethermind.runtime import Runtime
 
@@ -72,7 +72,7 @@ def profile(
         kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         max_model_len=prompt_tokens + output_tokens + 1,
-        num_kv_blocks=batch * -(-(prompt_tokens + output_tokens + 1) // 16),
+        num_kv_blocks=num_kv_blocks_of(device_options.device, batch, prompt_tokens + output_tokens + 1),
         max_num_seqs=batch,
         max_num_batched_tokens=batch * prompt_tokens,
         enable_prefix_caching=False,

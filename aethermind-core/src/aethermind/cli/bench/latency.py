@@ -72,7 +72,7 @@ def latency(
         fallback=fallback,
         deterministic=deterministic,
         max_model_len=prompt_tokens + output_tokens,
-        num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
+        num_kv_blocks=limits.num_kv_blocks_of(device_options.device, batch, prompt_tokens + output_tokens),
         max_num_seqs=batch,
         enable_prefix_caching=False,
     )

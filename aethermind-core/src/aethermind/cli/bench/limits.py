@@ -12,7 +12,7 @@ from aethermind.cli.flags import with_settings
 if TYPE_CHECKING:
     from aethermind.hal.backend import Backend, MeasuredLimits
 
-__all__ = ["EXAMPLES", "as_record", "average", "describe_limits", "limits", "measure_limits"]
+__all__ = ["EXAMPLES", "as_record", "average", "describe_limits", "limits", "measure_limits", "num_kv_blocks_of"]
 
 EXAMPLES = console.examples("aethermind bench limits", "aethermind bench limits --threads 2 --json")
 
@@ -44,6 +44,15 @@ def measure_limits(backend: Backend, num_threads: int | None) -> MeasuredLimits 
     from aethermind.hal.dtype import DType
 
     return backend.measure_limits([DType.parse(label) for label in _SHORT_NAMES.values()], num_threads)
+
+
+def num_kv_blocks_of(device: str, batch: int, num_tokens: int) -> int:
+    """The KV blocks of a batch with contexts of so many tokens, in the size that the device prefers."""
+    from aethermind.runtime import Runtime
+
+    backend = Runtime.boot().devices.open(device)[1]
+    with closing(backend):
+        return batch * -(-num_tokens // backend.capabilities.default_block_size)
 
 
 def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
