@@ -92,10 +92,6 @@ class KVCache:
                 f"A KV cache of {num_blocks} blocks for {max_model_len} tokens holds nothing; "
                 "num_blocks and max_model_len must be integers of 1 or more."
             )
-        if not 0 <= swap_threshold <= 1:
-            raise InvalidArgumentError(
-                f"swap_threshold is {swap_threshold} but must be a fraction, 0 to 1.", param="swap_threshold"
-            )
         self.spec = spec_for_layout(spec, layout, max_model_len)
         self.max_model_len = max_model_len
         self._block_size = self.spec.block_size
@@ -545,13 +541,8 @@ class KVCache:
         self._swapper.swap_out_parked(num_blocks)
 
     def evict(self, num_blocks: int) -> int:
-        """Swap parked sequences out, and evict up to `num_blocks` blocks that only the prefix cache keeps, the least
-        recently used first; returns how many blocks that freed.
-        """
-        num_free = self.pool.num_free
-        self._swapper.swap_out_all_parked()
-        self._allocator.prefix_cache.evict(min(num_blocks, self._allocator.prefix_cache.num_evictable))
-        return self.pool.num_free - num_free
+        """Swap parked sequences out, and evict up to `num_blocks` cached blocks; returns how many that freed."""
+        return self._swapper.evict(num_blocks)
 
     def _with(self, seq_id: str, act: Callable[[CachedSequence], CacheOutcome]) -> CacheOutcome:
         sequence = self._sequences.get(seq_id)

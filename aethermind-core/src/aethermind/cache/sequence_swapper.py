@@ -15,6 +15,7 @@ from aethermind.cache.outcome import CacheOutcome
 from aethermind.cache.sequence import CachedSequence, CacheState, is_legal
 from aethermind.cache.state_slots import NULL_SLOT, StateSlots
 from aethermind.cache.swap_store import SwapStore
+from aethermind.errors import InvalidArgumentError
 
 __all__ = ["SequenceSwapper"]
 
@@ -35,8 +36,12 @@ class SequenceSwapper:
     ) -> None:
         """`threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out; `slots`
         are those of recurrent states. `on_dropped` is called with the id of a parked sequence that ends because the
-        store is full.
+        store is full. Raises `InvalidArgumentError` for a threshold outside [0, 1].
         """
+        if not 0 <= threshold <= 1:
+            raise InvalidArgumentError(
+                f"swap_threshold is {threshold} but must be a fraction, 0 to 1.", param="swap_threshold"
+            )
         self._allocator = allocator
         self._block_size = block_size
         self._store = store
@@ -181,11 +186,15 @@ class SequenceSwapper:
             for seq_id, sequence in victims.items():
                 self._swap_out_or_drop(seq_id, sequence)
 
-    def swap_out_all_parked(self) -> None:
-        """Swap out the parked sequences that may be and fit into the store, the least recently used first."""
-        victims, _ = self._swap_candidates(self._allocator.pool.num_blocks)
-        for seq_id, sequence in victims.items():
+    def evict(self, num_blocks: int) -> int:
+        """Swap out the parked sequences that fit into the store, and evict up to `num_blocks` blocks that only the
+        prefix cache keeps, the least recently used first; returns how many blocks that freed.
+        """
+        prefix_cache, num_free = self._allocator.prefix_cache, self.pool.num_free
+        for seq_id, sequence in self._swap_candidates(self.pool.num_blocks)[0].items():
             self.swap_out(seq_id, sequence)
+        prefix_cache.evict(min(num_blocks, prefix_cache.num_evictable))
+        return self.pool.num_free - num_free
 
     def _swap_out_or_drop(self, seq_id: str, sequence: CachedSequence) -> bool:
         """Swap a parked sequence out, or drop it if it may be; whether that was done."""
