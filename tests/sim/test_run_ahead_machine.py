@@ -102,6 +102,7 @@ class RunAheadMachine(RuleBasedStateMachine):
                 "enable_prefix_caching": st.booleans(),
                 "scheduling_policy": st.sampled_from(["fcfs", "fair", "priority"]),
                 "swap_space": st.sampled_from([0.0, 1e-4]),
+                "prefill_stream": st.booleans(),
             }
         ),
     )
