@@ -43,6 +43,7 @@ LLAMA = GgufFamily(
     },
     interleaved=_INTERLEAVED,
     mixture="MixtralForCausalLM",
+    is_writable=True,
 )
 OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": SplitRule(GPT_2, is_nfc=True)})
 _WINDOWS = {"sliding_window": "attention.sliding_window", "layer_types": "attention.sliding_window_pattern"}

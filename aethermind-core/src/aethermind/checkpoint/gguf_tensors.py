@@ -24,7 +24,16 @@ from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["GgufNames", "GgufParts", "GgufTensors", "LONGROPE_FACTORS", "ROPE_FACTORS", "hf_name", "in_layer"]
+__all__ = [
+    "GgufNames",
+    "GgufParts",
+    "GgufTensors",
+    "LONGROPE_FACTORS",
+    "ROPE_FACTORS",
+    "gguf_name",
+    "hf_name",
+    "in_layer",
+]
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _PART_COUNT, _PART_NUMBER = "split.count", "split.no"
@@ -171,6 +180,20 @@ def hf_name(name: str, names: GgufNames = GgufNames()) -> str:
     return f"{prefix}{module}.{kind}"
 
 
+def gguf_name(name: str, names: GgufNames = GgufNames()) -> str | None:
+    """Translate `model.layers.3.self_attn.q_proj.weight` to `blk.3.attn_q.weight`, the inverse of `hf_name`; None for a
+    name that no file has.
+    """
+    layer = re.match(rf"{re.escape(names.layers)}\.(\d+)\.", name)
+    prefix = "" if layer is None else f"blk.{layer[1]}."
+    rest = name if layer is None else name[layer.end() :]
+    common, own = (_OUTSIDE, names.outside) if layer is None else (_IN_LAYER, names.modules)
+    module, _, kind = rest.rpartition(".")
+    candidates = [f"{prefix}{gguf}" for gguf, hf in own.items() if hf == rest]
+    candidates += [f"{prefix}{gguf}.{kind}" for gguf, hf in {**common, **own}.items() if hf == module]
+    return next((candidate for candidate in candidates if hf_name(candidate, names) == name), None)
+
+
 _OF_MTP = {
     "nextn.enorm.weight": "enorm.weight",
     "nextn.hnorm.weight": "hnorm.weight",
@@ -253,7 +276,7 @@ class GgufTensors:
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
-        original = self._original(name)
+        original = self.original_name(name)
         info = self._file.info(original)
         transform = self._transforms.get(in_layer(original))
         if transform is not None:
@@ -267,14 +290,15 @@ class GgufTensors:
 
         Raises CheckpointError for an unknown name, and for a tensor that cannot be rearranged.
         """
-        original = self._original(name)
+        original = self.original_name(name)
         values = self._file.array(original)
         transform = self._transforms.get(in_layer(original))
         if transform is not None:
             return transform.apply(values, f"{self._file.path} has a tensor {original!r:.80} that")
         return values if isinstance(values, QuantizedWeight) else values.reshape(self.info(name).shape)
 
-    def _original(self, name: str) -> str:
+    def original_name(self, name: str) -> str:
+        """Return GGUF's name of a tensor. Raises CheckpointError for an unknown name."""
         original = self._originals.get(name)
         if original is None:
             raise CheckpointError(f"{self._file.path} has no tensor {name!r} among its {len(self._originals)}.")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "quantize"]
 
 EXAMPLES = console.examples(
-    "aethermind quantize demo --to int8_channel --out demo-int8",
-    "aethermind quantize Qwen/Qwen2.5-0.5B-Instruct --to int4_g128 --imatrix README.md --out qwen-int4",
-    "aethermind quantize Qwen/Qwen2.5-0.5B-Instruct --to fp8 --quality README.md --json --out qwen-fp8",
+    "aethermind quantize demo --to q8_0 --quality-tokens 64 --out demo.gguf",
+    "aethermind quantize demo --to int4_g32 --imatrix README.md --quality-tokens 0 --out demo-int4",
+    "aethermind quantize demo --to fp8 --quality README.md --quality-tokens 64 --json --out demo-fp8",
 )
 
-_FORMATS = "int4_g32, int4_g64, int4_g128, int8_channel, fp8, w8a8, …"
+_FORMATS = "int4_g32, int4_g64, int4_g128, int8_channel, fp8, w8a8, …; of GGUF q4_k_m, q6_k, q8_0, …"
 _WINDOW = 256
 """Tokens that are computed together for the importance matrix."""
 
@@ -38,7 +38,8 @@ def quantize(
     model: options.Model = None,
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"The format to write: {_FORMATS}.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="PATH", help="The folder to write.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", metavar="PATH", help="The folder or .gguf file to write.", show_default=False),
     ] = None,
     imatrix: Annotated[
         Path | None,
@@ -67,8 +68,9 @@ def quantize(
 ) -> None:
     """Quantise a model's weights and write it for this and other engines.
 
-    A folder of compressed-tensors is written, with the model's tokenizer, which vLLM and transformers read.
-    Matrices of linear layers are quantised; embeddings, norms, routers and the output projection are copied.
+    A folder of compressed-tensors is written, with the model's tokenizer, which vLLM and transformers read, or a
+    .gguf file for llama.cpp. Matrices of linear layers are quantised; in a folder, embeddings, norms, routers
+    and the output projection are copied.
 
     With --imatrix the model first runs over a text. Errors of weights in channels that are active there then
     count more, which helps formats of 4 bits. The result is loaded and compared with the model in float32: the
@@ -79,31 +81,40 @@ def quantize(
     from aethermind.engine.loading.loader import compile_model
     from aethermind.engine.quantize import activation_importance
     from aethermind.engine.quantize.compressed_tensors import CompressedTensorsModel
+    from aethermind.engine.quantize.gguf_model import GgufModel
+    from aethermind.engine.quantize.gguf_types import GGUF_FORMATS
     from aethermind.engine.quantize.output import check_output, check_space, writing_to
     from aethermind.runtime import Runtime
 
-    scheme = SCHEMES.get(to)
-    if scheme is None:
-        raise InvalidArgumentError(f"There is no format {to!r} to write. There are {', '.join(SCHEMES)}.")
+    is_folder = to in SCHEMES
+    if not is_folder and to not in GGUF_FORMATS:
+        known = f"{', '.join(SCHEMES)} (compressed-tensors), {', '.join(GGUF_FORMATS)} (GGUF)"
+        raise InvalidArgumentError(f"There is no format {to!r} to write. There are {known}.")
     if out is None:
-        raise InvalidArgumentError("Say where to write the model: --out FOLDER.")
+        raise InvalidArgumentError(f"Say where to write the model: --out {'FOLDER' if is_folder else 'FILE.gguf'}.")
+    if not is_folder and out.suffix != ".gguf":
+        raise InvalidArgumentError(f"{to} is a format of GGUF: --out {out} should end with .gguf.")
     for text in (imatrix, quality):
         if text is not None and not text.is_file():
             raise InvalidArgumentError(f"There is no text {text}. Pass a UTF-8 file.")
     name, runtime = options.chosen_model(model), Runtime.boot()
     source = runtime.open_source(name)
-    check_output(out, source.path, is_forced=force, is_folder=True)
+    check_output(out, source.path, is_forced=force, is_folder=is_folder)
     run = {"device": device, "num_threads": num_threads}
     compiled = compile_model(runtime, name, **_run_settings(**run))
-    planned = CompressedTensorsModel.of(compiled, scheme)
+    planned: CompressedTensorsModel | GgufModel
+    if is_folder:
+        planned = CompressedTensorsModel.of(compiled, SCHEMES[to])
+    else:
+        planned = GgufModel.of(compiled, GGUF_FORMATS[to], runtime)
     check_space(out, planned.nbytes)
     importance: dict[str, Any] = {}
     if imatrix is not None:
         windows = _windows(compiled, imatrix, imatrix_tokens)
         with LoadProgress() as loading, LoadProgress("Importance matrix") as progress:
             importance = activation_importance(compiled, windows, progress, loading)
-    with writing_to(out, is_folder=True) as folder, LoadProgress("Quantizing") as progress:
-        planned.write(folder, importance, num_threads or os.cpu_count() or 1, progress)
+    with writing_to(out, is_folder=is_folder) as partial, LoadProgress("Quantizing") as progress:
+        planned.write(partial, importance, num_threads or os.cpu_count() or 1, progress)
     report: dict[str, Any] = {
         "model": str(source.path),
         "out": str(out),

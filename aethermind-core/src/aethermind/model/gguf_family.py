@@ -36,6 +36,8 @@ class GgufFamily:
         present: fields that say whether layers have a tensor, with GGUF's name of it:
             `{"conv_bias": "shortconv.conv.bias"}`.
         derive: fields that follow from others; it gets those that were found, arrays as NumPy's.
+        is_writable: whether `aethermind quantize` writes files of the family from directories: their tensors differ in
+            names and in the order of interleaved rows only.
     """
 
     architecture: str
@@ -52,6 +54,7 @@ class GgufFamily:
     )
     present: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Fields], Fields] | None = None
+    is_writable: bool = False
 
 
 DEEPSEEK_MIXTURE: Mapping[str, str] = {

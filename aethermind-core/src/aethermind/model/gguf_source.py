@@ -25,9 +25,11 @@ from aethermind.errors import CheckpointError, ConfigError
 from aethermind.text.gguf_tokenizer import CONTROL
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from aethermind.checkpoint.source import TensorInfo
     from aethermind.model.gguf_family import GgufFamily
-    from aethermind.ops.weight_format import WeightFormat
+    from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
     from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
 
@@ -180,6 +182,15 @@ class GgufSource:
         tensors = self.weights()
         found = {name: tensors.info(name).weight_format for name in tensors.names}
         return {name: format for name, format in found.items() if format is not None}
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`; ConfigError if the file has none."""
+        return self._family_name
+
+    def stored_array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """Return a tensor by GGUF's name, as the file has it, a stack of matrices as one; see `GgufFile.array`."""
+        return self._file.array(name)
 
     @cached_property
     def _file(self) -> GgufParts:

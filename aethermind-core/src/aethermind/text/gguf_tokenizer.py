@@ -17,14 +17,14 @@ from aethermind.text.chat_templates import DEFAULT
 from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
 from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["CONTROL", "SplitRule", "gguf_tokenizer"]
+__all__ = ["CONTROL", "NORMAL", "SplitRule", "UNUSED", "USER_DEFINED", "gguf_tokenizer"]
 
 MANY_TOKENS = 1 << 15
 """Smaller vocabularies are not cached: reading them is as fast (see `text.tokenizer_cache`)."""
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
-_NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
@@ -43,13 +43,16 @@ class SplitRule:
     adds_bos: bool = False
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> Tokenizer:
+def gguf_tokenizer(
+    metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path, *, is_cached: bool = True
+) -> Tokenizer:
     """Build the tokenizer that `metadata` describes.
 
     Args:
         metadata: a GGUF file's values by key, arrays of numbers as NumPy's.
         splits: the rule for each name that `tokenizer.ggml.pre` may have.
-        path: the file, for messages.
+        path: the file, for messages and for the cache of large vocabularies.
+        is_cached: whether that cache is used; not for metadata that are in no file.
 
     Raises:
         TokenizerError: a key is missing or wrong, or the tokenizer is of a kind that is not known.
@@ -64,7 +67,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     read = partial(_read, metadata, rule, path)
     tokens = metadata.get(_KEY + "tokens")
     num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
-    if num_tokens < MANY_TOKENS:
+    if num_tokens < MANY_TOKENS or not is_cached:
         fast = read()
     else:
         from aethermind.text.tokenizer_cache import open_tokenizer
@@ -102,7 +105,7 @@ def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> An
     tokens, types = (_listed(metadata, name, type, path) for name, type in (("tokens", str), ("token_type", int)))
     if len(types) != len(tokens):
         raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
-    vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != _UNUSED}
+    vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != UNUSED}
     if rule is None:
         fast, adds_bos = _pieces(metadata, vocabulary, types, path), True
     else:
@@ -138,7 +141,7 @@ def _pieces(metadata: Mapping[str, Any], vocabulary: dict[str, int], types: list
     scores = _listed(metadata, "scores", float, path)
     if len(scores) != len(types):
         raise TokenizerError(f"{path} has {len(types)} tokens but {len(scores)} scores. Fetch the file again.")
-    mergeable = {token: scores[token_id] for token, token_id in vocabulary.items() if types[token_id] == _NORMAL}
+    mergeable = {token: scores[token_id] for token, token_id in vocabulary.items() if types[token_id] == NORMAL}
     unknown = next((token for token, token_id in vocabulary.items() if types[token_id] == _UNKNOWN), None)
     adds_space = bool(metadata.get(_KEY + "add_space_prefix", True))
     return sentencepiece_bpe(vocabulary, mergeable, unknown, adds_space=adds_space)
@@ -175,9 +178,9 @@ def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
     from tokenizers import AddedToken
 
     added = [
-        AddedToken(token, special=type != _USER_DEFINED, normalized=False)
+        AddedToken(token, special=type != USER_DEFINED, normalized=False)
         for token, type in typed
-        if type in (_UNKNOWN, CONTROL, _USER_DEFINED)
+        if type in (_UNKNOWN, CONTROL, USER_DEFINED)
     ]
     fast.add_tokens(added)
 

@@ -1,0 +1,214 @@
+"""Writes a model quantised as a GGUF file, from another GGUF file or from a Hugging Face directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.checkpoint.gguf_encoding import ENCODINGS
+from aethermind.checkpoint.source import dtype_names
+from aethermind.engine.quantize.by_rows import dense_values, encode_by_rows
+from aethermind.engine.quantize.matrices import find_matrices
+from aethermind.errors import InvalidArgumentError
+from aethermind.first_party import pip_install
+from aethermind.model.gguf_source import GgufSource
+
+if TYPE_CHECKING:
+    from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.engine.quantize.gguf_types import GgufFormat
+    from aethermind.runtime import Runtime
+
+__all__ = ["GgufModel", "GgufTensor", "MetadataEntry"]
+
+Array = npt.NDArray[Any]
+
+_FILE_TYPE, _QUANTIZATION_VERSION = "general.file_type", "general.quantization_version"
+_VERSION = 2
+_ALIGNMENT = 32
+_PLAIN = ("F32", "F16", "BF16")
+_NOT_COPIED = ("GGUF.", "split.", "quantize.imatrix.", "general.architecture", _FILE_TYPE, _QUANTIZATION_VERSION)
+
+
+class MetadataEntry(NamedTuple):
+    """A key of a file with its value, and the library's types of the value and of an array's elements."""
+
+    key: str
+    value: Any
+    type: Any
+    element_type: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor to write: GGUF's name, shape (outermost first) and type, and where its values come from.
+
+    `values()` returns a matrix [N, K], which a tensor of more dimensions is flattened to, or a vector; `raw` blocks of
+    bytes are copied. `parameter` is the name by which its importance is known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    values: Callable[[], Any]
+    parameter: str | None = None
+    raw_bytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the values in bytes."""
+        if self.raw_bytes is not None:
+            return self.raw_bytes
+        encoding = ENCODINGS.get(self.type_name)
+        if encoding is not None:
+            return prod(self.shape[:-1]) * encoding.row_bytes(self.shape[-1])
+        return prod(self.shape) * dtype_names()[self.type_name].itemsize
+
+    def encoded(self, importance: Mapping[str, Array], pool: ThreadPoolExecutor) -> Array:
+        """The bytes of the tensor, uint8."""
+        values = self.values()
+        encoding = ENCODINGS.get(self.type_name)
+        if self.raw_bytes is not None:
+            return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        if encoding is None:
+            found = dense_values(values).astype(dtype_names()[self.type_name])
+            return np.ascontiguousarray(found).reshape(-1).view(np.uint8)
+        weights = importance.get(self.parameter or "")
+        (blocks,) = encode_by_rows(pool, lambda part: [encoding.encode(part, weights)], values)
+        return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """A model that is about to be written as one file."""
+
+    architecture: str
+    metadata: Sequence[MetadataEntry]
+    tensors: Sequence[GgufTensor]
+    format: GgufFormat
+    check: Callable[[Path], None] = lambda _: None
+    """Called with the file when its metadata and the first `num_settings` of the tensors are complete."""
+    num_settings: int = 0
+
+    @classmethod
+    def of(cls, compiled: CompiledModel, format: GgufFormat, runtime: Runtime) -> GgufModel:
+        """Plan the quantisation of a compiled model, without reading values.
+
+        InvalidArgumentError without the gguf library, and for a model that cannot be written.
+        """
+        try:
+            import gguf  # noqa: F401
+        except ImportError:
+            raise InvalidArgumentError(
+                f"GGUF is written with the gguf library. Install it with `{pip_install('aethermind-core[gguf]')}`."
+            ) from None
+        if isinstance(compiled.source, GgufSource):
+            return _of_gguf(compiled, compiled.source, format)
+        from aethermind.engine.quantize.gguf_conversion import convert_directory
+
+        return convert_directory(compiled, runtime, format)
+
+    @property
+    def _matrices(self) -> list[GgufTensor]:
+        return [tensor for tensor in self.tensors if tensor.parameter is not None]
+
+    @property
+    def num_matrices(self) -> int:
+        return len(self._matrices)
+
+    @property
+    def num_values(self) -> int:
+        return sum(prod(tensor.shape) for tensor in self._matrices)
+
+    @property
+    def matrix_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._matrices)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def write(
+        self,
+        path: Path,
+        importance: Mapping[str, Array],
+        num_threads: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write the file; `importance` and `on_progress` are as of `CompressedTensorsModel.write`."""
+        import gguf
+
+        writer = gguf.GGUFWriter(path, self.architecture)
+        for entry in self.metadata:
+            writer.add_key_value(entry.key, entry.value, entry.type, entry.element_type)
+        writer.add_file_type(self.format.file_type)
+        writer.add_quantization_version(_VERSION)
+        if importance:
+            writer.add_uint32("quantize.imatrix.entries_count", len(importance))
+        for tensor in self.tensors:
+            type = gguf.GGMLQuantizationType[tensor.type_name]
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.flush()
+        with path.open("r+b") as file:  # a reader compares the sizes of tensors with that of the file
+            file.truncate(path.stat().st_size + sum(tensor.nbytes + _ALIGNMENT for tensor in self.tensors))
+        total, done = self.nbytes, 0
+        try:
+            with ThreadPoolExecutor(num_threads) as pool:
+                for number, tensor in enumerate(self.tensors):
+                    if number == self.num_settings:
+                        writer.flush()
+                        self.check(path)
+                    writer.write_tensor_data(tensor.encoded(importance, pool))
+                    done += tensor.nbytes
+                    if on_progress is not None:
+                        on_progress(done, total)
+            assert writer.fout is not None
+            writer.flush()
+            writer.fout[0].truncate(writer.fout[0].tell())
+        finally:
+            writer.close()
+
+
+def _of_gguf(compiled: CompiledModel, source: GgufSource, format: GgufFormat) -> GgufModel:
+    """Plan a file with the metadata and the tensors of another one; tensors other than matrices are copied."""
+    import gguf
+
+    stored = source.weights()
+    matrices = find_matrices(compiled, stored)
+    linear, outputs = (
+        {stored.original_name(name): parameter for name, parameter in found.items()}
+        for found in (matrices.linear, matrices.heads)
+    )
+    tables = {stored.original_name(name): name for name in matrices.tables}
+    readers = [gguf.GGUFReader(path) for path in stored.paths]
+    metadata = [
+        MetadataEntry(key, field.contents(), field.types[0], field.types[1] if len(field.types) > 1 else None)
+        for key, field in readers[0].fields.items()
+        if not key.startswith(_NOT_COPIED)
+    ]
+    num_layers = compiled.model.config.num_hidden_layers
+    tensors = []
+    for tensor in (tensor for reader in readers for tensor in reader.tensors):
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        is_output = tensor.name in outputs or (tensor.name in tables and not outputs)
+        parameter = {**linear, **outputs, **tables}.get(tensor.name)
+        if parameter is not None and len(shape) > 1:
+            type_name = format.type_of(tensor.name, shape[-1], num_layers, is_output=is_output)
+            tensors.append(
+                GgufTensor(tensor.name, shape, type_name, partial(source.stored_array, tensor.name), parameter)
+            )
+        else:
+            of_type = gguf.GGMLQuantizationType(tensor.tensor_type).name
+            copied = partial(getattr, tensor, "data")
+            tensors.append(GgufTensor(tensor.name, shape, of_type, copied, raw_bytes=int(tensor.n_bytes)))
+    return GgufModel(source.architecture, metadata, tensors, format)
