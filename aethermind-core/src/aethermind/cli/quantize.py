@@ -18,6 +18,7 @@ from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.engine.quantize.gguf_model import GgufModel
 
 __all__ = ["EXAMPLES", "quantize"]
 
@@ -81,7 +82,7 @@ def quantize(
     from aethermind.engine.loading.loader import compile_model
     from aethermind.engine.quantize import activation_importance
     from aethermind.engine.quantize.compressed_tensors import CompressedTensorsModel
-    from aethermind.engine.quantize.gguf_model import GgufModel
+    from aethermind.engine.quantize.gguf_conversion import plan_gguf
     from aethermind.engine.quantize.gguf_types import GGUF_FORMATS
     from aethermind.engine.quantize.output import check_output, check_space, writing_to
     from aethermind.runtime import Runtime
@@ -106,7 +107,7 @@ def quantize(
     if is_folder:
         planned = CompressedTensorsModel.of(compiled, SCHEMES[to])
     else:
-        planned = GgufModel.of(compiled, GGUF_FORMATS[to], runtime)
+        planned = plan_gguf(compiled, runtime, GGUF_FORMATS[to])
     check_space(out, planned.nbytes)
     importance: dict[str, Any] = {}
     if imatrix is not None:

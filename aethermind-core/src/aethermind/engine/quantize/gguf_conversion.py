@@ -1,4 +1,4 @@
-"""Conversion of a Hugging Face directory to GGUF: names, metadata and tokenizer, by the model package's `GgufFamily`.
+"""GGUF files of a model; for a Hugging Face directory, names, metadata and tokenizer by the package's `GgufFamily`.
 
 What is written is read again before any values are: the configuration has to be that of the directory, and the
 tokenizer has to split texts as that of the directory does.
@@ -19,9 +19,10 @@ import numpy.typing as npt
 from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_name
 from aethermind.checkpoint.gguf_transforms import inverse_order
 from aethermind.checkpoint.remapped import pair_order
-from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry
+from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
 from aethermind.engine.quantize.matrices import find_matrices
 from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
+from aethermind.first_party import pip_install
 from aethermind.model.gguf_source import GgufSource
 from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.ops.weight_format import QuantizedWeight
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from aethermind.runtime import Runtime
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["convert_directory"]
+__all__ = ["plan_gguf"]
 
 Array = npt.NDArray[Any]
 
@@ -52,7 +53,23 @@ _TEXTS = (
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
-def convert_directory(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> GgufModel:
+def plan_gguf(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> GgufModel:
+    """Plan the quantisation of a compiled model to a GGUF file, without reading values.
+
+    InvalidArgumentError without the gguf library, and for a model that cannot be written.
+    """
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise InvalidArgumentError(
+            f"GGUF is written with the gguf library. Install it with `{pip_install('aethermind-core[gguf]')}`."
+        ) from None
+    if isinstance(compiled.source, GgufSource):
+        return requantised_file(compiled, compiled.source, format)
+    return _convert_directory(compiled, runtime, format)
+
+
+def _convert_directory(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> GgufModel:
     """Plan the file of a model directory; InvalidArgumentError says why there can be none."""
     name, family = _family_of(compiled, runtime.gguf_families)
     stored, tokenizer = compiled.source.weights(), compiled.source.tokenizer()

@@ -17,16 +17,13 @@ from aethermind.checkpoint.gguf_encoding import ENCODINGS
 from aethermind.checkpoint.source import dtype_names
 from aethermind.engine.quantize.by_rows import dense_values, encode_by_rows
 from aethermind.engine.quantize.matrices import find_matrices
-from aethermind.errors import InvalidArgumentError
-from aethermind.first_party import pip_install
-from aethermind.model.gguf_source import GgufSource
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.engine.quantize.gguf_types import GgufFormat
-    from aethermind.runtime import Runtime
+    from aethermind.model.gguf_source import GgufSource
 
-__all__ = ["GgufModel", "GgufTensor", "MetadataEntry"]
+__all__ = ["GgufModel", "GgufTensor", "MetadataEntry", "requantised_file"]
 
 Array = npt.NDArray[Any]
 
@@ -97,24 +94,6 @@ class GgufModel:
     """Called with the file when its metadata and the first `num_settings` of the tensors are complete."""
     num_settings: int = 0
 
-    @classmethod
-    def of(cls, compiled: CompiledModel, format: GgufFormat, runtime: Runtime) -> GgufModel:
-        """Plan the quantisation of a compiled model, without reading values.
-
-        InvalidArgumentError without the gguf library, and for a model that cannot be written.
-        """
-        try:
-            import gguf  # noqa: F401
-        except ImportError:
-            raise InvalidArgumentError(
-                f"GGUF is written with the gguf library. Install it with `{pip_install('aethermind-core[gguf]')}`."
-            ) from None
-        if isinstance(compiled.source, GgufSource):
-            return _of_gguf(compiled, compiled.source, format)
-        from aethermind.engine.quantize.gguf_conversion import convert_directory
-
-        return convert_directory(compiled, runtime, format)
-
     @property
     def _matrices(self) -> list[GgufTensor]:
         return [tensor for tensor in self.tensors if tensor.parameter is not None]
@@ -179,7 +158,7 @@ class GgufModel:
             writer.close()
 
 
-def _of_gguf(compiled: CompiledModel, source: GgufSource, format: GgufFormat) -> GgufModel:
+def requantised_file(compiled: CompiledModel, source: GgufSource, format: GgufFormat) -> GgufModel:
     """Plan a file with the metadata and the tensors of another one; tensors other than matrices are copied."""
     import gguf
 
