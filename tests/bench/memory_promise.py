@@ -78,7 +78,7 @@ def options_of(number: int) -> dict[str, Any]:
         "max_num_seqs": choose([1, 4, 16]),
         "max_num_batched_tokens": choose([128, 256, 512]),
         "block_size": choose([16, 32]),
-        "max_model_len": choose([256, 512]),
+        "max_model_len": choose([256, 384]),
         "load_format": "dummy",
         "fallback": "allow",
     }
@@ -124,8 +124,9 @@ def make_setting(runtime: Runtime, directory: Path, number: int) -> tuple[str, d
     options["tokenizer"] = str(runtime.models.locate("demo"))
     if "kv_lora_rank" in case.config:
         options["kv_cache_dtype"] = "auto"
-    for factor in (16, 24, 32, 48, 64):
-        config = enlarged(case.config, factor, 16384 + 2048 * (number % 7), 4096)
+    vocab_size = random.Random(number).choice([16384, 40960, 65536])
+    for factor in (8, 16, 24, 32, 48, 64):
+        config = enlarged(case.config, factor, vocab_size, 4096)
         config = {"architectures": [name], **config}
         config = config if case.rewrite_config is None else case.rewrite_config(config)
         (directory / "config.json").write_text(json.dumps(config))
@@ -162,9 +163,10 @@ def run_child(directory: str, options: dict[str, Any]) -> None:
             num_prompts = max(1, -(-compiled.num_kv_blocks * compiled.cache_spec.block_size // length))
             for _ in range(num_prompts):
                 llm.generate([prompt(length - 2)], params)
-            # Requests at once, of two blocks: each leaves snapshots of recurrent states.
-            count = max(compiled.config.max_num_seqs, compiled.cache_spec.num_slots)
-            llm.generate([prompt(2 * compiled.cache_spec.block_size + 1) for _ in range(count)], params)
+            # Requests at once; those of models with recurrent states are of two blocks, and leave snapshots.
+            spec, count = compiled.cache_spec, compiled.config.max_num_seqs
+            size = 2 * spec.block_size + 1 if spec.num_slots else 8
+            llm.generate([prompt(size) for _ in range(max(count, spec.num_slots))], params)
     else:
         llm.embed([prompt(length)])
     status = _status("self")
@@ -248,7 +250,9 @@ def main() -> None:
         return
     records: list[dict[str, Any]] = []
     runtime = Runtime.boot()
-    numbers = range(arguments.first, 4 * arguments.settings) if arguments.only is None else [arguments.only]
+    numbers = (
+        range(arguments.first, arguments.first + 4 * arguments.settings) if arguments.only is None else [arguments.only]
+    )
     for number in numbers:
         if len(records) == arguments.settings:
             break

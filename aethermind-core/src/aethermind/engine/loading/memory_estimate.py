@@ -262,6 +262,8 @@ class MemoryPlanner:
         """
         compiled, backend = self._compiled, self._compiled.open_device.backend
         plan = compiled.step.plan
+        if self._is_host and compiled.generates:  # a step has no more tokens than the cache: the rest is not touched
+            symbols = {**symbols, **{name: min(symbols[name], num_tokens) for name in ("T", "S", "R")}}
         key = tuple(symbols[name] for name in ("T", "S", "R"))
         if key not in self._arenas:
             is_own = all(symbols[name] == plan.symbols[name] for name in ("T", "S", "R"))
@@ -274,7 +276,7 @@ class MemoryPlanner:
             return steps
         lists = 4 * (min(symbols["X"], num_tokens) + symbols["Y"] + 2 * min(symbols["Z"], num_tokens))
         logits = 4 * symbols["R"] * compiled.model.config.vocab_size
-        return steps + max(arena, 3 * logits) + inputs + lists
+        return steps + max(arena, 2 * logits) + inputs + lists  # the logits of the model, and the adjusted ones
 
 
 def memory_limit(compiled: CompiledModel) -> int | None:
