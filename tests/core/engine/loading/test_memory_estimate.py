@@ -150,3 +150,19 @@ def test_weights_that_do_not_fit_are_suggested_in_a_smaller_format(tmp_path: Pat
 def test_memory_is_a_size(size: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="memory should be a size such as 8GiB"):
         LLM(DEMO, device="numpy", memory=size)
+
+
+def test_a_second_stream_and_a_swap_device_are_counted(runtime: Runtime) -> None:
+    """The plain step is in memory twice for two streams; a swap space on a peer takes no host memory."""
+
+    def estimated(**options: Any) -> tuple[int, int]:
+        sizes = {"max_model_len": 128, "num_kv_blocks": 64, "load_format": "dummy", "swap_space": 0.25}
+        compiled = compile_model(runtime, "demo", device="sim", dtype="float32", **sizes, **options)
+        found = MemoryPlanner(compiled, 50 * MIB).estimate()
+        return found.device["workspace"], found.host.get("swap", 0)
+
+    workspace, swap = estimated()
+    assert estimated(swap_device="sim:1") == (workspace, 0)
+    on_two_streams, _ = estimated(prefill_stream=True)
+    assert workspace < on_two_streams < 2 * workspace
+    assert 0.2 * (1 << 30) < swap <= 0.25 * (1 << 30)

@@ -158,6 +158,7 @@ class MemoryPlanner:
         parts = {"weights": weights.allocated, "kv_cache": cache, "states": states, "workspace": workspace}
         parts |= {"adapters": self._adapters, "draft": draft}
         swap = kv.num_swap_blocks * spec.bytes_per_block + spec.num_host_slots * spec.bytes_per_slot
+        swap = 0 if self._compiled.config.swap_device is not None else swap
         host = {"swap": swap, "tokenizer": self._tokenizer, "bookkeeping": num_tokens * _BYTES_PER_CACHED_TOKEN}
         packing = max(weights.packing, 0 if self._draft is None else self._draft._weights.packing)
         if self._is_host:  # what packing takes is free again when the cache and the arena are touched
@@ -271,7 +272,7 @@ class MemoryPlanner:
             self._arenas[key] = plan.arena_bytes if is_own else plan_memory(graph, operators, symbols).arena_bytes
         arena = self._arenas[key]
         inputs = sum(type.nbytes(symbols) for type in plan.inputs.values())
-        steps = arena + inputs + backend.workspace_bytes(plan)
+        steps = (arena + inputs + backend.workspace_bytes(plan)) * (2 if compiled.config.prefill_stream else 1)
         if not compiled.generates:
             return steps
         lists = 4 * (min(symbols["X"], num_tokens) + symbols["Y"] + 2 * min(symbols["Z"], num_tokens))
