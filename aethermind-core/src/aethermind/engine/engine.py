@@ -322,6 +322,11 @@ class Engine(ThreadSafeEngine):
             )
         return actions[action](name)
 
+    @synchronized_call
+    def save_sessions(self, on_saved: Callable[[], object]) -> None:
+        """Save the sessions that have changed, as closing does; `on_saved` is called after each."""
+        self.sessions.save_all(on_saved)
+
     def _abort(self, request_id: str) -> OutputSource | None:
         group = self._groups.get(request_id)
         if group is not None and group.request_id != request_id:

@@ -47,7 +47,7 @@ class RestartPolicy:
     stall_timeout_s: float = 600.0
     """The longest step: a process that sends nothing for so long while a request is open is killed. 0 is no limit."""
     close_timeout_s: float = 5.0
-    """Time to finish the current step when the engine is closed."""
+    """Time to finish the current step, and to save each session, when the engine is closed."""
 
     def __post_init__(self) -> None:
         for name in ("max_restarts", "first_delay_s", "max_delay_s", "stable_s", "stall_timeout_s", "close_timeout_s"):
@@ -217,10 +217,10 @@ def _forward_log(line: LogLine) -> None:
 class Child:
     """One running engine process and the private socket to it. The socket has no address that others could open."""
 
-    def __init__(self, process: Process, transport: asyncio.WriteTransport, disconnected: asyncio.Event) -> None:
+    def __init__(self, process: Process, transport: asyncio.WriteTransport, listener: ChildListener) -> None:
         self._process = process
         self._transport = transport
-        self._disconnected = disconnected
+        self._listener = listener
         self.is_stalled = False
         """Whether it was killed because a step took too long."""
 
@@ -232,11 +232,9 @@ class Child:
         ends.
         """
         ours, theirs = socket.socketpair()
-        disconnected = asyncio.Event()
+        listener = ChildListener(on_outputs)
         with theirs:
-            transport, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: _Listener(on_outputs, disconnected), sock=ours
-            )
+            transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: listener, sock=ours)
             try:
                 with blocked_signals():
                     process = await asyncio.create_subprocess_exec(
@@ -250,7 +248,7 @@ class Child:
             except BaseException:
                 transport.close()
                 raise
-        return cls(process, transport, disconnected)
+        return cls(process, transport, listener)
 
     @property
     def pid(self) -> int:
@@ -270,7 +268,7 @@ class Child:
 
     async def ended(self) -> int:
         """Wait until it has exited and is reaped; returns its exit code, negative for a signal."""
-        await self._disconnected.wait()
+        await self._listener.disconnected.wait()
         try:
             async with asyncio.timeout(_GRACE_S):
                 return await self._process.wait()
@@ -279,28 +277,39 @@ class Child:
             return await self._process.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """Have it stop after the current step; kill it after `timeout_s` seconds."""
+        """Have it stop after the current step; kill it when it has sent nothing for `timeout_s` seconds.
+
+        It sends a message after each session that it saves.
+        """
         self.send(Close())
+        now = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
+                self._listener.on_data = lambda: limit.expired() or limit.reschedule(now() + timeout_s)
                 await self.ended()
         except TimeoutError:
             self.kill()
             await self.ended()
         finally:
+            self._listener.on_data = None
             self.kill()  # without effect unless this call was cancelled
             self._transport.close()
 
 
-class _Listener(asyncio.Protocol):
-    def __init__(self, on_outputs: Callable[[EngineOutputs], None], disconnected: asyncio.Event) -> None:
+class ChildListener(asyncio.Protocol):
+    """Receives the messages of an engine process; `on_data` is called for any data, if it is set."""
+
+    def __init__(self, on_outputs: Callable[[EngineOutputs], None]) -> None:
         self._on_outputs = on_outputs
-        self._disconnected = disconnected
+        self.disconnected = asyncio.Event()
+        self.on_data: Callable[[], object] | None = None
         self._unpacker = Unpacker()
 
     def data_received(self, data: bytes) -> None:
+        if self.on_data is not None:
+            self.on_data()
         for outputs in self._unpacker.feed(data):
             self._on_outputs(cast(EngineOutputs, outputs))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disconnected.set()
+        self.disconnected.set()

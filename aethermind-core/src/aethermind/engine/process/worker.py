@@ -214,6 +214,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         return 1
     try:
         _Worker(engine, inbox, outbox).run()
+        engine.save_sessions(lambda: _tell_alive(engine, outbox))  # the parent kills a process that says nothing
     except (BrokenPipeError, ConnectionResetError, EOFError):
         raise
     except Exception as error:
@@ -381,6 +382,11 @@ def _logged(error: Exception) -> Exception:
     if not isinstance(error, AetherMindError):
         _log.error("a request failed", exc_info=error)
     return error
+
+
+def _tell_alive(engine: Engine, outbox: Outbox) -> None:
+    outbox.stats = EngineStats.of(engine)
+    outbox.flush()
 
 
 def _flush_all(outbox: Outbox, sock: socket.socket) -> None:

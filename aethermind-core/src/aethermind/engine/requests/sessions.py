@@ -228,10 +228,10 @@ class Sessions:
         session.is_saved = True
         return self.find(name)
 
-    def save_all(self) -> None:
-        """Write all sessions that have changed since they were saved; errors are logged.
+    def save_all(self, on_saved: Callable[[], object] = lambda: None) -> None:
+        """Write all sessions that have changed since they were saved; `on_saved` is called after each.
 
-        Those in device memory come first, because swapping others in may drop them.
+        Errors are logged. Sessions in device memory come first, because swapping others in may drop them.
         """
         if self._files is None or self._cache is None:
             return
@@ -241,6 +241,7 @@ class Sessions:
                 self.save(name)
             except AetherMindError as error:
                 _log.warning("session %s is not saved: %s", name, error)
+            on_saved()
 
     def load(self, name: str) -> list[SessionInfo]:
         """Load a session from its file in place of the one in memory, whose protection it takes; empty without a file.
