@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.soak.report import Figure, as_record, as_table
-from tests.soak.scenarios import SCENARIOS, Scenario
+from tests.soak.scenarios import SCENARIOS, Scenario, ScenarioWithRestarts
 from tests.soak.server import Server, started
 
 __all__ = ["main", "measure"]
@@ -21,6 +21,8 @@ __all__ = ["main", "measure"]
 def measure(name: str, amount: int, flags: Sequence[str] = ()) -> list[Figure]:
     """The figures of a scenario, run so much, with a server of its own."""
     scenario = SCENARIOS[name]
+    if isinstance(scenario, ScenarioWithRestarts):
+        return scenario.run(flags, amount)
     gc.freeze()  # a client that looks for garbage among its modules reads late, and would call the server slow
     with started([*scenario.flags, *flags]) as server:
         return asyncio.run(_run(scenario, server, amount))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from tests.soak import abuse, crash, fair, load, long
+from tests.soak import abuse, crash, fair, load, long, sessions
 from tests.soak.report import Figure
 from tests.soak.server import Server
 
-__all__ = ["SCENARIOS", "Scenario"]
+__all__ = ["SCENARIOS", "Scenario", "ScenarioWithRestarts"]
 
 _ROOMY = ("--max-model-len", "512", "--max-concurrent-requests", "512")
 
@@ -25,7 +25,17 @@ class Scenario:
     flags: tuple[str, ...] = _ROOMY
 
 
-SCENARIOS = {
+@dataclass(frozen=True, slots=True)
+class ScenarioWithRestarts:
+    """One that starts its servers itself, with further flags."""
+
+    run: Callable[[Sequence[str], int], list[Figure]]
+    full: int
+    least: int
+    unit: str
+
+
+SCENARIOS: dict[str, Scenario | ScenarioWithRestarts] = {
     "hostile": Scenario(abuse.hostile, 20, 1, "rounds"),
     "schema": Scenario(abuse.schema, 1000, 20, "examples an operation", ("--max-model-len", "64")),
     "streams": Scenario(load.streams, 20, 1, "rounds of 64 streams"),
@@ -42,4 +52,5 @@ SCENARIOS = {
     "fair": Scenario(fair.fair, 12, 1, "rounds", fair.FLAGS),
     "crash": Scenario(crash.crash, 10, 1, "times killed"),
     "growth": Scenario(long.growth, 300, 4, "seconds"),
+    "sessions": ScenarioWithRestarts(sessions.sessions, 2000, 20, "sessions"),
 }

@@ -88,7 +88,7 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
         yield Server(str(address.hostname), int(address.port or 0), process.pid, model)
     finally:
         process.terminate()
-        status = process.wait(60)
+        status = process.wait(600)
         if drain.is_alive():
             drain.join()
     if status != 0:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.soak.report import Figure, as_table, percentile
-from tests.soak.scenarios import SCENARIOS
+from tests.soak.scenarios import SCENARIOS, Scenario
 from tests.soak.server import Server, started
 
 SIZES = {"disconnects": 150, "schema": 8, "overload": 2, "growth": 3}
@@ -31,11 +31,12 @@ def server_with() -> Iterator[Callable[[tuple[str, ...]], Server]]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_bars_are_kept(server_with: Callable[[tuple[str, ...]], Server], name: str) -> None:
     scenario = SCENARIOS[name]
+    amount = SIZES.get(name, scenario.least)
 
-    async def run() -> list[Figure]:
-        return await scenario.run(server_with(scenario.flags), SIZES.get(name, scenario.least))
+    async def run(scenario: Scenario) -> list[Figure]:
+        return await scenario.run(server_with(scenario.flags), amount)
 
-    figures = asyncio.run(run())
+    figures = asyncio.run(run(scenario)) if isinstance(scenario, Scenario) else scenario.run((), amount)
     missed = [one for one in figures if not one.is_kept and not one.is_timing]
     assert not missed, as_table({name: figures})
 
