@@ -87,7 +87,7 @@ def sessions(flags: Sequence[str], num_sessions: int) -> list[Figure]:
     both = [*resumed, *loaded]
     return [
         Figure("sessions", num_sessions),
-        Figure("sessions that are not swapped out", num_sessions - states["swapped"], num_in_cache + 1),
+        Figure("sessions that are not swapped out", num_sessions - states["swapped"], 1.2 * num_in_cache),
         Figure("sessions lost by the restart", num_sessions - saved["saved"], 0),
         Figure("turns that differ from a computed one", sum(turn.text != alone.text for turn, alone, _ in both), 0),
         Figure("turns that lost cached tokens", sum(is_lost for _, _, is_lost in both), 0),

@@ -285,7 +285,12 @@ class Child:
         now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                self._listener.on_data = lambda: limit.expired() or limit.reschedule(now() + timeout_s)
+
+                def extend() -> None:
+                    if not limit.expired():
+                        limit.reschedule(now() + timeout_s)
+
+                self._listener.on_data = extend
                 await self.ended()
         except TimeoutError:
             self.kill()
