@@ -33,16 +33,6 @@ void require_fits(const Step& step) {
           counts(step.attributes.size(), kernel.num_attrs, "attributes"));
 }
 
-am_attr to_attr(const std::variant<int64_t, double>& value) {
-  am_attr attr;
-  if (std::holds_alternative<int64_t>(value)) {
-    attr.i = std::get<int64_t>(value);
-  } else {
-    attr.f = std::get<double>(value);
-  }
-  return attr;
-}
-
 }  // namespace
 
 NativePlan::NativePlan(const std::vector<int64_t>& max_symbols, const std::vector<Step>& steps)
@@ -72,6 +62,21 @@ void NativePlan::add_step(const Step& step) {
   const size_t first_attribute = attributes_.size();
   for (const auto& value : step.attributes) attributes_.push_back(to_attr(value));
   steps_.push_back({step.kernel, first_input, first_output, first_attribute});
+}
+
+am_attr NativePlan::to_attr(const Attribute& value) {
+  am_attr attr;
+  if (const auto* integer = std::get_if<int64_t>(&value)) {
+    attr.i = *integer;
+  } else if (const auto* number = std::get_if<double>(&value)) {
+    attr.f = *number;
+  } else {
+    const auto& elements = std::get<std::vector<int64_t>>(value);
+    auto& list = lists_.emplace_back(1, static_cast<int64_t>(elements.size()));
+    list.insert(list.end(), elements.begin(), elements.end());
+    attr.list = list.data();
+  }
+  return attr;
 }
 
 void NativePlan::add_tensor(const Operand& operand) {

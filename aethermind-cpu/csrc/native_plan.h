@@ -31,12 +31,14 @@ struct Operand {
   std::vector<Dim> dims;
 };
 
+using Attribute = std::variant<int64_t, double, std::vector<int64_t>>;
+
 // One kernel call in the order of the operator's schema; absent optional inputs are nullopt.
 struct Step {
   const am_kernel* kernel;
   std::vector<std::optional<Operand>> inputs;
   std::vector<Operand> outputs;
-  std::vector<std::variant<int64_t, double>> attributes;
+  std::vector<Attribute> attributes;
 };
 
 // Owns everything a run needs except the tensors' memory and the team. Runs of one plan are serialised: the team's lock
@@ -84,6 +86,7 @@ class NativePlan {
 
   void add_tensor(const Operand& operand);
   void add_step(const Step& step);
+  am_attr to_attr(const Attribute& value);
   void set_shapes(const Symbols& symbols) noexcept;
   void prepare(Team& team, const Team::Lock& held);
   ScratchRequest scratch_request(int num_workers) const;
@@ -93,6 +96,7 @@ class NativePlan {
   std::vector<BoundStep> steps_;
   std::vector<am_tensor> tensors_;
   std::vector<am_attr> attributes_;
+  std::vector<std::vector<int64_t>> lists_;  // that attributes point to
   std::vector<SymbolicDim> symbolic_dims_;
   Symbols current_symbols_{};
   int prepared_num_workers_ = 0;

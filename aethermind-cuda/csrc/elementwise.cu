@@ -1,9 +1,10 @@
 // Element-wise operators: exp, log, relu, silu, gelu, scale, clamp, softcap, add, sub, mul, div, silu_mul, sigmoid_mul,
-// clamped_silu_mul and gelu_mul on arrays of one shape, and silu_mul of the halves of rows. They compute in float32 and
-// round once; the result may alias the first array.
+// clamped_silu_mul and gelu_mul on arrays of one shape, add, sub, mul and div on arrays that are broadcast, and
+// silu_mul of the halves of rows. They compute in float32 and round once; the result may alias the first array.
 
 #include "common/activations.cuh"
 #include "common/dependent_launch.cuh"
+#include "common/loops.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -110,6 +111,16 @@ __device__ __forceinline__ void map(const Operation& operation, T* out, int64_t 
   }
 }
 
+// Elements of `a` and `b` by the strides of `loops`.
+template <class Operation, class T>
+__device__ __forceinline__ void map_broadcast(const Operation& operation, T* out, int64_t count, const T* a, const T* b,
+                                              const Loops<2>& loops) {
+  for_each_vector<1>(0, count, [=](int64_t i) {
+    const Offsets<2> element = offsets_of(loops, i);
+    out[i] = from_float<T>(operation.of(to_float(a[element.of[0]]), to_float(b[element.of[1]])));
+  });
+}
+
 template <class T, int N>
 __device__ __forceinline__ void silu_mul_vectors(T* out, const T* gate, const T* up, int width) {
   const int step = static_cast<int>(gridDim.x * blockDim.x) * N;
@@ -149,6 +160,12 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                           \
     aether::map(aether::operation{}, out, count, a, b);                                               \
   }
+#define AETHER_BROADCAST(name, operation, dtype)                                                                   \
+  extern "C" __global__ void elementwise_##name##_broadcast_##dtype(                                               \
+      aether::dtype* out, const aether::dtype* a, const aether::dtype* b, int64_t count, aether::Loops<2> loops) { \
+    aether::begin_kernel();                                                                                        \
+    aether::map_broadcast(aether::operation{}, out, count, a, b, loops);                                           \
+  }
 #define AETHER_CLAMPED_SILU_MUL(dtype)                                                                                 \
   extern "C" __global__ void elementwise_clamped_silu_mul_##dtype(aether::dtype* out, const aether::dtype* gate,       \
                                                                   const aether::dtype* up, int64_t count, float alpha, \
@@ -179,6 +196,10 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
   AETHER_BINARY(sub, Sub, dtype)                               \
   AETHER_BINARY(mul, Mul, dtype)                               \
   AETHER_BINARY(div, Div, dtype)                               \
+  AETHER_BROADCAST(add, Add, dtype)                            \
+  AETHER_BROADCAST(sub, Sub, dtype)                            \
+  AETHER_BROADCAST(mul, Mul, dtype)                            \
+  AETHER_BROADCAST(div, Div, dtype)                            \
   AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype)       \
   AETHER_BINARY(sigmoid_mul, SigmoidMul<aether::dtype>, dtype) \
   AETHER_WITH_FACTOR(scale, Scale, dtype)                      \

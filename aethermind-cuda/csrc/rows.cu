@@ -1,8 +1,10 @@
 // Row copies without arithmetic: gather_rows and position_embedding select rows by index, scatter_rows replaces rows,
-// take_experts, select and concat copy some of the vectors of every token, permute_heads and transpose reorder dims.
+// take_experts, select and concat copy some of the vectors of every token, permute_heads, transpose and permute reorder
+// dims, and expand repeats them.
 // Elements are copied as words of 2 or 4 bytes.
 
 #include "common/dependent_launch.cuh"
+#include "common/loops.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -80,6 +82,15 @@ __device__ __forceinline__ void permute_heads(Word* out, const Word* x, int num_
   copy_row(out + ((batch * num_columns + column) * num_rows + row) * width, x + source * width, width);
 }
 
+// out[i] = the element of x at the offset of iteration i.
+template <class Word>
+__device__ __forceinline__ void copy_strided(Word* out, const Word* x, int64_t count, const Loops<1>& loops) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    out[i] = x[offsets_of(loops, i).of[0]];
+  }
+}
+
 constexpr int kTile = 32;
 
 // [batch, rows, columns] to [batch, columns, rows]. A block of 32 × 8 threads transposes a square tile.
@@ -135,6 +146,11 @@ __device__ __forceinline__ void transpose(Word* out, const Word* x, int num_rows
                                                        int num_columns, int width) {                                   \
     aether::begin_kernel();                                                                                            \
     aether::permute_heads(out, x, num_rows, num_columns, width);                                                       \
+  }                                                                                                                    \
+  extern "C" __global__ void rows_copy_strided_##word(aether::word* out, const aether::word* x, int64_t count,         \
+                                                      aether::Loops<1> loops) {                                        \
+    aether::begin_kernel();                                                                                            \
+    aether::copy_strided(out, x, count, loops);                                                                        \
   }                                                                                                                    \
   extern "C" __global__ void rows_transpose_##word(aether::word* out, const aether::word* x, int num_rows,             \
                                                    int num_columns) {                                                  \

@@ -36,7 +36,10 @@ computes in (float32, bfloat16 or float16), `W` a weight in `F` or in a weight f
 float8 e4m3) of a quantised cache; `f32`, `i32`, `i64`, `i8` and `u8` are dtypes. Names in brackets are dims: the
 first use binds, and later ones must agree. `?` marks an input that may be absent. An output `= x` is the memory of the
 input `x`, changed in place (or only seen in another shape: a *view*, for which nothing runs); `~ x` may share it, if
-no operator reads `x` later.
+no operator reads `x` later, and it has the shape of `x`. `...` are any number of dims, the same ones in all tensors,
+and `#...` as many that are broadcast to `...`, by the rules of NumPy and PyTorch. `reduce(...)`, `permute(...)`,
+`reshape(...)` and `expand(...)` are those dims, changed by the attributes as PyTorch's functions do. `ints` is a list
+of integers; dims below 0 are counted from the last.
 
 A kernel has to be within the **tolerance** of the float64 reference: a factor of the sum of the magnitudes of the terms
 that are added up, one of the result, and an absolute part. `aethermind conform NAME --suite operators` tries every

@@ -56,8 +56,8 @@ def test_operator_has_a_kernel_for_every_cpu(operator: str) -> None:
     assert portable == everywhere
 
 
-VIEWS = {"split_heads", "merge_heads", "split_last", "merge_last"}
-COMPOSITES_TAKEN_APART = {"mlp_swiglu", "mlp_geglu", "ffn_relu", "ffn_gelu", "moe_swiglu"}
+VIEWS = {"split_heads", "merge_heads", "split_last", "merge_last", "reshape"}
+COMPOSITES_TAKEN_APART = {"mlp_swiglu", "mlp_geglu", "ffn_relu", "ffn_gelu", "moe_swiglu", "argmin"}
 
 
 def test_every_other_operator_has_a_kernel() -> None:

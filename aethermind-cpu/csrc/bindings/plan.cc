@@ -34,7 +34,7 @@ void bind_plan(py::module_& module) {
 
   py::class_<Step>(module, "Step")
       .def(py::init([](const py::object& capsule, std::vector<std::optional<Operand>> inputs,
-                       std::vector<Operand> outputs, std::vector<std::variant<int64_t, double>> attributes) {
+                       std::vector<Operand> outputs, std::vector<Attribute> attributes) {
              return Step{kernel_of(capsule), std::move(inputs), std::move(outputs), std::move(attributes)};
            }),
            py::arg("kernel"), py::arg("inputs"), py::arg("outputs"), py::arg("attributes"));

@@ -5,9 +5,9 @@
 #include "kernels/indexed_rows.h"
 #include "kernels/kv_cache_write.h"
 #include "kernels/logits_processors.h"
+#include "kernels/reshaping.h"
 #include "kernels/rope.h"
 #include "kernels/token_vectors.h"
-#include "kernels/transpose.h"
 
 namespace aether::cpu::AETHER_ISA {
 
@@ -20,6 +20,8 @@ AETHER_KERNEL(gather_rows, 2, 1, 0, gather_rows<T>);
 AETHER_KERNEL(kv_cache_write, 5, 2, 0, kv_cache_write<T>);
 AETHER_KERNEL(latent_cache_write, 3, 1, 0, latent_cache_write<T>);
 AETHER_KERNEL(mask_tokens, 2, 1, 0, mask_tokens);
+AETHER_KERNEL(expand, 1, 1, 1, expand<T>);
+AETHER_KERNEL(permute, 1, 1, 1, permute<T>);
 AETHER_KERNEL(permute_heads, 1, 1, 0, permute_heads<T>);
 AETHER_KERNEL(position_embedding, 2, 1, 0, position_embedding<T>);
 AETHER_KERNEL(repetition_penalty, 4, 1, 0, repetition_penalty);
@@ -43,6 +45,8 @@ inline constexpr KernelEntry kCopyEntries[] = {
     AETHER_ENTRIES(kv_cache_write),
     AETHER_ENTRIES(latent_cache_write),
     AETHER_ENTRY(mask_tokens, float),
+    AETHER_ENTRIES(expand),
+    AETHER_ENTRIES(permute),
     AETHER_ENTRIES(permute_heads),
     AETHER_ENTRIES(position_embedding),
     AETHER_ENTRY(repetition_penalty, float),

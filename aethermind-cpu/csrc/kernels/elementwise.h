@@ -1,8 +1,8 @@
-// Elementwise operators over contiguous tensors: add, sub, mul, div, scale, exp, log.
+// Elementwise operators over contiguous tensors: add, sub, mul, div (with broadcasting), scale, exp, log.
 #pragma once
 
+#include "kernels/loops.h"
 #include "kernels/team.h"
-#include "kernels/tensor.h"
 
 namespace aether::cpu::AETHER_ISA {
 
@@ -31,28 +31,86 @@ void map_elements(const am_tensor& x, const am_tensor& y, const am_tensor& out, 
   if (n > 0) store(target + i, f(load(first + i, n), load(second + i, n)), n);
 }
 
+// f over a row of n elements, of which those of x or of y are one, repeated.
+template <class T, class F>
+AETHER_INLINE void map_row(const T* x, const T* y, bool x_is_one, bool y_is_one, T* target, int64_t n, F f) {
+  const auto map = [&](auto load_x, auto load_y) {
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+      const Vec first = f(load_x(i, kLanes), load_y(i, kLanes));
+      const Vec second = f(load_x(i + kLanes, kLanes), load_y(i + kLanes, kLanes));
+      store(target + i, first);
+      store(target + i + kLanes, second);
+    }
+    for (; i + kLanes <= n; i += kLanes) store(target + i, f(load_x(i, kLanes), load_y(i, kLanes)));
+    if (i < n) store(target + i, f(load_x(i, n - i), load_y(i, n - i)), n - i);
+  };
+  const auto of = [](const T* row) {
+    return [row](int64_t i, int64_t lanes) { return lanes == kLanes ? load(row + i) : load(row + i, lanes); };
+  };
+  const auto one = [](const T* element) {
+    const Vec value = set1(first_lane(load(element, 1)));
+    return [value](int64_t, int64_t) { return value; };
+  };
+  if (x_is_one) {
+    map(one(x), of(y));
+  } else if (y_is_one) {
+    map(of(x), one(y));
+  } else {
+    map(of(x), of(y));
+  }
+}
+
+// The same for tensors that are broadcast to the shape of `out`, without a copy.
+template <class T, class F>
+void map_broadcast(const am_tensor& x, const am_tensor& y, const am_tensor& out, const am_team* team, F f) {
+  const int64_t count = num_elements(out);
+  if (num_elements(x) == count && num_elements(y) == count) {
+    map_elements<T>(x, y, out, team, f);
+    return;
+  }
+  if (count == 0) return;
+  int64_t of_x[AM_MAX_DIMS], of_y[AM_MAX_DIMS];
+  strides_in(x, out, of_x);
+  strides_in(y, out, of_y);
+  Loops<2> loops;
+  for (int32_t d = 0; d < out.ndim; ++d) loops.add(out.shape[d], {of_x[d], of_y[d]});
+  const int32_t last = --loops.count;
+  const int64_t size = loops.size[last];
+  const bool x_is_one = loops.stride[0][last] == 0, y_is_one = loops.stride[1][last] == 0;
+  const Range range = share(team, count, kElementwiseGrain);
+  if (range.begin >= range.end) return;
+  Position<2> row(loops, range.begin / size);
+  for (int64_t i = range.begin; i < range.end; row.next()) {
+    const int64_t first = i % size, n = smaller(size - first, range.end - i);
+    map_row(data<const T>(x) + row.offset[0] + (x_is_one ? 0 : first),
+            data<const T>(y) + row.offset[1] + (y_is_one ? 0 : first), x_is_one, y_is_one, data<T>(out) + i, n, f);
+    i += n;
+  }
+}
+
 // x + y.
 template <class T>
 void add(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x + y; });
+  map_broadcast<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x + y; });
 }
 
 // x - y.
 template <class T>
 void sub(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x - y; });
+  map_broadcast<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x - y; });
 }
 
 // x · y.
 template <class T>
 void mul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x * y; });
+  map_broadcast<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x * y; });
 }
 
 // x / y.
 template <class T>
 void div(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  map_elements<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x / y; });
+  map_broadcast<T>(in[0], in[1], out[0], team, [](const Vec& x, const Vec& y) { return x / y; });
 }
 
 // factor · x.

@@ -1,5 +1,4 @@
-// Reductions over the last dimension: sum, mean, max, min and argmax, and the row loops that softmax and layer_norm
-// share with them.
+// Reductions of a row: its sum and its largest element.
 #pragma once
 
 #include "kernels/team.h"
@@ -66,39 +65,6 @@ AETHER_INLINE float max_of_row(const T* row, int64_t size) {
   return max_of_row(row, size, [](const Vec& x) { return x; });
 }
 
-// out[row] = f(row, size) for every row of x.
-template <class T, class F>
-AETHER_INLINE void reduce_rows(const am_tensor& x, const am_tensor& out, const am_team* team, F f) {
-  const int64_t size = last_dim(x);
-  const Range rows = share(team, num_rows(x), kLanes);
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    store(data<T>(out) + r, set1(f(data<const T>(x) + r * size, size)), 1);
-  }
-}
-
-template <class T>
-void sum(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) { return static_cast<float>(sum_of(row, size)); });
-}
-
-template <class T>
-void mean(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) {
-    return static_cast<float>(sum_of(row, size) / static_cast<double>(size));
-  });
-}
-
-template <class T>
-void max(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) { return max_of_row(row, size); });
-}
-
-template <class T>
-void min(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  reduce_rows<T>(in[0], out[0], team,
-                 [](const T* row, int64_t size) { return -max_of_row(row, size, [](const Vec& x) { return -x; }); });
-}
-
 // Index of the first element >= `value`; 0 if there is none, as in a row of NaN.
 template <class T>
 AETHER_INLINE int64_t first_not_less(const T* row, int64_t size, float value) {
@@ -111,17 +77,6 @@ AETHER_INLINE int64_t first_not_less(const T* row, int64_t size, float value) {
     if (element(row + i) >= value) return i;
   }
   return 0;
-}
-
-// Index of the largest element, the lowest on ties.
-template <class T>
-void argmax(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  const int64_t size = last_dim(in[0]);
-  const Range rows = share(team, num_rows(in[0]), kLanes);
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    const T* row = data<const T>(in[0]) + r * size;
-    data<int32_t>(out[0])[r] = static_cast<int32_t>(first_not_less(row, size, max_of_row(row, size)));
-  }
 }
 
 }  // namespace aether::cpu::AETHER_ISA

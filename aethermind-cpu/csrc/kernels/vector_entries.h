@@ -10,7 +10,7 @@
 #include "kernels/kv_cache_write.h"
 #include "kernels/norms.h"
 #include "kernels/recurrent.h"
-#include "kernels/reductions.h"
+#include "kernels/reduce_dims.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"
 #include "kernels/sample_tokens.h"
@@ -23,7 +23,7 @@ namespace aether::cpu::AETHER_ISA {
 AETHER_KERNEL(add, 2, 1, 0, add<T>);
 AETHER_KERNEL(add_rms_norm, 3, 2, 2, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
-AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
+AETHER_KERNEL(argmax, 1, 1, 2, argmax<T>);
 AETHER_KERNEL(causal_conv1d, 7, 2, 1, causal_conv1d<T>);
 AETHER_KERNEL(clamped_silu_mul, 2, 1, 3, clamped_silu_mul<T>);
 AETHER_KERNEL(div, 2, 1, 0, div<T>);
@@ -34,11 +34,12 @@ AETHER_KERNEL(gelu, 1, 1, 1, gelu<T>);
 AETHER_KERNEL(kv_cache_write_quantized, 7, 4, 0, kv_cache_write_quantized<T>);
 AETHER_KERNEL(layer_norm, 3, 1, 1, layer_norm<T>);
 AETHER_KERNEL(log, 1, 1, 0, log<T>);
-AETHER_KERNEL(max, 1, 1, 0, max<T>);
-AETHER_KERNEL(mean, 1, 1, 0, mean<T>);
-AETHER_KERNEL(min, 1, 1, 0, min<T>);
+AETHER_KERNEL(max, 1, 1, 2, max<T>, reduce_scratch);
+AETHER_KERNEL(mean, 1, 1, 2, mean<T>, reduce_scratch);
+AETHER_KERNEL(min, 1, 1, 2, min<T>, reduce_scratch);
 AETHER_KERNEL(moe_combine, 2, 1, 0, moe_combine<T>);
 AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
+AETHER_KERNEL(prod, 1, 1, 2, prod<T>, reduce_scratch);
 AETHER_KERNEL(relu, 1, 1, 0, relu<T>);
 AETHER_KERNEL(rms_norm, 2, 1, 2, rms_norm<T>);
 AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
@@ -56,7 +57,7 @@ AETHER_KERNEL(softcap, 1, 1, 1, softcap<T>);
 AETHER_KERNEL(softmax, 1, 1, 0, softmax<T>);
 AETHER_KERNEL(ssd_scan, 9, 2, 2, ssd_scan<T>, recurrent_scratch);
 AETHER_KERNEL(sub, 2, 1, 0, sub<T>);
-AETHER_KERNEL(sum, 1, 1, 0, sum<T>);
+AETHER_KERNEL(sum, 1, 1, 2, sum<T>, reduce_scratch);
 AETHER_KERNEL(token_logprobs, 2, 4, 1, token_logprobs);
 
 inline constexpr KernelEntry kVectorEntries[] = {
@@ -79,6 +80,7 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(min),
     AETHER_ENTRIES(moe_combine),
     AETHER_ENTRIES(mul),
+    AETHER_ENTRIES(prod),
     AETHER_ENTRIES(relu),
     AETHER_ENTRIES(rms_norm),
     AETHER_ENTRIES(rope),

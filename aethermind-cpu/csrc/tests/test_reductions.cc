@@ -1,4 +1,4 @@
-// Tests of sum, mean, max, min, argmax, softmax, layer_norm, alibi, transpose and permute_heads.
+// Tests of softmax, layer_norm, alibi, transpose and permute_heads.
 #include <algorithm>
 
 #include "kernel_testing.h"
@@ -8,7 +8,6 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-// {9000}: reducing a vector gives a 0-d tensor.
 const std::vector<std::vector<int64_t>> kShapes = {{0, 8},     {1, 1},   {1, 15},   {3, 16}, {2, 17}, {7, 100},
                                                    {5, 3, 33}, {2, 896}, {1, 5000}, {40, 3}, {9000}};
 
@@ -20,25 +19,6 @@ Row row_of(const Tensor& x, int64_t r, int64_t size) {
   return row;
 }
 
-double sum_of_magnitudes(const Row& row) {
-  double total = 0.0;
-  for (double value : row) total += std::fabs(value);
-  return total;
-}
-
-// The tolerance is `relative` times the sum of magnitudes; check_close multiplies by 1e-5, hence the 1e5.
-void test_reduction(const KernelEntry& entry, double (*f)(const Row&), double relative, am_dtype out_dtype) {
-  for (const auto& shape : kShapes) {
-    const int64_t size = shape.back();
-    const Tensor x = random(entry.dtype, shape, 1), out(out_dtype, {shape.begin(), shape.end() - 1}, 3);
-    run_with_teams(entry, {x.abi()}, {out}, {}, "");
-    for (int64_t r = 0; r < out.size(); ++r) {
-      const Row row = row_of(x, r, size);
-      check_close(out.get(r), f(row), relative * 1e5 * sum_of_magnitudes(row), out_dtype, entry, "reduction");
-    }
-  }
-}
-
 double sum(const Row& row) {
   double total = 0.0;
   for (double value : row) total += value;
@@ -46,19 +26,6 @@ double sum(const Row& row) {
 }
 double mean(const Row& row) { return sum(row) / static_cast<double>(row.size()); }
 double max_of(const Row& row) { return *std::max_element(row.begin(), row.end()); }
-double min_of(const Row& row) { return *std::min_element(row.begin(), row.end()); }
-double argmax(const Row& row) { return static_cast<double>(std::max_element(row.begin(), row.end()) - row.begin()); }
-
-void test_argmax(const KernelEntry& entry) {
-  test_reduction(entry, argmax, 0.0, AM_INT32);
-  for (int64_t size : {1, 16, 17, 40}) {
-    const Tensor x(entry.dtype, {2, size}), out(AM_INT32, {2});
-    // All values of a row are equal, in the second row -inf: the first index wins.
-    x.fill([&](int64_t i) { return i < size ? 3.0 : -INFINITY; });
-    run_with_teams(entry, {x.abi()}, {out}, {}, "ties");
-    check(out.get(0) == 0.0 && out.get(1) == 0.0, entry, "ties");
-  }
-}
 
 void test_softmax(const KernelEntry& entry) {
   for (const auto& shape : kShapes) {
@@ -169,11 +136,6 @@ void test_permute_heads(const KernelEntry& entry) {
 }  // namespace
 
 int main() {
-  for_each_kernel("sum", [](const KernelEntry& entry) { test_reduction(entry, sum, 5e-7, entry.dtype); });
-  for_each_kernel("mean", [](const KernelEntry& entry) { test_reduction(entry, mean, 5e-7, entry.dtype); });
-  for_each_kernel("max", [](const KernelEntry& entry) { test_reduction(entry, max_of, 0.0, entry.dtype); });
-  for_each_kernel("min", [](const KernelEntry& entry) { test_reduction(entry, min_of, 0.0, entry.dtype); });
-  for_each_kernel("argmax", test_argmax);
   for_each_kernel("softmax", test_softmax);
   for_each_kernel("layer_norm", test_layer_norm);
   for_each_kernel("alibi", test_alibi);

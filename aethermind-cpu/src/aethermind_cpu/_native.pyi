@@ -29,7 +29,7 @@ class Step:
         kernel: object,
         inputs: Sequence[Operand | None],
         outputs: Sequence[Operand],
-        attributes: Sequence[int | float],
+        attributes: Sequence[int | float | Sequence[int]],
     ) -> None: ...
 
 class Plan:

@@ -152,7 +152,7 @@ def _bind_step(step: Step, memory: MemoryMap, indices: Mapping[str, int]) -> _na
         step.kernel.native,
         [None if operand is None else _bind_operand(operand, memory, indices) for operand in step.inputs],
         [_bind_operand(operand, memory, indices) for operand in step.outputs],
-        [_as_number(value) for value in step.attribute_values()],
+        [_as_native(value) for value in step.attribute_values()],
     )
 
 
@@ -165,5 +165,5 @@ def _address(operand: Operand, memory: MemoryMap) -> int:
     return memory[operand.place, operand.name] + operand.offset_bytes
 
 
-def _as_number(value: Attribute) -> int | float:
-    return int(value) if isinstance(value, bool) else value
+def _as_native(value: Attribute) -> int | float | list[int]:
+    return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, bool) else value

@@ -9,7 +9,7 @@ from functools import partial
 from aethermind.dispatch.kernel import Kernel, Pack, Signature
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
-from aethermind.ops.operator import Operator
+from aethermind.ops.operator import BROADCASTING, Operator
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, FP8, WeightFormat, parse_format
 from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_limit
@@ -54,6 +54,7 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
         native=entry.capsule,
         is_batch_invariant=True,
         packs={_input(operator, index): packs.setdefault(pack.name, dense_pack(pack)) for index, pack in entry.packs},
+        additions=frozenset({BROADCASTING}).intersection(operator.additions),
     )
     return _with_shared_packs(kernel, operator)
 

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aethermind.dispatch import Dispatcher, Kernel, Signature
+from aethermind.dispatch import Dispatcher, Fallback, Kernel, Signature
 from aethermind.dispatch.reference import reference_kernels
+from aethermind.errors import KernelNotFoundError
 from aethermind.graph import GraphBuilder
 from aethermind.graph.compile import compile_graph
 from aethermind.hal import DType
 from aethermind.ops import catalog
-from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.dims import SymDim
+from aethermind.ops.operator import BROADCASTING, OperatorRegistry
 
 OPERATORS = OperatorRegistry(catalog.load())
 F32 = frozenset({DType.FLOAT32})
@@ -75,3 +77,60 @@ def test_plans_call_old_kernels_without_additions(offset: float, chosen: str) ->
     (step,) = compiled.plan.steps
     assert step.kernel.name == chosen
     assert list(step.attributes) == ["eps"] if chosen == "old" else ["eps", "weight_offset"]
+
+
+def old_sum(inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Any]) -> None:
+    assert not attributes
+    outputs[0][...] = inputs[0].sum(-1)
+
+
+def old_add(inputs: Sequence[Any], outputs: Sequence[Any], _: Mapping[str, Any]) -> None:
+    a, b = inputs
+    assert a.shape == b.shape == outputs[0].shape
+    outputs[0][...] = a + b
+
+
+OLD_KERNELS = (
+    Kernel("sum", "old", "old sum", F32, function=old_sum),
+    Kernel("add", "old", "old add", F32, function=old_add),
+)
+
+
+def steps(name: str, *shapes: tuple[Any, ...], **attributes: Any) -> list[str]:
+    """The kernels of a plan of one operator on a device with old kernels and references of what was there before."""
+    builder = GraphBuilder("one", OPERATORS)
+    values = [builder.input(f"x{number}", DType.FLOAT32, shape) for number, shape in enumerate(shapes)]
+    builder.output("out", builder.op(name, *values, **attributes))
+    simple = [kernel for kernel in reference_kernels(OPERATORS, "old") if kernel.operator not in ("sum", "add")]
+    compiled = compile_graph(
+        builder.finish(), OPERATORS, Dispatcher([*OLD_KERNELS, *simple]), "old", {"T": 4}, fallback=Fallback.ERROR
+    )
+    return [step.kernel.name if "old" in step.kernel.name else step.kernel.operator for step in compiled.plan.steps]
+
+
+def test_an_old_reduction_computes_other_dims_after_a_permutation() -> None:
+    assert steps("sum", (2, 3, 4)) == ["old sum"]
+    assert steps("sum", (2, 3, 4), dim=(1, 2)) == ["old sum"]
+    assert steps("sum", (2, 3, 4), dim=2, keepdim=True) == ["old sum"]
+    assert steps("sum", (2, 3, 4), dim=1) == ["transpose", "old sum"]
+    assert steps("sum", (SymDim("T"), 3), dim=0) == ["transpose", "old sum"]
+
+
+def test_an_old_sum_of_two_tensors_computes_broadcasting_after_an_expansion() -> None:
+    assert steps("add", (3, 4), (3, 4)) == ["old add"]
+    assert steps("add", (2, 4), (4,)) == ["concat", "old add"]
+    assert steps("add", (2, 1), (1, 2)) == ["concat", "concat", "old add"]
+
+
+def test_broadcasting_to_a_size_of_the_run_needs_a_kernel_for_it() -> None:
+    with pytest.raises(KernelNotFoundError, match=r"No kernel for operator add .*does not compute broadcasting"):
+        steps("add", (SymDim("T"), 8), (8,))
+
+
+def test_a_kernel_that_broadcasts_says_so() -> None:
+    builder = GraphBuilder("one", OPERATORS)
+    a, b = builder.input("a", DType.FLOAT32, (SymDim("T"), 8)), builder.input("b", DType.FLOAT32, (8,))
+    builder.output("out", builder.op("add", a, b))
+    kernel = Kernel("add", "new", "new", F32, function=print, additions=frozenset({BROADCASTING}))
+    compiled = compile_graph(builder.finish(), OPERATORS, Dispatcher([kernel]), "new", {"T": 4})
+    assert [step.kernel for step in compiled.plan.steps] == [kernel]

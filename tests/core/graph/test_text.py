@@ -47,6 +47,16 @@ def test_models_survive_the_round_trip(architecture: str) -> None:
         assert parse_graph(str(graph)) == graph
 
 
+def test_lists_of_dims_survive_the_round_trip() -> None:
+    builder = GraphBuilder("sums", OPERATORS)
+    x = builder.input("x", DType.FLOAT32, (2, 3, 4))
+    builder.output("some", builder.op("sum", x, dim=(0, -1), keepdim=True))
+    builder.output("all", builder.op("sum", x, dim=()))
+    graph = builder.finish()
+    assert "sum(%x) {dim=[0,-1], keepdim=True}" in str(graph)
+    assert parse_graph(str(graph)) == graph
+
+
 def test_the_text_is_what_the_manual_says() -> None:
     graph = parse_graph(TEXT)
     assert format_graph(graph) == TEXT

@@ -213,9 +213,17 @@ def token_logprobs(logits, token_ids, k):
     return logprob[:, 0], rank.int(), top_ids.int(), functional.pad(top.values[:, :k], missing, value=-torch.inf)
 
 
-def first_largest(x):
+def first_largest(x, dim, keepdim):
     """torch promises no particular index on ties."""
-    return (x.cummax(-1).values < x.amax(-1, keepdim=True)).sum(-1).int()
+    return (x.cummax(dim).values < x.amax(dim, keepdim=True)).sum(dim, keepdim=keepdim).int()
+
+
+def product(x, dim, keepdim):
+    """torch.prod takes one dim."""
+    shape = x.sum(dim, keepdim=keepdim).shape
+    for each in sorted({each % x.ndim for each in dim or range(x.ndim)}, reverse=True):
+        x = x.prod(each)
+    return x.reshape(shape)
 
 
 TORCH: dict[str, Callable[..., Any]] = {
@@ -268,11 +276,16 @@ TORCH: dict[str, Callable[..., Any]] = {
     "div": torch.div,
     "exp": torch.exp,
     "log": torch.log,
-    "sum": lambda x: torch.sum(x, dim=-1),
-    "mean": lambda x: torch.mean(x, dim=-1),
-    "max": lambda x: torch.amax(x, dim=-1),
-    "min": lambda x: torch.amin(x, dim=-1),
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "prod": product,
+    "max": torch.amax,
+    "min": torch.amin,
     "argmax": first_largest,
+    "argmin": lambda x, dim, keepdim: first_largest(-x, dim, keepdim),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "permute": lambda x, dims: x.permute(dims),
+    "expand": lambda x, shape: x.expand(shape),
     "softmax": lambda x: torch.softmax(x, dim=-1),
     "matmul": torch.matmul,
     "transpose": lambda x: x.mT,
@@ -304,7 +317,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 80
+    assert len(OPERATORS) == 85
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.errors import OperatorError
-from aethermind.ops.dims import SymDim, evaluate, match, parse_shape, resolve
+from aethermind.ops.dims import SymDim, parse_shape, resolve
+from aethermind.ops.shape_patterns import evaluate, match
 
 T, S = SymDim("T"), SymDim("S")
 

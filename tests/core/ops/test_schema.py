@@ -77,7 +77,7 @@ def test_every_signature_of_the_catalog_prints_as_it_was_written():
 
 def test_views_are_told_from_operators_that_change_memory():
     views = {operator.name for operator in catalog.load() if operator.schema.is_view}
-    assert views == {"split_heads", "merge_heads", "split_last", "merge_last"}
+    assert views == {"split_heads", "merge_heads", "split_last", "merge_last", "reshape"}
     assert not OperatorSchema.parse("scale(x: F[T]) -> (out: F[T] = x)").is_view
 
 
@@ -150,3 +150,90 @@ def test_an_output_without_a_size_is_one_sentence_that_names_the_operator():
     with pytest.raises(OperatorError) as raised:
         SPLIT.infer((f32(3, 10),), {"num_heads": 4})
     assert str(raised.value) == f"Operator split: Dim 10 is not a multiple of 4. Signature: {SPLIT.text}"
+
+
+ADD = catalog.page("add").schema
+SUM = catalog.page("sum").schema
+RESHAPE = catalog.page("reshape").schema
+PERMUTE = catalog.page("permute").schema
+EXPAND = catalog.page("expand").schema
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out"),
+    [
+        ((3, 1), (4,), (3, 4)),
+        ((), (2, 3), (2, 3)),
+        ((2, 1, 5), (4, 1), (2, 4, 5)),
+        ((T, 8), (8,), (T, 8)),
+        ((1, 8), (T, 1), (T, 8)),
+        ((0, 8), (1, 8), (0, 8)),
+    ],
+)
+def test_shapes_are_broadcast_from_the_last_dim(a, b, out):
+    assert ADD.infer((f32(*a), f32(*b)), {}) == (f32(*out),)
+    assert ADD.infer((f32(*b), f32(*a)), {}) == (f32(*out),)
+
+
+@pytest.mark.parametrize(("a", "b"), [((3, 7), (3,)), ((2, 3), (3, 2)), ((T, 8), (4, 8)), ((0,), (2,))])
+def test_shapes_that_cannot_be_broadcast_are_one_sentence(a, b):
+    with pytest.raises(
+        OperatorError, match=r"^Operator add: input 'b' is .*, but it cannot be broadcast with \[.*\]: "
+    ):
+        ADD.infer((f32(*a), f32(*b)), {})
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes", "out"),
+    [
+        ((2, 3, 4), {}, (2, 3)),
+        ((2, 3, 4), {"dim": 0}, (3, 4)),
+        ((2, 3, 4), {"dim": [0, -1], "keepdim": True}, (1, 3, 1)),
+        ((2, 3, 4), {"dim": None}, ()),
+        ((2, 3, 4), {"dim": (), "keepdim": True}, (1, 1, 1)),
+        ((T, 3, 4), {"dim": (1, 2)}, (T,)),
+        ((T, 3), {"dim": 0}, (3,)),
+    ],
+)
+def test_reduced_dims_are_left_out_or_kept_as_1(shape, attributes, out):
+    assert SUM.infer((f32(*shape),), SUM.complete(attributes)) == (f32(*out),)
+
+
+@pytest.mark.parametrize(
+    ("schema", "shape", "attributes", "out"),
+    [
+        (RESHAPE, (2, 12), {"shape": (4, -1)}, (4, 6)),
+        (RESHAPE, (T, 896), {"shape": (-1, 14, 64)}, (T, 14, 64)),
+        (RESHAPE, (T, 14, 64), {"shape": (1, -1, 896)}, (1, T, 896)),
+        (PERMUTE, (T, 14, 64), {"dims": (1, 0, -1)}, (14, T, 64)),
+        (EXPAND, (T, 1, 64), {"shape": (-1, 7, 64)}, (T, 7, 64)),
+        (EXPAND, (5,), {"shape": (2, 3, -1)}, (2, 3, 5)),
+    ],
+)
+def test_shapes_by_lists_of_sizes_and_dims(schema, shape, attributes, out):
+    assert schema.infer((f32(*shape),), schema.complete(attributes)) == (f32(*out),)
+
+
+@pytest.mark.parametrize(
+    ("schema", "shape", "attributes", "problem"),
+    [
+        (SUM, (2, 3), {"dim": 2}, "Dim 2 is out of range for a tensor of 2 dims."),
+        (SUM, (2, 3), {"dim": (1, -1)}, "Dims [1, -1] name a dim twice."),
+        (SUM, (2, 3), {"dim": 0.5}, "attribute 'dim' should be of type ints, got 0.5."),
+        (RESHAPE, (2, 3), {"shape": (4, -1)}, "[2,3] does not have the elements of a shape [4, -1]."),
+        (RESHAPE, (2, 3), {"shape": (-1, -1)}, "Shape [-1, -1] should have one -1 at most."),
+        (RESHAPE, (0, 3), {"shape": (0, -1)}, "[0,3] does not have the elements of a shape [0, -1]."),
+        (RESHAPE, (T, 6), {"shape": (-1, 4)}, "[T,6] does not have the elements of a shape [-1, 4]."),
+        (PERMUTE, (2, 3, 4), {"dims": (1, 0)}, "Dims [1, 0] should name each of the 3 dims once."),
+        (
+            EXPAND,
+            (2, 3),
+            {"shape": (4, 3)},
+            "[2,3] cannot be expanded to [4, 3]: aligned at the end, only dims of 1 grow.",
+        ),
+    ],
+)
+def test_lists_that_do_not_fit_are_one_sentence(schema, shape, attributes, problem):
+    with pytest.raises(OperatorError) as raised:
+        schema.infer((f32(*shape),), schema.complete(attributes))
+    assert str(raised.value) == f"Operator {schema.name}: {problem} Signature: {schema.text}"

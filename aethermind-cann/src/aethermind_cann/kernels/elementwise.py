@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import gelu
 
+from aethermind.ops.operator import BROADCASTING
 from aethermind_cann.kernels._kernel import Attributes, Tensors, in_float32, into_output, plain_kernel, put
 
 __all__ = ["KERNELS", "gated_silu"]
@@ -50,7 +51,10 @@ def _gelu(x: torch.Tensor, *, approximate: bool) -> torch.Tensor:
 
 
 KERNELS = [
-    *(plain_kernel(name, into_output(getattr(torch, name))) for name in ("add", "sub", "mul", "div")),
+    *(
+        plain_kernel(name, into_output(getattr(torch, name)), additions=frozenset({BROADCASTING}))
+        for name in ("add", "sub", "mul", "div")
+    ),
     plain_kernel("relu", _relu),
     plain_kernel("exp", in_float32(torch.exp)),
     plain_kernel("log", in_float32(torch.log)),

@@ -1,4 +1,4 @@
-"""Copies without arithmetic: rows gathered or replaced, transposes of the last dims, vectors of a token."""
+"""Copies without arithmetic: rows gathered or replaced, permutations and repetitions of dims, vectors of a token."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ def _permute_heads(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     put(outputs[0], inputs[0].transpose(-3, -2))
 
 
+def _permute(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    put(outputs[0], inputs[0].permute(attributes["dims"]))
+
+
+def _expand(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    put(outputs[0], inputs[0].expand(outputs[0].shape))
+
+
 KERNELS = [
     plain_kernel("embedding", _gather_by_leading_indices),
     plain_kernel("position_embedding", _gather_by_leading_indices),
@@ -60,6 +68,8 @@ KERNELS = [
     plain_kernel("scatter_rows", _scatter_rows),
     plain_kernel("transpose", _transpose),
     plain_kernel("permute_heads", _permute_heads),
+    plain_kernel("permute", _permute),
+    plain_kernel("expand", _expand),
     plain_kernel("select", _select),
     plain_kernel("concat", _concat),
     plain_kernel("slice_last", _slice_last),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aethermind.errors import AetherMindError, KernelError, describe_exception
 from aethermind.hal.dtype import DType
+from aethermind.ops.operator import BROADCASTING
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
 
@@ -118,11 +119,11 @@ class Kernel:
 
     `rounds_weights` says that dequantised weights may be rounded to F before the multiplication.
 
-    `additions` are the names of the operator's additions that a Python kernel computes (see `Operator`); those of a
-    native kernel follow from the numbers of inputs and attributes in its `am_kernel`. A kernel is not chosen for a call
-    that uses another one. In all its calls, and in the signatures that `supports` gets, additions that it does not know
-    are left out from the end on, so that a kernel which was written before an operator grew gets the inputs and
-    attributes that it knows.
+    `additions` are the names of the operator's additions that a kernel computes (see `Operator`); a native kernel names
+    BROADCASTING only, as the others follow from the numbers of inputs and attributes in its `am_kernel`. A kernel is
+    not chosen for a call that uses another one. In all its calls, and in the signatures that `supports` gets, additions
+    that it does not know are left out from the end on, so that a kernel which was written before an operator grew gets
+    the inputs and attributes that it knows.
 
     `provider` is the package that the kernel comes from, for messages, and `api_version` the version of the plugin API
     by which it offers the kernel, None for the newest. The registry sets both.
@@ -176,7 +177,7 @@ class Kernel:
         if not additions:
             return inputs, attributes
         known = self._known_additions(len(inputs), attributes, additions)
-        num_inputs = len(inputs) - _num_unknown_at_end([name for name in additions if name not in attributes], known)
+        num_inputs = len(inputs) - _num_unknown_at_end(_optional_inputs(additions, attributes), known)
         names = list(attributes)
         unknown_at_end = _num_unknown_at_end([name for name in additions if name in attributes], known)
         return inputs[:num_inputs], {name: attributes[name] for name in names[: len(names) - unknown_at_end]}
@@ -190,9 +191,9 @@ class Kernel:
         counts = _counts_of(self.native)
         if counts is None:
             return frozenset(additions)
-        inputs = [name for name in additions if name not in attributes]
+        inputs = _optional_inputs(additions, attributes)
         first = num_inputs - len(inputs)  # additions are behind the inputs of the first release
-        known = {*inputs[: max(counts.inputs - first, 0)], *list(attributes)[: counts.attributes]}
+        known = {*inputs[: max(counts.inputs - first, 0)], *list(attributes)[: counts.attributes], *self.additions}
         return frozenset(known.intersection(additions))
 
     def failure(self, error: Exception) -> KernelError:
@@ -216,6 +217,10 @@ class Kernel:
                 f"Kernel {self.title} returned {type(returned).__name__} instead of None: a kernel writes its results "
                 "into `outputs`, such as by `outputs[0][...] = …`."
             )
+
+
+def _optional_inputs(additions: Sequence[str], attributes: Mapping[str, Attribute]) -> list[str]:
+    return [name for name in additions if name not in attributes and name != BROADCASTING]
 
 
 def _num_unknown_at_end(additions: Sequence[str], known: frozenset[str]) -> int:

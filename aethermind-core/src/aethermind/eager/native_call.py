@@ -126,8 +126,12 @@ class _BoundStep:
         self._tensors = (_Tensor * max(len(self._operands), 1))(*(_tensor(operand) for operand in self._operands))
         values = step.attribute_values()
         self._attributes = (_Attribute * max(len(values), 1))()
+        self._lists: list[Any] = []
         for attribute, value in zip(self._attributes, values, strict=False):  # the array has at least one element
-            if isinstance(value, float):
+            if isinstance(value, tuple):
+                self._lists.append((ctypes.c_int64 * (len(value) + 1))(len(value), *value))
+                attribute.i = ctypes.addressof(self._lists[-1])
+            elif isinstance(value, float):
                 attribute.f = value
             else:
                 attribute.i = int(value)

@@ -187,7 +187,7 @@ class Operation:
             if not self._input_names.isdisjoint(attributes):
                 tensors, attributes = self._positional(tensors, attributes)
             for name, value in attributes.items():
-                key += (name, value, value.__class__)
+                key += (name, tuple(value) if value.__class__ is list else value, value.__class__)
         if len(tensors) < self._num_inputs:
             tensors += (None,) * (self._num_inputs - len(tensors))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aethermind.graph.builder import UniqueNames, make_node
@@ -12,16 +13,18 @@ from aethermind.ops.schema import Attribute
 __all__ = ["decompose"]
 
 
-def decompose(node: Node, operators: OperatorRegistry, names: UniqueNames) -> list[Node]:
+def decompose(
+    node: Node, operators: OperatorRegistry, names: UniqueNames, parts: Callable[..., Any] | None = None
+) -> list[Node]:
     """Return the nodes of the decomposition that replaces `node`; they compute the same output values.
 
-    The node's operator must have a decomposition. Intermediate values are named `<value>/<operator>`, made unique by
-    `names`.
+    It is `parts`, or that of the node's operator, which must have one. Intermediate values are named
+    `<value>/<operator>`, made unique by `names`.
     """
-    operator = operators[node.operator]
-    assert operator.decompose is not None, f"{node.operator} has no decomposition"
+    parts = parts or operators[node.operator].decompose
+    assert parts is not None, f"{node.operator} has no decomposition"
     recorder = _Recorder(operators, node.outputs[0].name, names)
-    results = operator.decompose(recorder, *node.inputs, **node.attributes)
+    results = parts(recorder, *node.inputs, **node.attributes)
     results = results if isinstance(results, tuple) else (results,)
     original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
     computed = {value.name: value.type for inner in recorder.nodes for value in inner.outputs}

@@ -126,8 +126,12 @@ def format_graph(graph: Graph) -> str:
 def _format_node(node: Node) -> str:
     results = ", ".join(f"{value}: {value.type}" for value in node.outputs)
     arguments = ", ".join("_" if value is None else str(value) for value in node.inputs)
-    attributes = ", ".join(f"{name}={value!r}" for name, value in node.attributes.items())
+    attributes = ", ".join(f"{name}={_format_attribute(value)}" for name, value in node.attributes.items())
     return f"{results} = {node.operator}({arguments})" + (f" {{{attributes}}}" if attributes else "")
+
+
+def _format_attribute(value: Attribute) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else repr(value)
 
 
 def parse_graph(text: str) -> Graph:
@@ -189,6 +193,8 @@ def _parse_type(dtype: str, shape: str) -> TensorType:
 def _parse_attribute(text: str) -> Attribute:
     if text in ("True", "False"):
         return text == "True"
+    if text.startswith("["):
+        return tuple(int(number) for number in text[1:-1].split(",") if number)
     try:
         return int(text)
     except ValueError:

@@ -12,7 +12,7 @@ from itertools import chain
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
-from aethermind.errors import KernelNotFoundError
+from aethermind.errors import KernelNotFoundError, OperatorError
 from aethermind.graph.builder import UniqueNames
 from aethermind.graph.decomposition import decompose
 from aethermind.graph.ir import Graph, Node, ValueKind
@@ -129,6 +129,8 @@ class _Lowering:
             return [(node, None)]
         signature = self._signature(node, operator)
         resolution = self._resolve_packed(node, operator, signature) or self._resolve(signature)
+        if resolution.chosen is None and (parts := self._without_additions(node, operator, signature)):
+            return parts
         if operator.decompose is None:
             return [(node, resolution if resolution.chosen else self._fall_back(signature, resolution))]
         if resolution.chosen and self.fuse:
@@ -137,6 +139,18 @@ class _Lowering:
         if resolution.chosen and any(resolved is not None and resolved.chosen is None for _, resolved in parts):
             return [(node, resolution)]
         return parts
+
+    def _without_additions(
+        self, node: Node, operator: Operator, signature: Signature
+    ) -> Sequence[tuple[Node, Resolution | None]]:
+        """Return nodes of operators that kernels from before the additions compute; none if there are no such nodes."""
+        if operator.without_additions is None or not any(signature.additions.values()):
+            return []
+        try:
+            parts = decompose(node, self.operators, self.names, operator.without_additions)
+        except OperatorError:  # it depends on sizes that are known only at run time
+            return []
+        return [pair for part in parts for pair in self.lower(part)]
 
     def _resolve(self, signature: Signature) -> Resolution:
         attributes, packed = tuple(signature.attributes.items()), tuple(signature.packed.items())

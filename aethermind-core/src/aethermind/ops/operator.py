@@ -12,11 +12,25 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import Attribute, OperatorSchema, TensorType
 
-__all__ = ["Array", "Call", "Cost", "Operator", "OperatorRegistry", "Sample", "Tolerance", "cost_of", "visible_pairs"]
+__all__ = [
+    "Array",
+    "BROADCASTING",
+    "Call",
+    "Cost",
+    "Operator",
+    "OperatorRegistry",
+    "Sample",
+    "Tolerance",
+    "cost_of",
+    "visible_pairs",
+]
 
 
 Array = Any
 """A NumPy array. The alias is `Any`, so that this module does not import NumPy."""
+
+BROADCASTING = "broadcasting"
+"""The addition that a call uses whose inputs have different shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +81,10 @@ class Operator:
     `eager` calls it; the indices in a plan are written by the engine.
 
     `additions` are the names of inputs and attributes that the operator gained after its first release: optional ones,
-    behind the others, in the order of the schema with inputs first. Kernels name those that they compute
-    (`Kernel.additions`), so that kernels from before remain usable.
+    behind the others, in the order of the schema with inputs first; and `BROADCASTING` if its inputs may have different
+    shapes since then. Kernels name those that they compute (`Kernel.additions`), so that kernels from before remain
+    usable. `without_additions`, where given, is like `decompose`: it computes a call that uses additions by calls that
+    use none, for devices with such kernels only.
 
     `extension(types)` names what a call has that operators of plugin API 1 did not allow, by the types of its inputs
     (None where absent): such as a rotary table that is narrower than a head. None where nothing. Kernels of packages
@@ -91,18 +107,24 @@ class Operator:
     check: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], None] | None = None
     additions: tuple[str, ...] = ()
     extension: Callable[[Mapping[str, TensorType | None]], str | None] | None = None
+    without_additions: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
         """The name of the operator, unique in a registry."""
         return self.schema.name
 
-    def used_additions(self, inputs: Sequence[object], attributes: Mapping[str, Attribute]) -> dict[str, bool]:
-        """Return, for each addition, whether a call with all inputs and attributes of the schema uses it."""
+    def used_additions(self, inputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> dict[str, bool]:
+        """Return, for each addition, whether a call with all inputs and attributes of the schema uses it.
+
+        Inputs are anything with a `shape`, or None.
+        """
         if not self.additions:
             return {}
         given = {spec.name: value is not None for spec, value in zip(self.schema.inputs, inputs, strict=True)}
         given |= {spec.name: attributes[spec.name] != spec.default for spec in self.schema.attributes}
+        if BROADCASTING in self.additions:
+            given[BROADCASTING] = len({tuple(value.shape) for value in inputs if value is not None}) > 1
         return {name: given[name] for name in self.additions}
 
     def used_extension(self, types: Sequence[TensorType | None]) -> str | None:

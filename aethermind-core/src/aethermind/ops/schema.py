@@ -6,7 +6,9 @@ Left of `;` are tensors, right of it attributes. `F` is the operator's floating-
 format whose values have the type `F`, `q8` codes in one of `CODE_DTYPES`, the same for all tensors of the operator, and
 `f32`, `i32`, `i64` are dtypes. Names in brackets are dims: the first use binds, later ones must agree. `?` marks an
 optional tensor. An output written `k_out: F[N, K, P, C] = k_cache` is the same memory as that input, changed in place;
-`out: F[T] ~ x` may share it.
+`out: F[T] ~ x` may share it. A leading `...` is any number of dims, `#...` as many that are broadcast to `...`, and
+`reduce(...)` a function of them and of attributes (`ops.shape_functions`). Attributes are `int`, `float`, `bool` or
+`ints`, a list of integers.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from typing import Any, Protocol, TypeVar
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
 from aethermind.hal.tensor import num_elements
-from aethermind.ops import dims
-from aethermind.ops.dims import Shape
+from aethermind.ops import shape_patterns
+from aethermind.ops.dims import Shape, resolve
 
 __all__ = ["Attribute", "AttributeSpec", "CODE_DTYPES", "OpBuilder", "OperatorSchema", "TensorSpec", "TensorType"]
 
-Attribute = int | float | bool
+Attribute = Any
+"""An int, float or bool, or a tuple of ints; the schema knows which."""
 
 CODE_DTYPES = (DType.INT8, DType.FLOAT8_E4M3FN)
 """The dtypes of quantised rows, each of which has a scale."""
@@ -37,8 +40,8 @@ _CONCRETE = {
     "i8": DType.INT8,
     "u8": DType.UINT8,
 }
-_ATTRIBUTE_TYPES: dict[str, type[Attribute]] = {"int": int, "float": float, "bool": bool}
-_ACCEPTED: dict[type[Attribute], type] = {int: Integral, float: Real}
+_ATTRIBUTE_TYPES: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "ints": tuple}
+_ACCEPTED: dict[type[Any], type] = {int: Integral, float: Real}
 _SIGNATURE = re.compile(r"^(\w+)\(([^;)]*)(?:;([^)]*))?\)\s*->\s*\((.*)\)$", re.DOTALL)
 _TENSOR = re.compile(r"^(\w+):\s*(\w+)\[([^\]]*)\](\?)?(?:\s*([=~])\s*(\w+))?$")
 _ATTRIBUTE = re.compile(r"^(\w+):\s*(\w+)(?:\s*=\s*(\S+))?$")
@@ -56,7 +59,7 @@ class TensorType:
 
     def nbytes(self, symbols: Mapping[str, int]) -> int:
         """Return the bytes of the elements when the symbols have these values."""
-        return num_elements(dims.resolve(self.shape, symbols)) * self.dtype.itemsize
+        return num_elements(resolve(self.shape, symbols)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
-    """One attribute: its type, and its default or None where it is required."""
+    """One attribute: its type (tuple where it is a list of integers), and its default or None where it is required."""
 
     name: str
-    type: type[Attribute]
+    type: type[Any]
     default: Attribute | None
 
 
@@ -129,21 +132,31 @@ class OperatorSchema:
         completed: dict[str, Attribute] = {}
         for spec in self.attributes:
             value = attributes.get(spec.name, spec.default)
+            if value is None and spec.type is tuple and spec.name in attributes:
+                value = ()  # as PyTorch's `dim=None`: all dims
             if value is None:
                 raise OperatorError(f"Operator {self.name} needs the attribute {spec.name!r}. Signature: {self.text}")
             completed[spec.name] = self._checked(spec, value)
         return completed
 
     def _checked(self, spec: AttributeSpec, value: Attribute) -> Attribute:
-        """Return a value in its attribute's type; the only conversion is from integer to float."""
-        is_boolean = isinstance(value, bool)
-        fits = is_boolean if spec.type is bool else not is_boolean and isinstance(value, _ACCEPTED[spec.type])
+        """Return a value in its attribute's type: an integer may be a float or a list, and any sequence a list."""
+        fits, checked = False, value
+        if spec.type is tuple:
+            checked = tuple(value) if isinstance(value, Sequence) else (value,)
+            fits = all(isinstance(each, Integral) and not isinstance(each, bool) for each in checked)
+            checked = tuple(map(int, checked)) if fits else checked
+        elif isinstance(value, bool) or spec.type is bool:
+            fits = isinstance(value, bool) and spec.type is bool
+        elif isinstance(value, _ACCEPTED[spec.type]):
+            fits, checked = True, spec.type(value)
         if not fits:
+            wanted = "ints" if spec.type is tuple else spec.type.__name__
             raise OperatorError(
-                f"Operator {self.name}: attribute {spec.name!r} should be of type {spec.type.__name__}, got {value!r}. "
+                f"Operator {self.name}: attribute {spec.name!r} should be of type {wanted}, got {value!r}. "
                 f"Signature: {self.text}"
             )
-        return spec.type(value)
+        return checked
 
     def infer(
         self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Attribute], float_type: DType | None = None
@@ -171,7 +184,7 @@ class OperatorSchema:
             problem = (
                 f"dtype should be {wanted}"
                 if given.dtype is not wanted
-                else dims.match(spec.pattern, given.shape, binding)
+                else shape_patterns.match(spec.pattern, given.shape, binding)
             )
             if problem:
                 raise OperatorError(
@@ -180,7 +193,7 @@ class OperatorSchema:
         binding.update(attributes)
         resolved = (float_type or DType.FLOAT32, code_type or CODE_DTYPES[0])
         try:
-            shapes = [dims.evaluate(spec.pattern, binding) for spec in self.outputs]
+            shapes = [shape_patterns.evaluate(spec.pattern, binding) for spec in self.outputs]
         except OperatorError as error:
             raise OperatorError(f"Operator {self.name}: {error} Signature: {self.text}") from None
         return tuple(TensorType(spec.dtype(*resolved), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
@@ -234,5 +247,8 @@ def _parse_attribute(text: str) -> AttributeSpec:
     assert found, f"malformed attribute in an operator signature: {text}"
     name, type_name, default = found.groups()
     kind = _ATTRIBUTE_TYPES[type_name]
-    value: Attribute | None = None if default is None else (default == "True") if kind is bool else kind(default)
-    return AttributeSpec(name, kind, value)
+    if default is None:
+        return AttributeSpec(name, kind, None)
+    if kind is tuple:
+        return AttributeSpec(name, kind, tuple(int(each) for each in default.strip("[]").split(",") if each))
+    return AttributeSpec(name, kind, (default == "True") if kind is bool else kind(default))

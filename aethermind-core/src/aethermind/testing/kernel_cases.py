@@ -145,7 +145,8 @@ def _num_columns(operator: Operator, inputs: Collection[str], sample: Sample) ->
 def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
     """Return the number of rows of the first input that is not in `inputs`: kernels depend on the number."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
-    return next((int(array.shape[0]) for spec, array in named if spec.name not in inputs and array is not None), 0)
+    sizes = (array.shape for spec, array in named if spec.name not in inputs and array is not None)
+    return next((int(shape[0]) if shape else 1 for shape in sizes), 0)
 
 
 def _last_dim(sample: Sample) -> int:

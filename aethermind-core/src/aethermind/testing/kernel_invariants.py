@@ -10,6 +10,7 @@ import numpy as np
 from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array, Operator, OperatorRegistry
+from aethermind.ops.shape_patterns import BROADCAST, REST
 from aethermind.runtime import OpenDevice
 from aethermind.testing.operator_calls import KernelCall, KernelCase, assert_same_bits, other_values
 
@@ -127,10 +128,12 @@ def row_subsets(
     position, pattern = _first_new_output(operator)
     with np.errstate(all="ignore"):
         whole = evaluate(operators, operator, inputs, attributes)[position]
+    if not whole.ndim:
+        return
     for row in sorted({0, count // 2, count - 1}):
         rows = slice(row, row + 1)
         subset = [
-            array if array is None else _take_rows(array, spec.pattern, axis, rows)
+            array if array is None else _take_rows(array, spec.pattern, axis, rows, whole.ndim)
             for spec, array in zip(operator.schema.inputs, inputs, strict=True)
         ]
         try:
@@ -138,7 +141,8 @@ def row_subsets(
                 alone = evaluate(operators, operator, subset, attributes)[position]
         except (OperatorError, IndexError):
             return  # indices refer to other rows
-        if not np.allclose(alone, _take_rows(whole, pattern, axis, rows), equal_nan=True):
+        expected = _take_rows(whole, pattern, axis, rows)
+        if alone.shape != expected.shape or not np.allclose(alone, expected, equal_nan=True):
             return  # rows depend on each other, as the queries of causal attention do
         yield rows, subset
 
@@ -223,22 +227,39 @@ def _first_new_output(operator: Operator) -> tuple[int, tuple[str, ...]]:
 def _row_dim(operator: Operator) -> str | None:
     """Return the row dim: the first named dim, or `...` if only the column dim is named; None if there are no dims."""
     _, pattern = _first_new_output(operator)
-    if pattern[:1] != ("...",):
+    if pattern[:1] != (REST,) and not _is_function(pattern):
         return pattern[0] if pattern else None
-    return pattern[1] if len(pattern) > 2 else "..."
+    return pattern[1] if len(pattern) > 2 else REST
+
+
+def _is_function(pattern: Sequence[str]) -> bool:
+    """Whether the dims are a function of the leading ones, such as `reduce(...)`."""
+    return len(pattern) == 1 and pattern[0].endswith(f"({REST})")
 
 
 def _num_rows(operator: Operator, inputs: Sequence[Array | None], axis: str) -> int:
     for spec, array in zip(operator.schema.inputs, inputs, strict=True):
         if array is not None and axis in spec.pattern and array.ndim >= len(spec.pattern):
             where = spec.pattern.index(axis)
-            return int(array.shape[where if axis == "..." else where - len(spec.pattern)])
-    return 0
+            return int(array.shape[where if axis == REST else where - len(spec.pattern)])
+    broadcast = [array.shape for spec, array in zip(operator.schema.inputs, inputs, strict=True)
+                 if array is not None and spec.pattern == (BROADCAST,)]  # fmt: skip
+    common = np.broadcast_shapes(*broadcast)
+    return int(common[0]) if common else 0
 
 
-def _take_rows(array: Array, pattern: Sequence[str], axis: str | None, rows: slice) -> Array:
-    """Return these rows of an array that has the row dim; other arrays unchanged."""
+def _take_rows(
+    array: Array, pattern: Sequence[str], axis: str | None, rows: slice, num_dims: int | None = None
+) -> Array:
+    """Return these rows of an array that has the row dim; other arrays unchanged.
+
+    `num_dims` are those of the result: an array with fewer, or with one row, is broadcast over rows.
+    """
+    if axis == REST and tuple(pattern) == (BROADCAST,):
+        return array if array.ndim != num_dims or len(array) == 1 else np.ascontiguousarray(array[rows])
+    if axis == REST and _is_function(pattern):
+        return np.ascontiguousarray(array[rows])
     if axis is None or axis not in pattern:
         return array
-    where = 0 if axis == "..." else array.ndim - len(pattern) + list(pattern).index(axis)
+    where = 0 if axis == REST else array.ndim - len(pattern) + list(pattern).index(axis)
     return np.ascontiguousarray(array[(slice(None),) * where + (rows,)])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from aethermind.ops.operator import BROADCASTING
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
+from aethermind_cuda.kernels._loops import broadcast_strides, joined_loops, loops_argument
 from aethermind_cuda.launch import Call, DeviceArray, Int64, Launch
 
 __all__ = ["KERNELS", "clamped_silu_mul", "elementwise", "silu_mul_halves"]
@@ -53,14 +55,36 @@ def _launches(entry: str, *parameters: str) -> Callable[[Call], Iterator[Launch]
     return launches
 
 
+def _broadcast(entry: str) -> Callable[[Call], Iterator[Launch]]:
+    """The launch of a binary entry point over inputs of one shape, or of shapes that are broadcast."""
+
+    def launches(call: Call) -> Iterator[Launch]:
+        (out,), (a, b) = call.outputs, call.inputs
+        assert a is not None
+        assert b is not None
+        if a.shape == b.shape:
+            yield elementwise(entry, out, a, b)
+            return
+        strides = (broadcast_strides(array.shape, out.shape) for array in (a, b))
+        loops = loops_argument(joined_loops(out.shape, *strides), 2)
+        blocks = min(_MAX_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))
+        arguments = (out, a, b, Int64(out.size), loops)
+        kernel = f"elementwise_{entry}_broadcast_{out.dtype}"
+        yield Launch("elementwise", kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments)
+
+    return launches
+
+
 def _gelu(call: Call) -> Iterator[Launch]:
     yield elementwise("gelu_tanh" if call.attributes["approximate"] else "gelu", *call.outputs, *call.inputs)
 
 
-_SAME_NAMED = ("add", "div", "exp", "log", "mul", "relu", "sigmoid_mul", "silu", "silu_mul", "sub")
+_SAME_NAMED = ("exp", "log", "relu", "sigmoid_mul", "silu", "silu_mul")
+_BINARY = ("add", "div", "mul", "sub")
 
 KERNELS = (
     *(cuda_kernel(name, _launches(name)) for name in _SAME_NAMED),
+    *(cuda_kernel(name, _broadcast(name), additions=frozenset({BROADCASTING})) for name in _BINARY),
     cuda_kernel("gelu", _gelu),
     cuda_kernel("scale", _launches("scale", "factor")),
     cuda_kernel("clamp", _launches("clamp", "limit")),

@@ -1,20 +1,23 @@
-"""Operators that copy rows without arithmetic: embedding, gather, scatter, parts of rows and transposes.
+"""Operators that copy without arithmetic: embedding, gather, scatter, parts of rows, permutations and repetitions.
 
 Their kernels copy elements as words of 2 or 4 bytes; a block copies one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
-from aethermind_cuda.launch import Call, DeviceArray, Launch
+from aethermind_cuda.kernels._loops import broadcast_strides, joined_loops, loops_argument, row_major_strides
+from aethermind_cuda.launch import Call, DeviceArray, Int64, Launch
 
 __all__ = ["KERNELS", "permute_heads", "transpose"]
 
 _VECTOR_BYTES = 16
 _TILE = 32
+_STRIDED_PER_BLOCK = 1024
+_MAX_BLOCKS = 1 << 16
 _MAX_GRID_Z = 65535
 """Limit of gridDim.z."""
 
@@ -127,6 +130,28 @@ def permute_heads(out: DeviceArray, x: DeviceArray) -> Launch:
     return _launch("permute_heads", prod(x.shape[:-1]) if x.size else 0, out, out, x, *x.shape[-3:])
 
 
+def _permute(call: Call) -> Iterator[Launch]:
+    (x,) = call.inputs
+    assert x is not None
+    strides = row_major_strides(x.shape)
+    yield _copy_strided(call.outputs[0], x, [strides[dim] for dim in call.attributes["dims"]])
+
+
+def _expand(call: Call) -> Iterator[Launch]:
+    (x,) = call.inputs
+    (out,) = call.outputs
+    assert x is not None
+    yield _copy_strided(out, x, broadcast_strides(x.shape, out.shape))
+
+
+def _copy_strided(out: DeviceArray, x: DeviceArray, strides: Sequence[int]) -> Launch:
+    """Copy the elements of x that are these strides apart in the dims of `out`."""
+    loops = loops_argument(joined_loops(out.shape, strides))
+    blocks = min(_MAX_BLOCKS, div_up(out.size, _STRIDED_PER_BLOCK))
+    arguments = (out, x, Int64(out.size), loops)
+    return Launch("rows", f"rows_copy_strided_{_word(x)}", (blocks, 1, 1), (256, 1, 1), arguments)
+
+
 def _transpose(call: Call) -> Iterator[Launch]:
     (x,) = call.inputs
     (out,) = call.outputs
@@ -151,7 +176,9 @@ KERNELS = (
     cuda_kernel("concat", _concat(2)),
     cuda_kernel("concat_last", _concat(1)),
     cuda_kernel("embedding", _embedding),
+    cuda_kernel("expand", _expand),
     cuda_kernel("gather_rows", _gather_rows),
+    cuda_kernel("permute", _permute),
     cuda_kernel("permute_heads", _permute_heads),
     cuda_kernel("position_embedding", _position_embedding),
     cuda_kernel("scatter_rows", _scatter_rows),

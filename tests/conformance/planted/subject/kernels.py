@@ -14,6 +14,7 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.hal import DType
 from aethermind.ops import catalog
+from aethermind.ops.operator import BROADCASTING
 
 torch.set_num_threads(1)
 
@@ -86,8 +87,12 @@ def argmax(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
     put(outputs[0], is_largest.int().argmax(-1).int())
 
 
-def total(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
-    put(outputs[0], wide(inputs[0]).sum(-1))
+def total(inputs: Inputs, outputs: Inputs, attributes: Attributes) -> None:
+    x = wide(inputs[0])
+    reduced = sorted(dim % x.ndim for dim in attributes["dim"] or range(x.ndim))
+    kept = [dim for dim in range(x.ndim) if dim not in reduced]
+    rows = x.permute(*kept, *reduced).flatten(len(kept))
+    put(outputs[0], rows.sum(-1).reshape(outputs[0].shape))
 
 
 def mean(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
@@ -345,6 +350,9 @@ _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16})
 _ANY_WEIGHTS = ("linear", "lm_head")
 
 
+_ADDITIONS = {"add": frozenset({BROADCASTING}), "sum": frozenset({"dim", "keepdim"})}
+
+
 def kernels(logits: ModuleType) -> list[Kernel]:
     """These, those of `logits`, and references for the rest."""
     invariant = _INVARIANT | logits.INVARIANT
@@ -358,6 +366,7 @@ def kernels(logits: ModuleType) -> list[Kernel]:
             function=function,
             is_batch_invariant=operator in invariant,
             weight_formats=None if operator in _ANY_WEIGHTS else frozenset({"dense"}),
+            additions=_ADDITIONS.get(operator, frozenset()),
         )
         for operator, function in (invariant | _OTHERS | logits.OTHERS).items()
     ]

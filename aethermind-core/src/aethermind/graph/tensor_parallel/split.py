@@ -306,7 +306,7 @@ class _Splitter:
 
 def _collective(how: Collective, part: Value, whole: Value) -> Node:
     attributes = {"width": whole.type.shape[-1]} if how is Collective.ALL_GATHER else {}
-    return Node(how.value, (part,), (whole,), attributes)  # type: ignore[arg-type]
+    return Node(how.value, (part,), (whole,), attributes)
 
 
 def _length_of(segments: Segments) -> int:

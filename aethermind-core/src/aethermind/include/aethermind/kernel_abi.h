@@ -48,10 +48,11 @@ typedef struct am_tensor {
   int64_t shape[AM_MAX_DIMS];
 } am_tensor;
 
-/* An attribute of an operator; booleans are integers. */
+/* An attribute of an operator; booleans are integers. A list of integers is its length, followed by its elements. */
 typedef union am_attr {
   int64_t i;
   double f;
+  const int64_t* list;
 } am_attr;
 
 /* One worker's view of the team that runs a step. */

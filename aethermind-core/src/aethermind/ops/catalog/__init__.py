@@ -33,6 +33,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "slice_last",
         "concat_last",
     ),
+    "reshaping": ("reshape", "permute", "expand"),
     "kv_cache_write": ("kv_cache_write", "kv_cache_write_quantized", "latent_cache_write"),
     "qkv_projection": ("qkv_rope_cache_write", "qkv_rope_cache_write_quantized"),
     "key_shift": ("shift_keys", "shift_keys_quantized"),
@@ -56,7 +57,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "mixture": ("moe_swiglu", "moe_gate_up_silu", "moe_linear", "moe_combine", "take_experts"),
     "short_convolution": ("causal_conv1d",),
     "recurrent": ("gated_delta_rule", "ssd_scan"),
-    "reductions": ("sum", "mean", "max", "min", "argmax"),
+    "reductions": ("sum", "mean", "prod", "max", "min", "argmax", "argmin"),
     "logits": ("suppress_tokens", "repetition_penalty", "bias_tokens", "mask_tokens"),
     "sampling": ("sample_tokens", "token_logprobs"),
 }

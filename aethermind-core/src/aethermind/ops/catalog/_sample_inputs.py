@@ -11,6 +11,7 @@ from aethermind.ops.operator import Array, Sample
 
 __all__ = [
     "PagedBatch",
+    "broadcast_pairs",
     "large_scores",
     "normal",
     "paged_attention_sample",
@@ -31,6 +32,27 @@ def same_shaped(rng: np.random.Generator, num_inputs: int, draw: Callable[..., A
     """Yield samples of an elementwise operator whose inputs have one shape; `draw` has the signature of `normal`."""
     for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64), (300, 9), (33_001,)):
         yield Sample("x".join(map(str, shape)), tuple(draw(rng, *shape) for _ in range(num_inputs)))
+
+
+def broadcast_pairs(rng: np.random.Generator, draw: Callable[..., Array] = normal) -> Iterator[Sample]:
+    """Yield samples of a binary elementwise operator whose inputs have different shapes."""
+    for a, b in (
+        ((3, 7), (7,)),
+        ((9, 9), (9,)),
+        ((300, 1), (1, 33)),
+        ((2, 3, 17), (3, 1)),
+        ((5,), ()),
+        ((1, 1), (4, 33)),
+        ((16, 64), (16, 1)),
+        ((1, 9), (70, 9)),
+        ((2, 1, 5, 1, 3), (4, 1, 6, 3)),
+        ((3, 2, 1, 2, 1, 20), (1, 2, 3, 1, 1, 20)),
+        ((1, 33_001), (3, 1)),
+        ((0, 8), (8,)),
+        ((1, 8), (0, 1)),
+    ):
+        label = "_with_".join("x".join(map(str, shape)) or "scalar" for shape in (a, b))
+        yield Sample(label, (draw(rng, *a), draw(rng, *b)))
 
 
 def vectors(rng: np.random.Generator) -> Iterator[Sample]:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from aethermind.ops.catalog._sample_inputs import normal, same_shaped
+from aethermind.errors import OperatorError
+from aethermind.ops.catalog._sample_inputs import broadcast_pairs, normal, same_shaped
 from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
-from aethermind.ops.operator import Array, Operator, Sample
-from aethermind.ops.schema import OperatorSchema
+from aethermind.ops.operator import BROADCASTING, Array, Operator, Sample
+from aethermind.ops.schema import OpBuilder, OperatorSchema
+from aethermind.ops.shape_functions import broadcast, known_sizes
 
 __all__ = ["ADD", "DIV", "EXP", "LOG", "MUL", "SCALE", "SUB"]
+
+
+def _with_expanded_inputs(name: str, builder: OpBuilder[Any], a: Any, b: Any) -> Any:
+    """Return the operator of this name over inputs that are expanded to one shape."""
+    shape = broadcast(tuple(a.shape), tuple(b.shape))
+    assert shape is not None, "the inputs fit the schema"
+    same = [
+        value if tuple(value.shape) == shape else builder.op("expand", value, shape=known_sizes(shape))
+        for value in (a, b)
+    ]
+    if any(tuple(value.shape) != shape for value in same):
+        raise OperatorError(f"Operator {name}: a dim of 1 cannot be expanded to one that is known only at run time.")
+    return builder.op(name, *same)
 
 
 def _add_reference(a: Array, b: Array) -> Array:
@@ -20,17 +37,20 @@ def _add_reference(a: Array, b: Array) -> Array:
 
 def _add_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from same_shaped(rng, 2)
+    yield from broadcast_pairs(rng)
     yield Sample("zeros", (np.array([0.0, -0.0, 0.0, 2.0, 0.0]), np.array([1.0, 2.0, 0.0, 0.0, -3.0])))
 
 
 ADD = Operator(
-    schema=OperatorSchema.parse("add(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
-    summary="a + b, element by element.",
+    schema=OperatorSchema.parse("add(a: F[#...], b: F[#...]) -> (out: F[...] ~ a)"),
+    summary="a + b, element by element, with broadcasting.",
     reference=_add_reference,
     samples=_add_samples,
     tolerances=ONE_ROUNDING,
+    additions=(BROADCASTING,),
+    without_additions=partial(_with_expanded_inputs, "add"),
 )
-"""The sum of two tensors of one shape, such as a residual and a branch."""
+"""The sum of two tensors, such as a residual and a branch, or activations and a bias."""
 
 
 def _sub_reference(a: Array, b: Array) -> Array:
@@ -39,16 +59,19 @@ def _sub_reference(a: Array, b: Array) -> Array:
 
 def _sub_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from same_shaped(rng, 2)
+    yield from broadcast_pairs(rng)
 
 
 SUB = Operator(
-    schema=OperatorSchema.parse("sub(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
-    summary="a - b, element by element.",
+    schema=OperatorSchema.parse("sub(a: F[#...], b: F[#...]) -> (out: F[...] ~ a)"),
+    summary="a - b, element by element, with broadcasting.",
     reference=_sub_reference,
     samples=_sub_samples,
     tolerances=ONE_ROUNDING,
+    additions=(BROADCASTING,),
+    without_additions=partial(_with_expanded_inputs, "sub"),
 )
-"""The difference of two tensors of one shape, element by element."""
+"""The difference of two tensors, element by element."""
 
 
 def _mul_reference(a: Array, b: Array) -> Array:
@@ -57,16 +80,19 @@ def _mul_reference(a: Array, b: Array) -> Array:
 
 def _mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from same_shaped(rng, 2)
+    yield from broadcast_pairs(rng)
 
 
 MUL = Operator(
-    schema=OperatorSchema.parse("mul(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
-    summary="a * b, element by element.",
+    schema=OperatorSchema.parse("mul(a: F[#...], b: F[#...]) -> (out: F[...] ~ a)"),
+    summary="a * b, element by element, with broadcasting.",
     reference=_mul_reference,
     samples=_mul_samples,
     tolerances=ONE_ROUNDING,
+    additions=(BROADCASTING,),
+    without_additions=partial(_with_expanded_inputs, "mul"),
 )
-"""The product of two tensors of one shape, element by element."""
+"""The product of two tensors, element by element."""
 
 
 def _div_reference(a: Array, b: Array) -> Array:
@@ -81,17 +107,20 @@ def _away_from_zero(rng: np.random.Generator, *shape: int) -> Array:
 
 def _div_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from same_shaped(rng, 2, _away_from_zero)
+    yield from broadcast_pairs(rng, _away_from_zero)
     yield Sample("by_zero", (np.array([1.0, -1.0, 1.0, 0.0]), np.array([0.0, 0.0, -0.0, 2.0])))
 
 
 DIV = Operator(
-    schema=OperatorSchema.parse("div(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
-    summary="a / b, element by element; infinite where b is zero and a is not.",
+    schema=OperatorSchema.parse("div(a: F[#...], b: F[#...]) -> (out: F[...] ~ a)"),
+    summary="a / b, element by element, with broadcasting; infinite where b is zero and a is not.",
     reference=_div_reference,
     samples=_div_samples,
     tolerances=ONE_ROUNDING,
+    additions=(BROADCASTING,),
+    without_additions=partial(_with_expanded_inputs, "div"),
 )
-"""The quotient of two tensors of one shape, element by element."""
+"""The quotient of two tensors, element by element."""
 
 
 def _scale_reference(x: Array, *, factor: float) -> Array:
