@@ -13,6 +13,7 @@ from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
 
 MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "Qwen2.5-0.5B-Instruct", "checkpoints/first", "my-model")
+MODELS += ("models/small", "models/large")
 """What readers are told to put there themselves; here it is the demo model."""
 
 HUB_MODELS = {"Qwen/Qwen2.5-0.5B-Instruct": "", "Qwen/Qwen2.5-0.5B-Instruct-GGUF": "Q4_K_M"}

@@ -39,7 +39,8 @@ def defined_tests(path: str) -> frozenset[str]:
 def requests() -> frozenset[str]:
     """The method and path of every route of a server."""
     engine = SimpleNamespace(failure=None, stats=None, pid=None)
-    model: Any = SimpleNamespace(name="demo", engine=engine)
+    info = SimpleNamespace(adapters=(), max_model_len=8, weight_bytes=0, kv_cache_bytes=0, arena_bytes=0)
+    model: Any = SimpleNamespace(name="demo", engine=engine, info=info)
     model.with_adapters = lambda: [model]
     paths = create_app([model]).openapi()["paths"]
     documented = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}

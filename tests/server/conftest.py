@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from aethermind import LLM, Runtime
+from aethermind.server import ModelPool
 from aethermind.server.admission import Limits
 from aethermind.server.run import bind, running
 
@@ -22,13 +23,14 @@ NUM_UNREAD = 4
 
 
 @contextmanager
-def serving(llm: LLM, *, limits: Limits | None = None, **options: Any) -> Iterator[str]:
+def serving(llm: LLM | ModelPool, *, limits: Limits | None = None, **options: Any) -> Iterator[str]:
     """Run a server in a thread of its own; yields its address. `options` are those of `running`."""
+    models = llm if isinstance(llm, ModelPool) else {"demo": llm}
     is_up, loops, stop = threading.Event(), [], asyncio.Event()
     with bind("127.0.0.1", 0) as listening:
 
         async def run() -> None:
-            async with running({"demo": llm}, listening, limits=limits or Limits(), **options):
+            async with running(models, listening, limits=limits or Limits(), **options):
                 loops.append(asyncio.get_running_loop())
                 is_up.set()
                 await stop.wait()

@@ -33,7 +33,8 @@ def test_probes_answer_get_and_head(http: httpx.Client) -> None:
 @pytest.mark.parametrize(("is_draining", "failure", "code"), [(True, None, "draining"), (False, "gone", "engine_dead")])
 def test_a_server_that_is_not_ready_sends_retry_after(is_draining: bool, failure: str | None, code: str) -> None:
     engine = SimpleNamespace(failure=failure, stats=None, pid=None)
-    model: Any = SimpleNamespace(name="demo", engine=engine)
+    info = SimpleNamespace(adapters=(), max_model_len=8, weight_bytes=0, kv_cache_bytes=0, arena_bytes=0)
+    model: Any = SimpleNamespace(name="demo", engine=engine, info=info)
     model.with_adapters = lambda: [model]
     app = create_app([model])
     app.state.admission.is_draining = is_draining
@@ -83,7 +84,7 @@ def test_engine_metrics_show_the_memory_and_the_kv_cache() -> None:
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
     model = SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats, pid=None), info=info)
-    models: Any = SimpleNamespace(base_models=(model,))
+    models: Any = SimpleNamespace(base_models=(model,), statuses=lambda: ())
     admission: Any = SimpleNamespace(num_open=3, num_queued=2, num_queued_tokens=70)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8

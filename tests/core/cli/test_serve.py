@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.serve import named_models, tenants_of
+from aethermind.cli.serve import tenants_of
+from aethermind.cli.served_models import named_models
 from aethermind.cli.settings import AccessOptions, ServedEngineOptions, as_arguments
 from aethermind.errors import InvalidArgumentError
 from aethermind.server import Quota

@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "chat": CommandSpec("chat", "Hold a conversation with a chat model."),
     "serve": CommandSpec("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
     "run": CommandSpec("run", "Download a model if it is not here, and chat with it."),
+    "ps": CommandSpec("ps", "List the models that a running server has loaded.", has_settings=False),
     "pull": CommandSpec("pull", "Download models of the Hugging Face Hub.", has_settings=False),
     "quantize": CommandSpec("quantize", "Quantise a model's weights and write it for this and other engines."),
     "doctor": CommandSpec(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aethermind.model.source import ModelSource
     from aethermind.runtime import Runtime
 
-__all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models"]
+__all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models", "models_below"]
 
 EXAMPLES = console.examples(
     "aethermind models",
@@ -212,7 +212,7 @@ def _find(runtime: Runtime, directories: list[str], headers: Path | None) -> lis
             directory = runtime.models.locate(text)
             if not lexists(directory):  # a dangling link is listed with an error
                 require_directory(directory)
-        below = [] if isfile(directory / "config.json") else _below(directory)
+        below = [] if isfile(directory / "config.json") else models_below(directory)
         found += [(Path(abspath(path)).name, path) for path in below or [directory]]
     return found
 
@@ -253,7 +253,7 @@ def _delete(words: list[str]) -> None:
         print(f"Deleted {name}: {console.quantity(delete_cached(name), 'B')}")
 
 
-def _below(directory: Path) -> list[Path]:
+def models_below(directory: Path) -> list[Path]:
     """Model directories and .gguf files directly in a directory."""
     return sorted(
         [*(config.parent for config in directory.glob("*/config.json")), *filter(isfile, directory.glob("*.gguf"))]

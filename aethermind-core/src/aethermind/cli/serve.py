@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,14 @@ import typer
 from aethermind import env, log
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
+from aethermind.cli.served_models import listed_models, model_pool
 from aethermind.cli.settings import (
     AccessOptions,
     ExecutionOptions,
     LimitOptions,
     LogOptions,
     ModelOptions,
+    ModelPoolOptions,
     ProcessOptions,
     ServedEngineOptions,
     as_arguments,
@@ -35,13 +37,14 @@ if TYPE_CHECKING:
     from aethermind.llm import LLM
     from aethermind.server import Limits, Quota
 
-__all__ = ["EXAMPLES", "named_models", "serve", "tenants_of"]
+__all__ = ["EXAMPLES", "serve", "tenants_of"]
 
 EXAMPLES = console.examples(
     "aethermind serve",
     "aethermind serve ./Qwen2-0.5B-Instruct --quantization int8 --port 8080",
     "aethermind serve --served-model-name storyteller --max-concurrent-requests 16",
     "aethermind serve --model small=demo --model large=./Qwen2-0.5B-Instruct",
+    "aethermind serve --models-dir ./models --models-max 2 --model-ttl 300",
 )
 
 _GC_THRESHOLD = 1_000
@@ -67,6 +70,7 @@ def serve(
     model_options: ModelOptions,
     served: ServedEngineOptions,
     execution: ExecutionOptions,
+    pool: ModelPoolOptions,
     process: ProcessOptions,
     limits: LimitOptions,
     logging: LogOptions,
@@ -82,7 +86,8 @@ def serve(
     log.set_format(logging.format)
     quota = server.Quota(limits.max_concurrency_per_key, limits.requests_per_minute, limits.tokens_per_minute)
     tenants = tenants_of(access, quota)
-    paths = named_models(model, served_model_name)
+    listed = listed_models(model, served_model_name, pool)
+    paths = {name: one.path for name, one in listed.items()}
     if len(paths) > 1:
         _check_options_of_several_models(model_options, chat_template)
     template = None if chat_template is None else ChosenTemplate.read(chat_template)
@@ -92,7 +97,11 @@ def serve(
     _download_missing(paths.values())
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
-        models = {name: _open_engine(path, groups, process, stack) for name, path in paths.items()}
+        models: Mapping[str, LLM | EngineProcess] | server.ModelPool
+        if pool.is_on_demand:
+            models = model_pool(listed, as_arguments(*groups), pool, process, template)
+        else:
+            models = {name: _open_engine(path, groups, process, stack) for name, path in paths.items()}
         tracing = None
         if logging.otlp_endpoint is not None:
             tracing = stack.enter_context(closing(server.open_tracing(logging.otlp_endpoint)))
@@ -108,7 +117,7 @@ def serve(
                 strict_requests=access.strict_requests,
                 admin_key=access.admin_key,
                 chat_template=template,
-                on_ready=partial(_on_ready, list(models), *listening.getsockname()[:2]),
+                on_ready=partial(_on_ready, list(paths), *listening.getsockname()[:2]),
             )
         )
 
@@ -207,28 +216,3 @@ def _tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-
-
-def named_models(given: list[str] | None, served_model_name: str | None) -> dict[str, str]:
-    """The models of `--model` by the name that clients use: NAME in NAME=MODEL, else the given text."""
-    given = given or [options.chosen_model(None)]
-    named = [_split_name(text) for text in given]
-    if served_model_name is not None:
-        if not served_model_name.strip():
-            raise InvalidArgumentError("--served-model-name is empty; say what clients call the model.")
-        if len(named) > 1:
-            raise InvalidArgumentError(
-                "--served-model-name names one model, and several are given; write --model NAME=MODEL for each."
-            )
-        return {served_model_name: named[0][1]}
-    models = dict(named)
-    if len(models) < len(named):
-        raise InvalidArgumentError(
-            f"Two models have the same name among {', '.join(name for name, _ in named)}; write --model NAME=MODEL."
-        )
-    return models
-
-
-def _split_name(given: str) -> tuple[str, str]:
-    name, _, model = given.partition("=")
-    return (name, model) if name and model and not Path(given).exists() else (given, given)

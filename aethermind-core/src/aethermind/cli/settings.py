@@ -28,6 +28,7 @@ __all__ = [
     "LogOptions",
     "ModelOptions",
     "ModelPath",
+    "ModelPoolOptions",
     "OfflineEngineOptions",
     "OutputSettings",
     "ProcessOptions",
@@ -268,7 +269,7 @@ class AccessOptions:
     )
     admin_key: str | None = setting(
         None,
-        "Key that opens /admin/limits, which changes limits of the running server.",
+        "Key that opens /admin, where limits of the running server are changed and models are loaded and unloaded.",
         unset="/admin is closed",
         variable="AETHERMIND_ADMIN_KEY",
         is_secret=True,
@@ -316,6 +317,46 @@ class ProcessOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPoolOptions:
+    """Models on demand: loaded at their first request, and unloaded when they are idle."""
+
+    models_dir: str | None = setting(
+        None, "Serve every model in this directory, and load models on demand.", unset="none", metavar="DIRECTORY"
+    )
+    models_file: str | None = setting(
+        None,
+        "YAML, TOML or JSON file of models with options for each; they are loaded on demand.",
+        unset="none",
+        metavar="PATH",
+    )
+    models_max: int | None = setting(
+        None,
+        "Maximum number of models loaded at once; models are loaded on demand, and the least recently used is unloaded "
+        "for another.",
+        check=_COUNT,
+        unset=_UNBOUNDED,
+    )
+    model_ttl: float | None = setting(
+        None,
+        "Seconds without a request after which a model is unloaded; models are loaded on demand.",
+        check=_SECONDS,
+        unset="never",
+    )
+    model_load_timeout: float = setting(
+        600.0, "Seconds that a request may wait for its model to be loaded; then it gets 503.", check=_SECONDS
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether models are loaded at their first request, and not at start."""
+        on_demand = (self.models_dir, self.models_file, self.models_max, self.model_ttl)
+        return any(value is not None for value in on_demand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +466,7 @@ SECTIONS = (
     Section("sampling", (SamplingOptions,)),
     Section("chat", (ChatSettings,)),
     Section("output", (OutputSettings,)),
-    Section("server", (ServedModelName, AccessOptions, ProcessOptions, LimitOptions)),
+    Section("server", (ServedModelName, AccessOptions, ModelPoolOptions, ProcessOptions, LimitOptions)),
     Section("bench", (BenchSettings,)),
     Section("log", (LogLevel, LogOptions)),
 )

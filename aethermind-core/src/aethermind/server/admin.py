@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
@@ -13,9 +13,6 @@ from aethermind.log import get_logger
 from aethermind.server.admission import MAX_LIMIT
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
-
-if TYPE_CHECKING:
-    from aethermind.server.served_model import ServedModel
 
 __all__ = ["LimitsRequest", "router"]
 
@@ -69,7 +66,8 @@ async def change_limits(
     try:
         changed = replace(state.limits, **{_field(name): value for name, value in of_server.items()})
         if of_engine or body.model is not None:
-            await _model_of(request, body).engine.adjust(**of_engine)
+            async with state.models.lease(_model_name(request, body)) as model:
+                await model.engine.adjust(**of_engine)
     except AetherMindError as error:
         param = getattr(error, "param", None) or str(error).partition(" ")[0]
         named = param if param in of_engine else param.removesuffix("_s")
@@ -83,17 +81,12 @@ async def change_limits(
     return _in_force(state)
 
 
-def _model_of(request: Request, body: LimitsRequest) -> ServedModel:
-    """The base model whose engine is meant."""
-    models = request.app.state.models
-    if body.model is not None:
-        model: ServedModel = models.get(body.model)
-        return model
-    if len(models.base_models) > 1:
-        names = ", ".join(model.name for model in models.base_models)
-        raise ApiError(400, f"Limits of an engine need model, one of {names}.", param="model")
-    only: ServedModel = models.base_models[0]
-    return only
+def _model_name(request: Request, body: LimitsRequest) -> str:
+    """The name of the model whose engine is meant; ApiError 400 if it is not given and there are several."""
+    names: tuple[str, ...] = request.app.state.models.names
+    if body.model is None and len(names) > 1:
+        raise ApiError(400, f"Limits of an engine need model, one of {', '.join(names)}.", param="model")
+    return names[0] if body.model is None else body.model
 
 
 def _in_force(state: Any) -> dict[str, Any]:

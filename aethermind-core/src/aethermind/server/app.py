@@ -14,14 +14,15 @@ from aethermind.server.admin import router as admin_routes
 from aethermind.server.admission import AdmissionController, Limits
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
+from aethermind.server.model_pool import ModelPool
+from aethermind.server.models_api import admin_router as model_admin_routes
+from aethermind.server.models_api import router as model_routes
 from aethermind.server.observation import Metrics, Observer
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import DirectDispatch
-from aethermind.server.openai.routes import model_router as model_routes
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.openai.unknown_fields import IgnoredFields
-from aethermind.server.served_model import ServedModels
 from aethermind.server.sessions import router as session_routes
 from aethermind.server.web_ui import router as web_ui_routes
 
@@ -48,7 +49,7 @@ class AppOptions(TypedDict, total=False):
 
 
 def create_app(
-    models: Sequence[ServedModel],
+    models: ModelPool | Sequence[ServedModel],
     *,
     limits: Limits | None = None,
     tenants: Tenants | None = None,
@@ -59,7 +60,7 @@ def create_app(
     strict_requests: bool = False,
     admin_key: str | None = None,
 ) -> FastAPI:
-    """An application that serves `models`, whose engines run already.
+    """An application that serves the models of a pool, or `models`, whose engines run already.
 
     With `tenants`, clients need the API key of one. With `only_local`, requests have to name this machine as their
     host. Web pages of `origins` may call the API as the server's own page does; `*` allows all. Prompts are logged only
@@ -70,7 +71,7 @@ def create_app(
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     state = app.state
     state.limits = limits or Limits()
-    state.models = ServedModels(models)
+    state.models = models if isinstance(models, ModelPool) else ModelPool.of(models)
     state.admission = AdmissionController(state.limits)
     state.in_flight_requests = InFlightRequests()
     state.ignored_fields = None if strict_requests else IgnoredFields()
@@ -98,10 +99,18 @@ def create_app(
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     app.include_router(openai_routes)
     _add_probes(app)
-    for routes in (model_routes, token_routes, session_routes, request_routes, admin_routes, web_ui_routes):
+    for routes in (
+        model_routes,
+        model_admin_routes,
+        token_routes,
+        session_routes,
+        request_routes,
+        admin_routes,
+        web_ui_routes,
+    ):
         app.include_router(routes)
     state.documented_paths = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
-    state.documented_paths += [*_paths(session_routes), *_paths(admin_routes)]
+    state.documented_paths += [*_paths(session_routes), *_paths(admin_routes), *_paths(model_admin_routes)]
     return app
 
 
@@ -127,7 +136,7 @@ def _add_probes(app: FastAPI) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Readiness: 503 while the server stops or an engine is down."""
+        """Readiness: 503 while the server stops, or while an engine is down that always runs."""
         state = app.state
         if state.admission.is_draining:
             raise draining()

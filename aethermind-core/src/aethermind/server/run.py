@@ -20,6 +20,7 @@ from aethermind.log import get_logger
 from aethermind.server.access import is_loopback
 from aethermind.server.app import AppOptions, create_app
 from aethermind.server.http_protocol import bounded_protocol, limit_send_buffer
+from aethermind.server.model_pool import ModelPool
 from aethermind.server.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    models: Mapping[str, LLM | EngineProcess],
+    models: Mapping[str, LLM | EngineProcess] | ModelPool,
     listening: socket.socket,
     *,
     limits: Limits,
@@ -70,7 +71,7 @@ async def serve(
     on_ready: Callable[[], None] = lambda: None,
     **options: Unpack[AppOptions],
 ) -> None:
-    """Start the models' engines and serve them under their names until SIGINT or SIGTERM.
+    """Start the models' engines and serve them under their names until SIGINT or SIGTERM; a pool loads them on demand.
 
     Requests in flight are finished first, unless a second signal comes. `options` are those of `create_app`. Raises the
     errors of loading a model.
@@ -84,7 +85,7 @@ async def serve(
 
 @asynccontextmanager
 async def running(
-    models: Mapping[str, LLM | EngineProcess],
+    models: Mapping[str, LLM | EngineProcess] | ModelPool,
     listening: socket.socket,
     *,
     limits: Limits,
@@ -93,11 +94,15 @@ async def running(
 ) -> AsyncIterator[FastAPI]:
     """Serve the models while the context is open; yields the application."""
     async with AsyncExitStack() as stack:
-        served = [await _start(name, model, stack) for name, model in models.items()]
-        if chat_template is not None:
-            served = [model.with_chat_template(chat_template) for model in served]
+        if isinstance(models, ModelPool):
+            pool = await stack.enter_async_context(models)
+        else:
+            served = [await _start(name, model, stack) for name, model in models.items()]
+            if chat_template is not None:
+                served = [model.with_chat_template(chat_template) for model in served]
+            pool = ModelPool.of(served)
         only_local = is_loopback(listening.getsockname()[0])
-        app = create_app(served, limits=limits, only_local=only_local, **options)
+        app = create_app(pool, limits=limits, only_local=only_local, **options)
         limit_send_buffer(listening)
         config = uvicorn.Config(
             app,

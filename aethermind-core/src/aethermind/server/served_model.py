@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from aethermind.errors import ContextLengthError, InvalidArgumentError
+from aethermind.errors import ContextLengthError
 from aethermind.server.openai.errors import ApiError
 from aethermind.text.chat_template import variables_read
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.text.chat_templates import ChosenTemplate
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["ServedModel", "ServedModels"]
+__all__ = ["ServedModel"]
 
 _MAX_CONTEXT_MULTIPLE = 2
 """Prompts longer than this multiple of max_model_len are rejected early, before all of the text is tokenised.
@@ -136,41 +135,3 @@ class ServedModel:
                 param=field,
                 code="invalid_value",
             )
-
-
-class ServedModels:
-    """The models of a server and their adapters, by name."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        """Raise InvalidArgumentError if two models or adapters have the same name."""
-        self.base_models = tuple(models)
-        """The base models, each with an engine of its own."""
-        self._models: dict[str, ServedModel] = {}
-        for model in chain.from_iterable(base.with_adapters() for base in models):
-            if model.name in self._models:
-                raise InvalidArgumentError(
-                    f"Two models are called {model.name!r:.80}; give the adapter another name by NAME=PATH."
-                )
-            self._models[model.name] = model
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
-
-    def get(self, name: str) -> ServedModel:
-        """The model or adapter with this name; ApiError 404 lists the names."""
-        if name not in self._models:
-            raise ApiError(
-                404,
-                f"There is no model {name!r:.100}; this server has {', '.join(self._models)}.",
-                param="model",
-                code="model_not_found",
-            )
-        return self._models[name]
-
-    @property
-    def failure(self) -> str | None:
-        """The first engine that is down, and why; None while all engines run."""
-        return next(
-            (f"{model.name}: {failure}" for model in self.base_models if (failure := model.engine.failure) is not None),
-            None,
-        )

@@ -13,7 +13,8 @@ from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.sessions import SessionInfo
-    from aethermind.server.served_model import ServedModel, ServedModels
+    from aethermind.server.model_pool import ModelPool
+    from aethermind.server.served_model import ServedModel
 
 __all__ = ["router"]
 
@@ -23,8 +24,9 @@ router = APIRouter()
 @router.get("/v1/sessions")
 async def list_sessions(request: Request, model: str | None = None) -> dict[str, Any]:
     """List the sessions, those in memory first."""
-    served, prefix = _model(request, model), request.state.tenant.session_name("")
-    found = await served.engine.manage_session("list", prefix)
+    prefix = request.state.tenant.session_name("")
+    async with request.app.state.models.lease(_model_name(request, model)) as served:
+        found = await served.engine.manage_session("list", prefix)
     return {"object": "list", "data": [_session_object(info, served, prefix) for info in found]}
 
 
@@ -46,22 +48,20 @@ async def change_session(
 
 
 async def _manage(request: Request, action: str, session_id: str, model: str | None) -> dict[str, Any]:
-    served, prefix = _model(request, model), request.state.tenant.session_name("")
-    found = await served.engine.manage_session(action, prefix + session_id)
+    prefix = request.state.tenant.session_name("")
+    async with request.app.state.models.lease(_model_name(request, model)) as served:
+        found = await served.engine.manage_session(action, prefix + session_id)
     if not found:
         raise ApiError(404, f"There is no session {session_id!r:.80} to {action}.", code="session_not_found")
     return _session_object(found[0], served, prefix)
 
 
-def _model(request: Request, name: str | None) -> ServedModel:
-    """The model of that name, or the only one that has an engine; ApiError 400 if there are several."""
-    models: ServedModels = request.app.state.models
-    if name is not None:
-        return models.get(name)
-    bases = [served for served in models if served.parent is None]
-    if len(bases) > 1:
+def _model_name(request: Request, name: str | None) -> str:
+    """`name`, or the name of the only model; ApiError 400 if there are several."""
+    pool: ModelPool = request.app.state.models
+    if name is None and len(pool.names) > 1:
         raise ApiError(400, "Several models are served; name one with ?model=.", param="model")
-    return bases[0]
+    return pool.names[0] if name is None else name
 
 
 def _session_object(info: SessionInfo, served: ServedModel, prefix: str) -> dict[str, Any]:

@@ -28,13 +28,6 @@ Event = dict[str, Any] | bytes
 """An event to send: an object, or one that is encoded already."""
 
 
-class EventBatch(NamedTuple):
-    """Events that are sent together, and whether they are the last."""
-
-    events: list[Event]
-    is_last: bool = False
-
-
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ANY_TEXT = uuid.uuid4().hex
 """A placeholder for the text of an event; it occurs nowhere else."""
@@ -51,6 +44,14 @@ class Framing:
     def encode_events(self, events: Iterable[Event]) -> bytes:
         """The events encoded one after another."""
         return b"".join([event if isinstance(event, bytes) else self.encode(event) for event in events])
+
+
+class EventBatch(NamedTuple):
+    """Events that are sent together, whether they are the last, and the framing from here on, if it changes."""
+
+    events: list[Event]
+    is_last: bool = False
+    framing: Framing | None = None
 
 
 class TextEvents:
@@ -130,6 +131,7 @@ class EventStream(Response):
         await writer.start(self.status_code, self.raw_headers)
         try:
             async for batch in self._events:
+                self._framing = batch.framing or self._framing
                 if batch.is_last:
                     await writer.end(self._framing.encode_events(batch.events), self._framing.terminator)
                 elif batch.events:

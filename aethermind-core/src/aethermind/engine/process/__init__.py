@@ -2,7 +2,7 @@
 
 EngineProcess (client)     the engine as the server sees it: requests and their output
   └ Supervisor             starts the process, detects its end, restarts it
-      └ Child              one process: a private socket, its exit status
+      └ Child              one process: a private socket, its exit status (`standby`: started before it is needed)
 ──────────────────────── messages in msgpack, output as deltas (`protocol`) ────────────────────────
 worker                     the process: loads a model, steps an engine, never waits for its reader (`outbox`)
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["EngineProcess", "RestartPolicy"]
+__all__ = ["EngineProcess", "RestartPolicy", "StandbyProcess"]
 
 _HOMES = {
     "EngineProcess": "aethermind.engine.process.client",
     "RestartPolicy": "aethermind.engine.process.supervisor",
+    "StandbyProcess": "aethermind.engine.process.standby",
 }
 
 

@@ -21,7 +21,7 @@ from aethermind.engine.process.protocol import (
     UtilityResult,
     decode_delta,
 )
-from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
+from aethermind.engine.process.supervisor import LaunchProcess, RestartPolicy, Supervisor
 from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
@@ -64,8 +64,11 @@ class EngineProcess(EngineClient):
         runtime: Runtime | None = None,
         policy: RestartPolicy = _DEFAULT_POLICY,
         on_progress: Callable[[int, int], None] | None = None,
+        launch: LaunchProcess | None = None,
     ) -> None:
-        """`runtime` holds the installed packages, from which this process opens the model's tokenizer."""
+        """`runtime` holds the installed packages, from which this process opens the model's tokenizer. `launch` starts
+        the process, such as `StandbyProcess.launch`.
+        """
         super().__init__()
         self._model, self._tokenizer = str(model), config.tokenizer
         self._runtime = runtime
@@ -85,6 +88,7 @@ class EngineProcess(EngineClient):
             on_up=self._on_up,
             on_down=self._on_down,
             is_busy=lambda: bool(self._names or self._calls),
+            launch=launch,
         )
 
     async def __aenter__(self) -> EngineProcess:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,10 @@ from aethermind.engine.process.start import blocked_signals, child_command, chil
 from aethermind.errors import EngineDeadError, InvalidArgumentError
 from aethermind.log import get_logger
 
-__all__ = ["Child", "RestartPolicy", "Supervisor"]
+__all__ = ["Child", "LaunchProcess", "RestartPolicy", "Supervisor"]
+
+LaunchProcess = Callable[[Callable[[EngineOutputs], None], Path], Awaitable["Child"]]
+"""Starts a process in a directory, whose messages the function receives."""
 
 _log = get_logger(__name__)
 
@@ -48,6 +51,8 @@ class RestartPolicy:
     """The longest step: a process that sends nothing for so long while a request is open is killed. 0 is no limit."""
     close_timeout_s: float = 5.0
     """Time to finish the current step, and to save each session, when the engine is closed."""
+    advice: str = "restart the server"
+    """What helps when the process is not restarted any more."""
 
     def __post_init__(self) -> None:
         for name in ("max_restarts", "first_delay_s", "max_delay_s", "stable_s", "stall_timeout_s", "close_timeout_s"):
@@ -75,8 +80,11 @@ class Supervisor:
         on_up: Callable[[Loaded], None],
         on_down: Callable[[EngineDeadError], None],
         is_busy: Callable[[], bool],
+        launch: LaunchProcess | None = None,
     ) -> None:
+        """`launch` starts a process, by default `Child.launch`."""
         self._setup = setup
+        self._launch = Child.launch if launch is None else launch
         self._policy = policy
         self._on_outputs = on_outputs
         self._on_up = on_up
@@ -144,7 +152,7 @@ class Supervisor:
             num_failures = 1 if is_stable or self._is_healthy else num_failures + 1
             if num_failures > self._policy.max_restarts:
                 times = "once" if num_failures == 1 else f"{num_failures} times in a row"
-                self._report_down(f"{error} It failed {times} and is not started again; restart the server.")
+                self._report_down(f"{error} It failed {times} and is not started again; {self._policy.advice}.")
                 return
             delay_s = self._policy.delay_s(num_failures)
             self._report_down(f"{error} It is started again in {delay_s:g} s.")
@@ -173,7 +181,7 @@ class Supervisor:
                 first.set_result(None)
 
         try:
-            self._child = child = await Child.launch(receive, self._directory)
+            self._child = child = await self._launch(receive, self._directory)
         except OSError as error:
             return EngineDeadError(f"The engine process could not be started: {error.strerror or error}.")
         child.send(self._setup)
@@ -255,6 +263,15 @@ class Child:
         """The process id."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it listens to messages."""
+        return not self._listener.disconnected.is_set()
+
+    def pass_outputs_to(self, on_outputs: Callable[[EngineOutputs], None]) -> None:
+        """Have later messages of the process received by another function."""
+        self._listener.on_outputs = on_outputs
+
     def send(self, message: object) -> None:
         """Send a message without waiting. InvalidArgumentError if it cannot be encoded."""
         data = pack(message)
@@ -305,7 +322,7 @@ class ChildListener(asyncio.Protocol):
     """Receives the messages of an engine process; `on_data` is called for any data, if it is set."""
 
     def __init__(self, on_outputs: Callable[[EngineOutputs], None]) -> None:
-        self._on_outputs = on_outputs
+        self.on_outputs = on_outputs
         self.disconnected = asyncio.Event()
         self.on_data: Callable[[], object] | None = None
         self._unpacker = Unpacker()
@@ -314,7 +331,7 @@ class ChildListener(asyncio.Protocol):
         if self.on_data is not None:
             self.on_data()
         for outputs in self._unpacker.feed(data):
-            self._on_outputs(cast(EngineOutputs, outputs))
+            self.on_outputs(cast(EngineOutputs, outputs))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.disconnected.set()

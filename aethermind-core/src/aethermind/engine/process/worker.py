@@ -197,13 +197,14 @@ def main(fd: int, parent: int, version: str) -> int:
 
 
 def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
-    setup = inbox.first()
     logger = logging.getLogger("aethermind")
     logger.addHandler(_Forwarding(outbox))
+    runtime = Runtime.boot()  # before the first message: a spare process waits for it
+    setup = inbox.first()
     logger.setLevel(setup.log_level)
     try:
         check_version(version)
-        engine = _load(setup, outbox)
+        engine = _load(runtime, setup, outbox)
         gc.collect()
         gc.freeze()  # loaded objects live as long as the process: no collection needs to scan them
     except Exception as error:
@@ -228,14 +229,14 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     return 0
 
 
-def _load(setup: Setup, outbox: Outbox) -> Engine:
+def _load(runtime: Runtime, setup: Setup, outbox: Outbox) -> Engine:
     started = time.perf_counter()
 
     def show_progress(done: int, total: int) -> None:
         outbox.progress = (done, total)
         outbox.flush()
 
-    parts = EngineParts.of(Runtime.boot(), setup.model, setup.config)
+    parts = EngineParts.of(runtime, setup.model, setup.config)
     engine = Engine.load(parts, show_progress)
     compiled = parts.compiled
     outbox.loaded = Loaded(

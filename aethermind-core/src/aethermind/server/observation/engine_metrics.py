@@ -15,7 +15,7 @@ from aethermind import __version__
 if TYPE_CHECKING:
     from aethermind.engine.observation.engine_stats import EngineStats
     from aethermind.engine.observation.model_info import ModelInfo
-    from aethermind.server.served_model import ServedModels
+    from aethermind.server.model_pool import ModelPool
 
 __all__ = ["EngineCollector", "EngineProcessCollector"]
 
@@ -99,7 +99,7 @@ _MEMORY: dict[str, Callable[[ModelInfo], int]] = {
 class EngineCollector(Collector):
     """The engine statistics, memory and model information of every model of a server."""
 
-    def __init__(self, models: ServedModels) -> None:
+    def __init__(self, models: ModelPool) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -134,9 +134,22 @@ class EngineCollector(Collector):
             )
         yield memory
         yield loaded
+        yield from _pool_families(self._models)
         version = InfoMetricFamily("aethermind_build", "The version of AetherMind.")
         version.add_metric([], {"version": __version__})
         yield version
+
+
+def _pool_families(models: ModelPool) -> Iterator[Metric]:
+    """Which models are loaded, and how often each was."""
+    labels = ["model_name"]
+    is_loaded = GaugeMetricFamily("aethermind_model_loaded", "Whether the model is loaded: 1 or 0.", labels=labels)
+    loads = CounterMetricFamily("aethermind_model_loads", "How often the model was loaded.", labels=labels)
+    for status in models.statuses():
+        is_loaded.add_metric([status.name], status.state == "loaded")
+        loads.add_metric([status.name], status.num_loads)
+    yield is_loaded
+    yield loads
 
 
 def _store_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
@@ -192,7 +205,7 @@ class EngineProcessCollector(Collector):
     There are no samples for engines in the server's process, which `ProcessCollector` measures, nor without /proc.
     """
 
-    def __init__(self, models: ServedModels) -> None:
+    def __init__(self, models: ModelPool) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:

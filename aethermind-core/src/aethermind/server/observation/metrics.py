@@ -19,8 +19,8 @@ from aethermind.server.openai.errors import LIMIT_CODES, is_rejection
 if TYPE_CHECKING:
     from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.server.admission import AdmissionController
+    from aethermind.server.model_pool import ModelPool
     from aethermind.server.observation.observer import EmbeddingRecord, GenerationRecord, HttpRecord
-    from aethermind.server.served_model import ServedModels
 
 __all__ = ["Metrics", "TokenCollector"]
 
@@ -39,7 +39,7 @@ _ADMISSION_GAUGES = {
 class Metrics:
     """The metrics of one server, in a registry of their own. Mutable."""
 
-    def __init__(self, models: ServedModels, admission: AdmissionController) -> None:
+    def __init__(self, models: ModelPool, admission: AdmissionController) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(EngineCollector(models))

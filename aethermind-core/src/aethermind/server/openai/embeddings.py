@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastapi import Request, Response
@@ -52,14 +53,20 @@ class EmbeddingRequest(StrictModel):
     pooling: Literal["last", "mean", "cls"] | None = None
 
 
-async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) -> Response:
+async def embed(request: Request, body: EmbeddingRequest) -> Response:
     """Answer an embedding request."""
     state = request.app.state
+    state.models.status(body.model)  # an unknown model is the first error
     record = request.state.record
     record.user = body.user
     prompts = prompts_of(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
-    with state.admission.admit(1, request.state.tenant) as ticket:
+    async with AsyncExitStack() as resources:
+        ticket = resources.enter_context(state.admission.admit(1, request.state.tenant))
+        leased = resources.enter_async_context(state.models.lease(body.model))
+        model = await unless_disconnected(request, leased)
+        if model is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         read = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts], "input")
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
         record.embedding = EmbeddingRecord(model.name, num_tokens)

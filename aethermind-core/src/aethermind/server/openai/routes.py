@@ -17,13 +17,16 @@ from aethermind.server.openai.json_body import body_of, openapi_body
 from aethermind.server.openai.response_answer import ResponseObjectBuilder
 from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
 from aethermind.server.openai.serving import answer_request
+from aethermind.server.sse import NAMED
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from aethermind.engine.requests.prompt_reader import Prompt
+    from aethermind.server.generation import ResponseBuilder
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["DirectDispatch", "model_router", "router"]
+__all__ = ["DirectDispatch", "router"]
 
 
 class DirectRoute(APIRoute):
@@ -68,10 +71,7 @@ class DirectDispatch:
 
 
 router = APIRouter(route_class=DirectRoute)
-"""The routes that engines builder."""
-
-model_router = APIRouter()
-"""The routes that list models."""
+"""The routes that engines answer."""
 
 
 @router.post("/v1/completions", openapi_extra=openapi_body(CompletionRequest), response_model=None)
@@ -79,28 +79,36 @@ async def complete(
     request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
 ) -> Response:
     """Continue one or several texts."""
-    model = request.app.state.models.get(body.model)
-    builder = CompletionResponseBuilder(body, model, request.state.request_id)
-    return await answer_request(request, body, model, body.prompts(), builder)
+    prompts = body.prompts()
+
+    async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
+        return prompts, CompletionResponseBuilder(body, model, request.state.request_id)
+
+    return await answer_request(request, body.model, body, len(prompts), prepare)
 
 
 @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), response_model=None)
 async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(ChatRequest))]) -> Response:
     """Answer a conversation."""
-    model = request.app.state.models.get(body.model)
-    prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
-    builder = ChatResponseBuilder(body, model, request.state.request_id, prompt)
-    return await answer_request(request, body, model, [prompt], builder)
+
+    async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
+        prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
+        return [prompt], ChatResponseBuilder(body, model, request.state.request_id, prompt)
+
+    return await answer_request(request, body.model, body, 1, prepare)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponseRequest), response_model=None)
 async def respond(request: Request, body: Annotated[ResponseRequest, Depends(body_of(ResponseRequest))]) -> Response:
     """Answer a list of input items."""
-    model = request.app.state.models.get(body.model)
     params = ResponseGenerationParams(body)
-    prompt = await asyncio.to_thread(params.prompt, model, request.app.state.ignored_fields)
-    builder = ResponseObjectBuilder(body, params, params.sampling(model), model, request.state.request_id, prompt)
-    return await answer_request(request, params, model, [prompt], builder)
+
+    async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
+        prompt = await asyncio.to_thread(params.prompt, model, request.app.state.ignored_fields)
+        sampling, request_id = params.sampling(model), request.state.request_id
+        return [prompt], ResponseObjectBuilder(body, params, sampling, model, request_id, prompt)
+
+    return await answer_request(request, body.model, params, 1, prepare, NAMED)
 
 
 @router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest), response_model=None)
@@ -108,28 +116,4 @@ async def embeddings(
     request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]
 ) -> Response:
     """Compute an embedding of each text."""
-    return await embed(request, body, request.app.state.models.get(body.model))
-
-
-@model_router.get("/v1/models/", include_in_schema=False)
-@model_router.get("/v1/models")
-async def models(request: Request) -> dict[str, Any]:
-    """List the models, each followed by its adapters."""
-    return {"object": "list", "data": [_model_object(model) for model in request.app.state.models]}
-
-
-@model_router.get("/v1/models/{name:path}")
-async def model(request: Request, name: str) -> dict[str, Any]:
-    """Describe one model."""
-    return _model_object(request.app.state.models.get(name))
-
-
-def _model_object(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "aethermind",
-        "max_model_len": model.info.max_model_len,
-        "parent": model.parent,
-    }
+    return await embed(request, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,24 +14,39 @@ from aethermind.errors import ContextLengthError
 from aethermind.server.admission import OutputTokenBudget
 from aethermind.server.cancellation import unless_disconnected
 from aethermind.server.generation import Generation, stream_events
+from aethermind.server.model_pool import ModelState
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.sse import KEEP_ALIVE_S, EventStream
+from aethermind.server.sse import KEEP_ALIVE_S, UNNAMED, EventBatch, EventStream, Framing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.engine.requests.output_delta import OutputDelta
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.access import Tenant
+    from aethermind.server.admission import AdmissionTicket
     from aethermind.server.generation import ResponseBuilder
+    from aethermind.server.model_pool import ModelPool, ModelStatus
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["CLIENT_CLOSED_REQUEST", "GenerationParams", "TextsOrTokens", "answer_request", "prompts_of"]
+__all__ = [
+    "CLIENT_CLOSED_REQUEST",
+    "GenerationParams",
+    "PrepareAnswer",
+    "TextsOrTokens",
+    "answer_request",
+    "prompts_of",
+]
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has disconnected; only the log and the metrics show it."""
+
+_LOADING_S = 2.0
+"""Seconds after which a stream that waits for its model begins, and between two comments with the progress."""
+
+PrepareAnswer = Callable[["ServedModel"], Awaitable[tuple[list["Prompt"], "ResponseBuilder"]]]
+"""Returns the prompts of a request for a model, and the builder of the response."""
 
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
 """A prompt, several prompts, the token ids of one, or the token ids of several."""
@@ -83,34 +99,43 @@ class GenerationParams(Protocol):
 
 async def answer_request(
     request: Request,
+    name: str,
     body: GenerationParams,
-    model: ServedModel,
-    prompts: Sequence[Prompt],
-    builder: ResponseBuilder,
+    num_prompts: int,
+    prepare: PrepareAnswer,
+    framing: Framing = UNNAMED,
 ) -> Response:
-    """Generate answers to the prompts with the parameters of `body`, and respond in the format of `builder`.
+    """Have the model or adapter `name` generate answers with the parameters of `body`, and respond.
 
-    All prompts are checked before the engine gets the first. Errors are an ApiError, or an error of the engine.
+    `prepare` returns the `num_prompts` prompts for the model, and the builder of the response. All prompts are checked
+    before the engine gets the first. Errors are an ApiError, or an error of the engine. A stream that waits for its
+    model for long begins with comments, in `framing`.
     """
     state, tenant, record = request.app.state, request.state.tenant, request.state.record
     record.is_stream, record.user = body.is_stream, body.user
-    params, options = body.sampling(model), body.options(tenant, model)
+    pool: ModelPool = state.models
+    is_loaded = pool.status(name).state is ModelState.LOADED
     async with AsyncExitStack() as resources:
         field = "prompt" if body.num_answers == 1 else "n"
-        ticket = resources.enter_context(state.admission.admit(len(prompts) * body.num_answers, tenant, field))
-        tokenized = await model.read_all(prompts, "prompt")
-        _check_lengths(model, tokenized, body)
-        ticket.enqueue(
-            sum(len(prompt.token_ids) for prompt in tokenized), _output_budget(model, tokenized, params, body)
-        )
-        generation = Generation(
-            model, record, params, options, ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
-        )
-        resources.enter_context(
-            state.in_flight_requests.registered(
-                record.request_id, tenant.id, generation.cancel, request.state.abort, record.client_id
-            )
-        )
+        ticket = resources.enter_context(state.admission.admit(num_prompts * body.num_answers, tenant, field))
+        leases = await resources.enter_async_context(AsyncExitStack())
+        leased = leases.enter_async_context(pool.lease(name))
+        if body.is_stream and not is_loaded:
+            leasing = asyncio.ensure_future(leased)
+            resources.push_async_callback(_cancel, leasing)
+            if not await _is_connected_at_first_output(request, leasing, _LOADING_S):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            if not leasing.done():
+                held = resources.pop_all()
+                events = _events_after_loading(request, name, leasing, body, prepare, ticket, held)
+                return EventStream(events, held, framing=framing, send_timeout_s=state.limits.send_timeout_s)
+            model = leasing.result()
+        else:
+            found = await unless_disconnected(request, leased)
+            if found is None:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            model = found
+        generation, tokenized, builder = await _begin(request, body, model, prepare, ticket, resources)
         if not body.is_stream:
             outputs = await unless_disconnected(request, generation.whole(tokenized))
             if outputs is None:
@@ -118,15 +143,76 @@ async def answer_request(
             return JSONResponse(builder.full_response(outputs))
         deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
         first = asyncio.ensure_future(anext(deltas))
-        if not await _is_connected_at_first_output(request, first):
+        if not await _is_connected_at_first_output(request, first, KEEP_ALIVE_S):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        events = stream_events(first, deltas, builder, prompts=tokenized, num_answers=body.num_answers)
         return EventStream(
-            events,
+            stream_events(first, deltas, builder, prompts=tokenized, num_answers=body.num_answers),
             resources.pop_all(),
             framing=builder.framing,
             send_timeout_s=state.limits.send_timeout_s,
         )
+
+
+async def _begin(
+    request: Request,
+    body: GenerationParams,
+    model: ServedModel,
+    prepare: PrepareAnswer,
+    ticket: AdmissionTicket,
+    resources: AsyncExitStack,
+) -> tuple[Generation, list[EnginePrompt], ResponseBuilder]:
+    """Tokenise and check the prompts, and register the generation until `resources` are closed."""
+    state, tenant, record = request.app.state, request.state.tenant, request.state.record
+    prompts, builder = await prepare(model)
+    params, options = body.sampling(model), body.options(tenant, model)
+    tokenized = await model.read_all(prompts, "prompt")
+    _check_lengths(model, tokenized, body)
+    ticket.enqueue(sum(len(prompt.token_ids) for prompt in tokenized), _output_budget(model, tokenized, params, body))
+    generation = Generation(
+        model, record, params, options, ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
+    )
+    resources.enter_context(
+        state.in_flight_requests.registered(
+            record.request_id, tenant.id, generation.cancel, request.state.abort, record.client_id
+        )
+    )
+    return generation, tokenized, builder
+
+
+async def _events_after_loading(
+    request: Request,
+    name: str,
+    leasing: asyncio.Future[ServedModel],
+    body: GenerationParams,
+    prepare: PrepareAnswer,
+    ticket: AdmissionTicket,
+    resources: AsyncExitStack,
+) -> AsyncGenerator[EventBatch, None]:
+    """Yield comments with the progress of loading, and then the events of the streamed response."""
+    pool: ModelPool = request.app.state.models
+    while not leasing.done():
+        yield EventBatch([_loading_comment(pool.status(name))])
+        await asyncio.wait({leasing}, timeout=_LOADING_S)
+    generation, tokenized, builder = await _begin(request, body, leasing.result(), prepare, ticket, resources)
+    yield EventBatch([], framing=builder.framing)
+    deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
+    first = asyncio.ensure_future(anext(deltas))
+    resources.push_async_callback(_cancel, first)
+    async for batch in stream_events(first, deltas, builder, prompts=tokenized, num_answers=body.num_answers):
+        yield batch
+
+
+def _loading_comment(status: ModelStatus) -> bytes:
+    """A comment of an event stream (WHATWG HTML, 9.2.6), which clients ignore."""
+    done = "" if status.progress is None else f" {status.progress:.0%}"
+    return f": {'loading' if status.state is ModelState.LOADING else 'waiting for'} the model{done}\n\n".encode()
+
+
+async def _cancel(future: asyncio.Future[Any]) -> None:
+    """Cancel what a future stands for, and wait until that has ended."""
+    if not future.done():
+        future.cancel()
+        await asyncio.wait({future})
 
 
 def _check_lengths(model: ServedModel, prompts: Sequence[EnginePrompt], body: GenerationParams) -> None:
@@ -168,14 +254,15 @@ def _output_budget(
     return OutputTokenBudget(num_tokens * body.num_answers, field)
 
 
-async def _is_connected_at_first_output(request: Request, first: asyncio.Future[tuple[int, OutputDelta]]) -> bool:
-    """Wait for the first output of a stream; False if the client disconnects first. Returns after KEEP_ALIVE_S at most.
+async def _is_connected_at_first_output(request: Request, first: asyncio.Future[Any], timeout_s: float) -> bool:
+    """Wait for the model or the first output of a stream; False if the client disconnects first.
 
-    Errors of the first step are raised here, while the response can still have an error status.
+    Returns after `timeout_s` at most. Errors before that are raised here, while the response can still have an error
+    status.
     """
     disconnected: asyncio.Future[None] = request.state.disconnected
     either: set[asyncio.Future[Any]] = {first, disconnected}
-    await asyncio.wait(either, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if first.done():
         first.result()
     elif disconnected.done():

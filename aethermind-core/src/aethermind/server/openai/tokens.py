@@ -65,7 +65,6 @@ async def tokenize(
     request: Request, body: Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
 ) -> dict[str, Any]:
     """Tokenise a text or a conversation; the response has the context length, too."""
-    model = request.app.state.models.get(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
     if body.add_special_tokens not in (None, body.messages is None):
@@ -73,9 +72,10 @@ async def tokenize(
             400, "Special tokens are put around a prompt and not around messages.", param="add_special_tokens"
         )
     chat, ignored = body.chat(), request.app.state.ignored_fields
-    text = body.prompt if chat is None else await asyncio.to_thread(chat.prompt, model, ignored)
-    tokens = (await model.read(text)).token_ids
-    return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}
+    async with request.app.state.models.lease(body.model) as model:
+        text = body.prompt if chat is None else await asyncio.to_thread(chat.prompt, model, ignored)
+        tokens = (await model.read(text)).token_ids
+        return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}
 
 
 @router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
@@ -83,8 +83,8 @@ async def detokenize(
     request: Request, body: Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
 ) -> dict[str, Any]:
     """Decode token ids to text, with special tokens, so that tokenising the text gives the same ids."""
-    model = request.app.state.models.get(body.model)
-    model.check_length(len(body.tokens))
-    model.check_token_ids(body.tokens, "tokens")
-    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    async with request.app.state.models.lease(body.model) as model:
+        model.check_length(len(body.tokens))
+        model.check_token_ids(body.tokens, "tokens")
+        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": text}

@@ -1,0 +1,56 @@
+"""A spare engine process that has started and loaded the plugins, but no model: the next engine takes it at once.
+
+Starting Python and importing the packages takes longer than mapping the packed weights of a small model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from aethermind.engine.process.protocol import EngineOutputs
+from aethermind.engine.process.supervisor import Child
+
+__all__ = ["StandbyProcess"]
+
+
+class StandbyProcess:
+    """Keeps one spare process while the context is open; belongs to an event loop. Mutable."""
+
+    def __init__(self) -> None:
+        self._spare: asyncio.Task[Child] | None = None
+
+    async def __aenter__(self) -> StandbyProcess:
+        self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with suppress(OSError):
+                await (await spare).close(0.0)
+
+    async def launch(self, on_outputs: Callable[[EngineOutputs], None], directory: Path) -> Child:
+        """Hand over the spare process, and start the next one; a new one if the spare has ended. OSError if the system
+        starts none.
+        """
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with suppress(OSError):
+                child = await spare
+                if child.is_running:
+                    child.pass_outputs_to(on_outputs)
+                    self._start()
+                    return child
+                await child.close(0.0)
+        return await Child.launch(on_outputs, directory)
+
+    def _start(self) -> None:
+        if self._spare is None:
+            self._spare = asyncio.create_task(Child.launch(_ignore, Path.cwd()), name="standby engine process")
+
+
+def _ignore(_: EngineOutputs) -> None:
+    """A spare process has nothing to say."""

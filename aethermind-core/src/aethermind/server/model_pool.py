@@ -1,0 +1,489 @@
+"""The models of a server: loaded at first use, and unloaded when they are idle or others need their place.
+
+A request leases its model until its answer ends. A leased model is never unloaded. Requests for models that are not
+loaded wait in a queue, in order of arrival, so that none starves:
+
+    unloaded ── first request ──► loading ──► loaded ── idle, and evicted or past its TTL ──► unloading ──► unloaded
+                                     └─ error ──► failed ── request after a back-off ──► loading
+
+If all places are taken, the idle model that was used least recently is evicted. If none is idle for `DRAIN_AFTER_S`,
+the model that was loaded first is drained: new requests for it queue up behind those that wait for a place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import AetherMindError, InvalidArgumentError, describe_exception
+from aethermind.log import get_logger
+from aethermind.server.model_source import ModelSource
+from aethermind.server.openai.errors import ApiError, draining
+from aethermind.server.pool_entry import ModelState, ModelStatus, PoolEntry
+
+if TYPE_CHECKING:
+    from aethermind.server.model_source import ProgressCallback
+    from aethermind.server.served_model import ServedModel
+
+__all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus"]
+
+DRAIN_AFTER_S = 1.0
+"""Seconds for which a request waits for an idle model before one in use gets no new requests."""
+
+FIRST_BACKOFF_S = 1.0
+"""Seconds for which a model that could not be loaded is not tried again; they double with each failure in a row."""
+
+MAX_BACKOFF_S = 60.0
+
+_log = get_logger(__name__)
+
+
+class ModelPool:
+    """Named models, of which at most `max_loaded` are loaded at once, and at most `max_bytes` of memory.
+
+    For the tasks of one event loop: `async with pool` loads the models that load at start, and unloads all at the end.
+    Mutable.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[ModelSource],
+        *,
+        max_loaded: int | None = None,
+        max_bytes: int | None = None,
+        load_timeout_s: float = 600.0,
+        background: AbstractAsyncContextManager[Any] | None = None,
+    ) -> None:
+        """A request waits for its model for `load_timeout_s` seconds at most. `background` is open while the pool is.
+
+        InvalidArgumentError if two models or adapters have the same name, or if more models load at start than may be
+        loaded.
+        """
+        self._entries: dict[str, PoolEntry] = {}
+        self._owners: dict[str, PoolEntry] = {}
+        for source in sources:
+            entry = self._entries[source.name] = PoolEntry(source)
+            for name in (source.name, *source.adapters):
+                self._claim(name, entry)
+        self._max_loaded = max_loaded
+        self._max_bytes = max_bytes
+        self._load_timeout_s = load_timeout_s
+        self._background = background
+        self._queue: deque[PoolEntry] = deque()
+        self._draining: PoolEntry | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._resources = AsyncExitStack()
+        num_first = sum(entry.source.loads_at_start for entry in self._entries.values())
+        if max_loaded is not None and num_first > max_loaded:
+            raise InvalidArgumentError(
+                f"{num_first} models are to be loaded at start, and {max_loaded} may be loaded at once. Raise "
+                "--models-max."
+            )
+
+    @classmethod
+    def of(cls, models: Iterable[ServedModel]) -> ModelPool:
+        """A pool of models that are loaded already, and belong to the caller."""
+        served = list(models)
+        pool = cls(
+            ModelSource(model.name, partial(_given, model), model.info.adapters, is_pinned=True) for model in served
+        )
+        for model in served:
+            pool._entries[model.name].adopt(model)
+        return pool
+
+    def _claim(self, name: str, entry: PoolEntry) -> None:
+        if name in self._owners:
+            raise InvalidArgumentError(
+                f"Two models are called {name!r:.80}; give the adapter another name by NAME=PATH."
+            )
+        self._owners[name] = entry
+
+    async def __aenter__(self) -> ModelPool:
+        """Load the models that load at start, one after the other. Raises the errors of loading a model."""
+        try:
+            if self._background is not None:
+                await self._resources.enter_async_context(self._background)
+            for entry in self._entries.values():
+                if entry.source.loads_at_start:
+                    await self._open(entry)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def base_models(self) -> tuple[ServedModel, ...]:
+        """The models that are loaded now, without their adapters."""
+        return tuple(entry.base for entry in self._entries.values() if entry.state is ModelState.LOADED)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all models, without adapters."""
+        return tuple(self._entries)
+
+    @property
+    def failure(self) -> str | None:
+        """The first engine that is down among those that always run, and why; None while they all run."""
+        for entry in self._entries.values():
+            if entry.source.is_pinned and entry.state is ModelState.LOADED:
+                failure = entry.base.engine.failure
+                if failure is not None:
+                    return f"{entry.name}: {failure}"
+        return None
+
+    def statuses(self) -> Iterator[ModelStatus]:
+        """The status of each model."""
+        return (entry.status() for entry in self._entries.values())
+
+    def status(self, name: str) -> ModelStatus:
+        """The status of the model with this name, or of an adapter's model; ApiError 404 lists the names."""
+        return self._owner(name).status()
+
+    # -- use ----------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[ServedModel]:
+        """The model or adapter with this name, which is not unloaded while the context is open. Loads it if necessary.
+
+        ApiError 404 lists the names; 503 says why the model cannot be had now, and when to try again.
+        """
+        entry = self._owner(name)
+        await self._acquire(entry)
+        try:
+            model = entry.models.get(name)
+            if model is None:  # an adapter that was removed meanwhile
+                raise self._unknown(name)
+            yield model
+        finally:
+            self._release(entry)
+
+    async def load(self, name: str) -> None:
+        """Load a model, if it is not loaded. Errors are those of `lease`."""
+        async with self.lease(name):
+            pass
+
+    async def unload(self, name: str) -> None:
+        """Unload a model as soon as its requests have ended; requests that arrive later load it again.
+
+        ApiError 404 for an unknown name, 409 for a model that is never unloaded.
+        """
+        entry = self._owner(name)
+        if entry.source.is_pinned:
+            raise ApiError(
+                409,
+                f"{entry.name} is loaded as long as the server runs. Start the server with --models-max or --model-ttl "
+                "to load models on demand.",
+                param="model",
+                code="model_pinned",
+            )
+        if not entry.takes_place:
+            return
+        if entry.unloaded is None:
+            entry.unloaded = asyncio.get_running_loop().create_future()
+        self._schedule()
+        await asyncio.shield(entry.unloaded)
+
+    async def close(self) -> None:
+        """Unload all models; requests that wait for one fail."""
+        self._is_closed = True
+        for entry in self._entries.values():
+            self._fail_waiters(entry, draining)
+        tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
+        for entry in self._entries.values():
+            if entry.task is not None and entry.state is ModelState.LOADING:
+                entry.task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        loaded = [entry for entry in self._entries.values() if entry.state is ModelState.LOADED]
+        await asyncio.gather(*(self._unload(entry) for entry in loaded))
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        await self._resources.aclose()
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def _owner(self, name: str) -> PoolEntry:
+        """The model with this name, or the model of the adapter with this name."""
+        if name not in self._owners:
+            raise self._unknown(name)
+        return self._owners[name]
+
+    def _unknown(self, name: str) -> ApiError:
+        return ApiError(
+            404,
+            f"There is no model {name!r:.100}; this server has {', '.join(self._owners)}.",
+            param="model",
+            code="model_not_found",
+        )
+
+    async def _acquire(self, entry: PoolEntry) -> None:
+        """Wait until a model is loaded, and count a lease."""
+        if self._is_closed:
+            raise draining()
+        if entry.is_dead and entry.unloaded is None:
+            self._bury(entry)
+        now = asyncio.get_running_loop().time()
+        if entry.failure is not None and now < entry.retry_at_s:
+            raise _load_failed(entry, now)
+        is_open = entry is not self._draining and entry.unloaded is None and not entry.waiters
+        if entry.state is ModelState.LOADED and is_open:
+            self._take(entry)
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        if not entry.waiters:
+            entry.waiting_since_s = now
+        entry.waiters.append(waiter)
+        if entry.state is not ModelState.LOADING and entry not in self._queue:
+            self._queue.append(entry)
+        self._schedule()
+        try:
+            async with asyncio.timeout(self._load_timeout_s):
+                await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._release(entry)
+            elif waiter in entry.waiters:
+                entry.waiters.remove(waiter)
+                self._schedule()
+            if isinstance(error, TimeoutError):
+                raise self._timed_out(entry) from None
+            raise
+
+    def _timed_out(self, entry: PoolEntry) -> ApiError:
+        reason = "all loaded models were busy" if entry.state is not ModelState.LOADING else "it is still being loaded"
+        return ApiError(
+            503,
+            f"The model {entry.name} was not loaded after {self._load_timeout_s:g} s: {reason}. Try again later.",
+            code="model_loading",
+            retry_after_s=ceil(DRAIN_AFTER_S),
+        )
+
+    def _take(self, entry: PoolEntry) -> None:
+        entry.num_leases += 1
+        if entry.ttl_timer is not None:
+            entry.ttl_timer.cancel()
+            entry.ttl_timer = None
+
+    def _release(self, entry: PoolEntry) -> None:
+        entry.num_leases -= 1
+        if not entry.num_leases:
+            self._begin_idling(entry)
+        self._schedule()
+
+    def _begin_idling(self, entry: PoolEntry) -> None:
+        loop = asyncio.get_running_loop()
+        entry.idle_since_s = loop.time()
+        if entry.source.ttl_s is not None and entry.is_evictable:
+            entry.ttl_timer = loop.call_later(entry.source.ttl_s, self._expire, entry)
+
+    def _expire(self, entry: PoolEntry) -> None:
+        if entry.is_idle:
+            _log.info("%s was idle for %g s and is unloaded", entry.name, entry.source.ttl_s)
+            self._start_unload(entry)
+
+    # -- scheduling ---------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Unload what is to be unloaded, and load what the requests at the head of the queue wait for."""
+        if self._is_closed:
+            return
+        self._draining = None
+        for entry in self._entries.values():
+            if entry.unloaded is not None and entry.is_idle:
+                self._start_unload(entry)
+        is_blocked = False
+        for entry in list(self._queue):
+            if not entry.waiters:  # their clients have gone
+                self._queue.remove(entry)
+            elif entry.state is ModelState.LOADED and entry.unloaded is None and entry is not self._draining:
+                self._queue.remove(entry)
+                self._grant(entry)
+            elif entry.takes_place:  # it is being unloaded, or will be
+                continue
+            elif not is_blocked and self._has_place_for(entry):
+                self._queue.remove(entry)
+                self._start_load(entry)
+            elif not is_blocked:
+                self._make_place_for(entry)
+                is_blocked = True  # those behind wait for their turn
+
+    def _grant(self, entry: PoolEntry) -> None:
+        while entry.waiters:
+            waiter = entry.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                self._take(entry)
+
+    def _has_place_for(self, entry: PoolEntry, *, counts_unloading: bool = True) -> bool:
+        others = [
+            other
+            for other in self._entries.values()
+            if other.takes_place and (counts_unloading or other.state is not ModelState.UNLOADING)
+        ]
+        has_count = self._max_loaded is None or len(others) < self._max_loaded
+        num_bytes = entry.num_bytes + sum(other.num_bytes for other in others)
+        return has_count and (self._max_bytes is None or num_bytes <= self._max_bytes)
+
+    def _make_place_for(self, entry: PoolEntry) -> None:
+        """Evict idle models, or drain one that is in use if the first request has waited long enough."""
+        if self._is_too_large(entry):
+            self._refuse(entry)
+            return
+        while not self._has_place_for(entry, counts_unloading=False):
+            evictable = [other for other in self._entries.values() if other.is_evictable and other.unloaded is None]
+            idle = [other for other in evictable if other.is_idle]
+            if idle:
+                victim = min(idle, key=lambda other: other.idle_since_s)
+                _log.info("%s is unloaded for %s", victim.name, entry.name)
+                self._start_unload(victim)
+                continue
+            if evictable:
+                self._drain_one(evictable, entry)
+            return
+
+    def _is_too_large(self, entry: PoolEntry) -> bool:
+        """Whether a model does not fit beside those that are never unloaded."""
+        pinned = [other for other in self._entries.values() if other.source.is_pinned]
+        num_bytes = entry.num_bytes + sum(other.num_bytes for other in pinned)
+        has_too_many = self._max_loaded is not None and len(pinned) >= self._max_loaded
+        return has_too_many or (self._max_bytes is not None and num_bytes > self._max_bytes)
+
+    def _drain_one(self, evictable: list[PoolEntry], entry: PoolEntry) -> None:
+        loop = asyncio.get_running_loop()
+        wait_s = entry.waiting_since_s + DRAIN_AFTER_S - loop.time()
+        if wait_s <= 0:
+            self._draining = min(evictable, key=lambda other: other.loaded_s)
+        elif self._drain_timer is None or self._drain_timer.cancelled():
+            self._drain_timer = loop.call_later(wait_s, self._check_drain)
+
+    def _check_drain(self) -> None:
+        self._drain_timer = None
+        self._schedule()
+
+    def _refuse(self, entry: PoolEntry) -> None:
+        self._queue.remove(entry)
+        if self._max_bytes is not None and entry.num_bytes:
+            needs = f"It needs {entry.num_bytes / 1e9:.2f} GB, and the models may take {self._max_bytes / 1e9:.2f} GB"
+        else:
+            needs = "The models that are always loaded take all places"
+        self._fail(entry, f"{needs}.")
+
+    # -- loading and unloading ----------------------------------------------------------------------------------------
+
+    def _start_load(self, entry: PoolEntry) -> None:
+        entry.state = ModelState.LOADING
+        entry.task = asyncio.get_running_loop().create_task(self._load(entry), name=f"load {entry.name}")
+
+    async def _load(self, entry: PoolEntry) -> None:
+        try:
+            await self._open(entry)
+        except asyncio.CancelledError:
+            entry.state = ModelState.UNLOADED
+            raise
+        except Exception as error:
+            if not isinstance(error, AetherMindError):
+                _log.exception("%s could not be loaded", entry.name)
+            self._fail(entry, str(error) if isinstance(error, AetherMindError) else describe_exception(error))
+        finally:
+            entry.task = None
+        if entry.state is ModelState.LOADED:
+            self._grant(entry)
+            if not entry.num_leases:
+                self._begin_idling(entry)
+        self._schedule()
+
+    async def _open(self, entry: PoolEntry) -> None:
+        """Load a model. Raises the errors of loading."""
+
+        def show(done: int, total: int) -> None:
+            entry.progress = done / total if total else None
+
+        entry.state = ModelState.LOADING
+        context = entry.source.open(show)
+        try:
+            model = await context.__aenter__()
+        finally:
+            entry.progress = None
+        entry.context = context
+        entry.adopt(model)
+        entry.loaded_s = entry.idle_since_s = asyncio.get_running_loop().time()
+
+    def _start_unload(self, entry: PoolEntry) -> None:
+        entry.state = ModelState.UNLOADING
+        entry.task = asyncio.get_running_loop().create_task(self._unload(entry), name=f"unload {entry.name}")
+
+    async def _unload(self, entry: PoolEntry) -> None:
+        entry.state = ModelState.UNLOADING
+        if entry.ttl_timer is not None:
+            entry.ttl_timer.cancel()
+            entry.ttl_timer = None
+        context, entry.context = entry.context, None
+        entry.models = {}
+        try:
+            if context is not None:
+                await context.__aexit__(None, None, None)
+        except Exception:
+            _log.exception("%s was not unloaded in good order", entry.name)
+        finally:
+            entry.state = ModelState.UNLOADED if entry.failure is None else ModelState.FAILED
+            entry.loaded_at = entry.task = None
+            if entry.unloaded is not None:
+                entry.unloaded.set_result(None)
+                entry.unloaded = None
+        self._schedule()
+
+    def _fail(self, entry: PoolEntry, reason: str) -> None:
+        """Note why a model cannot be used, and fail the requests that wait for it."""
+        _log.error("%s could not be loaded: %s", entry.name, reason)
+        entry.state = ModelState.FAILED
+        self._note_failure(entry, reason)
+        if entry.unloaded is not None:
+            entry.unloaded.set_result(None)
+            entry.unloaded = None
+        now = asyncio.get_running_loop().time()
+        self._fail_waiters(entry, lambda: _load_failed(entry, now))
+
+    def _note_failure(self, entry: PoolEntry, reason: str) -> None:
+        now = asyncio.get_running_loop().time()
+        is_in_a_row = entry.failure is not None or now < entry.retry_at_s + MAX_BACKOFF_S
+        entry.num_failures = entry.num_failures + 1 if is_in_a_row else 1
+        entry.failure = reason
+        entry.retry_at_s = now + min(FIRST_BACKOFF_S * 2.0 ** (entry.num_failures - 1), MAX_BACKOFF_S)
+
+    def _bury(self, entry: PoolEntry) -> None:
+        """Unload a model whose engine failed, once the requests that it had are over; the next one loads it again."""
+        self._note_failure(entry, str(entry.base.engine.failure))
+        entry.unloaded = asyncio.get_running_loop().create_future()
+        self._schedule()
+
+    def _fail_waiters(self, entry: PoolEntry, error: Any) -> None:
+        while entry.waiters:
+            waiter = entry.waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error())
+
+
+@asynccontextmanager
+async def _given(model: ServedModel, _: ProgressCallback) -> AsyncIterator[ServedModel]:
+    yield model
+
+
+def _load_failed(entry: PoolEntry, now: float) -> ApiError:
+    wait_s = max(1, ceil(entry.retry_at_s - now))
+    return ApiError(
+        503,
+        f"The model {entry.name} could not be loaded: {entry.failure} It is tried again in {wait_s} s or later.",
+        code="model_load_failed",
+        retry_after_s=wait_s,
+    )

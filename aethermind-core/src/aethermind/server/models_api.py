@@ -1,0 +1,81 @@
+"""`/v1/models`: the models of the server and their states; `/admin/models`: loading and unloading them by hand."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
+
+if TYPE_CHECKING:
+    from aethermind.server.model_pool import ModelPool, ModelStatus
+
+__all__ = ["ModelRequest", "admin_router", "router"]
+
+router = APIRouter()
+admin_router = APIRouter()
+
+_STARTED = int(time.time())
+
+
+class ModelRequest(StrictModel):
+    """The model to load or to unload."""
+
+    ignores_unknown = False
+
+    model: str
+
+
+@router.get("/v1/models/", include_in_schema=False)
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """List the models, each followed by its adapters."""
+    pool: ModelPool = request.app.state.models
+    data = [_model_object(name, status) for status in pool.statuses() for name in (status.name, *status.adapters)]
+    return {"object": "list", "data": data}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """Describe one model, which is not loaded for this."""
+    pool: ModelPool = request.app.state.models
+    return _model_object(name, pool.status(name))
+
+
+@admin_router.post("/admin/models/load", openapi_extra=openapi_body(ModelRequest))
+async def load(request: Request, body: Annotated[ModelRequest, Depends(body_of(ModelRequest))]) -> dict[str, Any]:
+    """Load a model, and return its description once it is loaded."""
+    pool: ModelPool = request.app.state.models
+    await pool.load(body.model)
+    return _model_object(body.model, pool.status(body.model))
+
+
+@admin_router.post("/admin/models/unload", openapi_extra=openapi_body(ModelRequest))
+async def unload(request: Request, body: Annotated[ModelRequest, Depends(body_of(ModelRequest))]) -> dict[str, Any]:
+    """Unload a model as soon as its open requests have ended, and return its description then."""
+    pool: ModelPool = request.app.state.models
+    await pool.unload(body.model)
+    return _model_object(body.model, pool.status(body.model))
+
+
+def _model_object(name: str, status: ModelStatus) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED if status.loaded_at is None else int(status.loaded_at),
+        "owned_by": "aethermind",
+        "max_model_len": status.max_model_len,
+        "parent": None if name == status.name else status.name,
+        "status": {
+            "value": status.state,
+            "progress": None if status.progress is None else round(status.progress, 3),
+            "error": status.error,
+            "loaded_at": status.loaded_at,
+            "idle_s": None if status.idle_s is None else round(status.idle_s, 3),
+            "num_requests": status.num_requests,
+            "num_loads": status.num_loads,
+            "memory_bytes": status.num_bytes,
+        },
+    }
