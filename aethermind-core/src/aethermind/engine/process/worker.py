@@ -16,6 +16,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from aethermind.engine.engine import Engine
@@ -199,7 +201,8 @@ def main(fd: int, parent: int, version: str) -> int:
 def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     logger = logging.getLogger("aethermind")
     logger.addHandler(_Forwarding(outbox))
-    runtime = Runtime.boot()  # before the first message: a spare process waits for it
+    runtime = Runtime.boot()
+    _preload(runtime)  # before the first message: a spare process waits for it
     setup = inbox.first()
     logger.setLevel(setup.log_level)
     try:
@@ -227,6 +230,17 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         engine.close()
     _flush_all(outbox, inbox.sock)  # what closing has logged, such as sessions that are not saved
     return 0
+
+
+def _preload(runtime: Runtime) -> None:
+    """Load what every model needs: operators, the kernels of the best device, and modules. Opens no device.
+
+    Errors recur when a device is opened, which has the name that was configured.
+    """
+    with suppress(AetherMindError, ImportError):
+        runtime.kernels.kernels(runtime.devices.select("auto").device.type)
+        for name in ("aethermind.engine.executors.executor", "aethermind.model.blocks", "tokenizers"):
+            import_module(name)
 
 
 def _load(runtime: Runtime, setup: Setup, outbox: Outbox) -> Engine:
