@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +140,54 @@ def test_a_directory_without_an_adapter_is_an_error_at_start(runtime: Runtime, t
 
     with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
         asyncio.run(start())
+
+
+ADMIN = {"Authorization": "Bearer master"}
+
+
+@pytest.mark.parametrize("is_inprocess", [True, False])
+def test_adapters_are_loaded_and_unloaded_while_the_server_runs(
+    runtime: Runtime, adapters: dict[str, str], expected: dict[str, str], is_inprocess: bool
+) -> None:
+    options: Any = {"max_loras": 2, "max_lora_rank": 4, **LIMITS}
+    with ExitStack() as stack:
+        engine: Any = (
+            stack.enter_context(LLM(runtime=runtime, **options))
+            if is_inprocess
+            else EngineProcess("demo", EngineConfig(**options), runtime=runtime)
+        )
+        address = stack.enter_context(serving(engine, admin_key="master"))
+        http = stack.enter_context(httpx.Client(base_url=address, timeout=30))
+
+        def change(action: str, headers: dict[str, str] = ADMIN, **body: str) -> httpx.Response:
+            return http.post(f"/v1/{action}_lora_adapter", json=body, headers=headers)
+
+        def answer(name: str) -> str:
+            body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+            return str(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+        assert change("load", {}, lora_name="x", lora_path=adapters["x"]).status_code == 401
+        loaded = change("load", lora_name="x", lora_path=adapters["x"])
+        assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'x' added successfully.")
+        assert change("load", lora_name="other", lora_path=adapters["y"], base_model_name="demo").status_code == 200
+        assert [one["id"] for one in http.get("/v1/models").json()["data"]] == ["demo", "x", "other"]
+        assert [answer(name) for name in ("demo", "x", "other")] == [expected[name] for name in ("demo", "x", "y")]
+        for wrong, status in (
+            ({"lora_name": "x", "lora_path": adapters["y"]}, 400),
+            ({"lora_name": "third", "lora_path": adapters["y"]}, 400),
+            ({"lora_name": "third", "lora_path": "/nowhere", "base_model_name": "none"}, 404),
+        ):
+            assert change("load", **wrong).status_code == status
+        assert change("unload", lora_name="demo").status_code == 404
+        assert change("unload", lora_name="third").status_code == 404
+        removed = change("unload", lora_name="x")
+        assert (removed.status_code, removed.text) == (200, "Success: LoRA adapter 'x' removed successfully.")
+        assert http.post("/v1/completions", json={"model": "x", "prompt": PROMPT}).status_code == 404
+        assert change("load", lora_name="x", lora_path=adapters["x"]).status_code == 200
+        if not is_inprocess:
+            os.kill(engine.pid, signal.SIGKILL)
+            while http.get("/ready").status_code != 503:
+                pass
+            while http.get("/ready").status_code != 200:
+                pass
+        assert [answer(name) for name in ("x", "other")] == [expected[name] for name in ("x", "y")]

@@ -115,6 +115,17 @@ class LLM:
         """
         self.engine.close()
 
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load a LoRA adapter while the model is in use, for requests that name it; needs `max_loras`.
+
+        Raises the errors of `Engine.load_adapter`.
+        """
+        self.engine.load_adapter(name, str(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter; open requests finish with it. InvalidArgumentError for an unknown name."""
+        self.engine.unload_adapter(name)
+
     @property
     def cache(self) -> KVCache:
         """The bookkeeping of the KV cache: which blocks its sequences hold, their states, and what a prompt reuses.

@@ -107,6 +107,8 @@ class ModelOptions(DeviceOptions):
     weight_cache: float = _engine("weight_cache")
     tokenizer: str | None = _engine("tokenizer")
     adapters: tuple[str, ...] | None = _engine("adapters")
+    max_loras: int | None = _engine("max_loras")
+    max_lora_rank: int = _engine("max_lora_rank")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class EngineOptions(TypedDict, total=False):
     weight_cache: float
     tokenizer: str | Path | None
     adapters: Mapping[str, str | Path] | Iterable[str | Path] | None
+    max_loras: int | None
+    max_lora_rank: int
     max_model_len: int | None
     num_kv_blocks: int | None
     memory: str | int | None
@@ -185,6 +187,14 @@ class EngineConfig:
         flags=("--adapter",),
         metavar="[NAME=]PATH",
     )
+    max_loras: int | None = setting(
+        None,
+        "Number of LoRA adapters that can be loaded at once while the engine runs.",
+        check=_COUNT,
+        unset="those of adapters, loaded with the model",
+        details="Their memory is allocated when the model is loaded (see `Engine.load_adapter`).",
+    )
+    max_lora_rank: int = setting(16, "Largest rank of an adapter, if max_loras is set.", check=_COUNT)
     max_model_len: int | None = setting(
         None,
         "Maximum context, prompt and answer together, in tokens.",
@@ -391,6 +401,11 @@ class EngineConfig:
         if _is_number(self.memory, int):
             object.__setattr__(self, "memory", str(self.memory))
         check_fields(self)
+        if self.max_loras is not None and len(self.adapters or ()) > self.max_loras:
+            raise InvalidArgumentError(
+                f"max_loras is {self.max_loras}, and {len(self.adapters or ())} adapters are given. Raise max_loras.",
+                param="max_loras",
+            )
         self._check_store()
         self._check_swap_device()
         self._check_prefill_stream()
@@ -450,6 +465,7 @@ class EngineConfig:
             device_memory_threshold=None,
             kv_store=None,
             adapters=None,
+            max_loras=None,
             executor="auto",
             tensor_parallel_size=1,
             context_shift=False,

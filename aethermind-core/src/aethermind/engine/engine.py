@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.engine.executors import Executor
+    from aethermind.engine.loading.adapter_slots import AdapterSlots
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.guidance import TokenGuide
@@ -299,6 +300,39 @@ class Engine(ThreadSafeEngine):
         A thread calls it once a second if there is a `device_memory_threshold`.
         """
         return 0 if self.memory_pressure is None else self.memory_pressure.relieve()
+
+    @synchronized_call
+    def load_adapter(self, name: str, path: str) -> list[str]:
+        """Load a LoRA adapter between two steps, for requests that name it from now on; returns all names.
+
+        InvalidArgumentError without `max_loras`, for a name that is taken, and if all slots are in use; ConfigError and
+        CheckpointError for an adapter that does not fit the model.
+        """
+        slots = self._adapter_slots()
+        in_use = {builder.request.adapter for builder in self._outputs.values()}
+        for parameter, begin, rows, whole in slots.load(name, path, in_use):
+            self.runner.constants.update_rows(parameter, begin, rows, whole)
+        return list(slots.choices)
+
+    @synchronized_call
+    def unload_adapter(self, name: str) -> list[str]:
+        """Unload a LoRA adapter, and return the names of those that remain; open requests finish with it.
+
+        InvalidArgumentError without `max_loras`, and for an unknown name.
+        """
+        slots = self._adapter_slots()
+        slots.unload(name)
+        return list(slots.choices)
+
+    def _adapter_slots(self) -> AdapterSlots:
+        adapters = self.compiled.adapters
+        if adapters is None or adapters.slots is None:
+            raise InvalidArgumentError(
+                "Adapters can be loaded and unloaded only with max_loras, the number of slots for them. Start with "
+                "--max-loras 4, for instance.",
+                param="max_loras",
+            )
+        return adapters.slots
 
     @synchronized_call
     def manage_session(self, action: str, name: str = "") -> list[SessionInfo]:

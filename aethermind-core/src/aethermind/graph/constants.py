@@ -183,6 +183,19 @@ class ConstantStore:
         """Return a loaded constant; a packed one is a tensor of bytes."""
         return self._tensors[key]
 
+    def update_rows(self, parameter: str, begin: int, rows: Array, whole: Array) -> None:
+        """Overwrite rows of a parameter that no kernel packs, from row `begin` on; `whole` is the parameter after that.
+
+        No run of a plan may read the rows meanwhile. A parameter that no plan has loaded is left alone.
+        """
+        tensor = self._tensors.get(parameter)
+        if tensor is None:
+            return
+        if tensor.buffer.is_host_accessible:
+            tensor.numpy()[begin : begin + len(rows)] = rows
+        else:
+            self._backend.transfer.copy(tensor, Tensor.of_numpy(whole, self._device))
+
     def _check_free(self, nbytes: int) -> None:
         """Fail early: loading would fail after minutes, or the system would kill the process."""
         free = self._backend.free_memory()

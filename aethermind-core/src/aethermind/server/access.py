@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ANONYMOUS",
     "AccessMiddleware",
+    "LOAD_ADAPTER",
     "Quota",
     "Tenant",
     "Tenants",
+    "UNLOAD_ADAPTER",
     "admin_key_hash",
     "header_of",
     "is_loopback",
@@ -233,6 +235,9 @@ _PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 _ADMIN_PATHS = "/admin/"
 """The beginning of paths that need the admin key instead of an API key."""
 
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+"""Paths outside `/admin/` that need the admin key, too."""
+
 _NO_ADMIN_KEY = "This server was started without an admin key. Start it with --admin-key to use {path}."
 _WRONG_ADMIN_KEY = "The admin key is missing or wrong; send it as `Authorization: Bearer KEY`."
 _WRONG_HOST = (
@@ -300,7 +305,7 @@ class AccessMiddleware:
             return ApiError(403, _WRONG_ORIGIN.format(origin=(header_of(scope, b"origin") or "")[:100]), code="origin")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
             return ApiError(431, f"Headers are longer than {self._max_header_bytes} bytes.", code="headers_too_large")
-        if scope["path"].startswith(_ADMIN_PATHS):
+        if scope["path"].startswith(_ADMIN_PATHS) or scope["path"] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
             return self._admin_rejection(scope)
         is_public = scope["path"] in _PUBLIC_PATHS or scope["path"].startswith(ASSETS)
         tenant = _tenant(scope, self._tenants)

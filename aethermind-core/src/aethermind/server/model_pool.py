@@ -194,6 +194,29 @@ class ModelPool:
         self._schedule()
         await asyncio.shield(entry.unloaded)
 
+    async def load_adapter(self, name: str, adapter: str, path: str) -> None:
+        """Load a LoRA adapter of the model `name`, which clients use like a model.
+
+        ApiError 400 for a name that is taken, and the errors of `EngineClient.load_adapter`.
+        """
+        if adapter in self._owners:
+            raise ApiError(400, f"There is a model or an adapter {adapter!r:.100} already.", param="lora_name")
+        entry = self._owner(name)
+        async with self.lease(name) as model:
+            await model.engine.load_adapter(adapter, path)
+            entry.add_adapter(adapter, path)
+            self._owners[adapter] = entry
+
+    async def unload_adapter(self, adapter: str) -> None:
+        """Unload a LoRA adapter; open requests finish with it. ApiError 404 for an unknown one."""
+        entry = self._owner(adapter)
+        if adapter == entry.name:
+            raise ApiError(404, f"{adapter!r:.100} is a model and not an adapter.", param="lora_name")
+        async with self.lease(entry.name) as model:
+            await model.engine.unload_adapter(adapter)
+            entry.remove_adapter(adapter)
+            self._owners.pop(adapter, None)
+
     async def close(self) -> None:
         """Unload all models; requests that wait for one fail."""
         self._is_closed = True
@@ -417,7 +440,22 @@ class ModelPool:
             entry.progress = None
         entry.context = context
         entry.adopt(model)
+        await self._restore_adapters(entry, model)
         entry.loaded_s = entry.idle_since_s = asyncio.get_running_loop().time()
+
+    async def _restore_adapters(self, entry: PoolEntry, model: ServedModel) -> None:
+        """Load and unload the adapters that were loaded and unloaded before the model was unloaded."""
+        for adapter in entry.removed_adapters & entry.models.keys():
+            await model.engine.unload_adapter(adapter)
+            del entry.models[adapter]
+        for adapter, path in list(entry.added_adapters.items()):
+            try:
+                await model.engine.load_adapter(adapter, path)
+                entry.add_adapter(adapter, path)
+            except AetherMindError as error:
+                _log.error("the adapter %s could not be loaded again: %s", adapter, error)
+                entry.remove_adapter(adapter)
+                self._owners.pop(adapter, None)
 
     def _start_unload(self, entry: PoolEntry) -> None:
         entry.state = ModelState.UNLOADING

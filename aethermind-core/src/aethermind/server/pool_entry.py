@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING
@@ -58,6 +58,7 @@ class ModelStatus:
 class PoolEntry:
     """A model of the pool. Mutable.
 
+    `added_adapters` were loaded while it ran, by name with their paths, and `removed_adapters` were unloaded.
     `models` are the loaded model and its adapters by name, `waiters` the requests that wait for it, `unloaded` is done
     when an administrator's request to unload it is carried out.
     """
@@ -83,6 +84,8 @@ class PoolEntry:
         self.num_bytes = source.num_bytes
         self.max_model_len = source.max_model_len
         self.unloaded: asyncio.Future[None] | None = None
+        self.added_adapters: dict[str, str] = {}
+        self.removed_adapters: set[str] = set()
 
     def adopt(self, model: ServedModel) -> None:
         """Note that the model is loaded."""
@@ -93,6 +96,24 @@ class PoolEntry:
         self.failure = None
         self.num_loads += 1
         self.loaded_at = time.time()
+
+    def add_adapter(self, name: str, path: str) -> None:
+        """Note that an adapter was loaded."""
+        self.models[name] = replace(self.base, name=name, parent=self.name)
+        self.added_adapters[name] = path
+        self.removed_adapters.discard(name)
+
+    def remove_adapter(self, name: str) -> None:
+        """Note that an adapter was unloaded."""
+        self.models.pop(name, None)
+        self.added_adapters.pop(name, None)
+        self.removed_adapters.add(name)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of its adapters, whether it is loaded or not."""
+        started = (name for name in self.source.adapters if name not in self.removed_adapters)
+        return tuple(dict.fromkeys([*started, *self.added_adapters]))
 
     @property
     def name(self) -> str:
@@ -139,5 +160,5 @@ class PoolEntry:
             self.num_loads,
             self.num_bytes,
             self.max_model_len,
-            tuple(name for name in self.models if name != self.name) or self.source.adapters,
+            self.adapters,
         )

@@ -164,7 +164,7 @@ def _read_adapters(
 
     ConfigError for a model that takes no adapters.
     """
-    if not config.adapters:
+    if not config.adapters and config.max_loras is None:
         return None
     if isinstance(network, TextEncoder):
         raise ConfigError(f"{name} is an encoder, which takes no adapters. Leave the adapters out.")
@@ -176,7 +176,15 @@ def _read_adapters(
             f"{name} takes no adapters with dummy weights, because adapters have the names of a checkpoint. Leave the "
             "adapters out."
         )
-    return Adapters.read(config.adapters, graph, operators, dtype, remapped)
+    paths = config.adapters or {}
+    if config.max_loras is None:
+        return Adapters.read(paths, graph, operators, dtype, remapped)
+    if config.executor_name != "inline":
+        raise ConfigError(
+            "max_loras needs steps in the engine's process. Leave max_loras or the executor's options out."
+        )
+    slots = {"max_loras": config.max_loras, "max_rank": config.max_lora_rank}
+    return Adapters.with_slots(paths, graph, operators, dtype, remapped, **slots)
 
 
 def _within_memory(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:

@@ -81,6 +81,8 @@ class EngineProcess(EngineClient):
         self._loaded: Loaded | None = None
         self._stats: EngineStats | None = None
         self._adjusted: dict[str, int | None] | None = None
+        self._added_adapters: dict[str, str] = {}
+        self._removed_adapters: set[str] = set()
         self._supervisor = Supervisor(
             Setup(self._model, config, logging.getLogger("aethermind").getEffectiveLevel()),
             policy,
@@ -137,6 +139,19 @@ class EngineProcess(EngineClient):
         self._adjusted = adjusted = await super().adjust(**limits)
         self._stats = replace(self.stats, **adjusted)  # type: ignore[arg-type]  # names of fields
         return adjusted
+
+    async def load_adapter(self, name: str, path: str) -> list[str]:
+        """Load a LoRA adapter (see `Engine.load_adapter`); a restarted process loads it again."""
+        names = await super().load_adapter(name, path)
+        self._added_adapters[name] = path
+        return names
+
+    async def unload_adapter(self, name: str) -> list[str]:
+        """Unload a LoRA adapter (see `Engine.unload_adapter`)."""
+        names = await super().unload_adapter(name)
+        self._removed_adapters.add(name)
+        self._added_adapters.pop(name, None)
+        return names
 
     async def close(self) -> None:
         """End the process after the current step; open requests fail with EngineDeadError."""
@@ -219,6 +234,10 @@ class EngineProcess(EngineClient):
         self._loaded = loaded
         if self._adjusted is not None:  # a restarted engine has the limits of its configuration
             self._supervisor.send(UtilityCall(next(self._numbers), "adjust", self._adjusted))
+        for name in self._removed_adapters.intersection(loaded.info.adapters):  # likewise, those of its start
+            self._supervisor.send(UtilityCall(next(self._numbers), "unload_adapter", {"name": name}))
+        for name, path in self._added_adapters.items():
+            self._supervisor.send(UtilityCall(next(self._numbers), "load_adapter", {"name": name, "path": path}))
         self._requests.failure = None
 
     def _on_down(self, failure: EngineDeadError) -> None:

@@ -50,7 +50,7 @@ __all__ = [
     "pack",
 ]
 
-UTILITY_METHODS = frozenset({"adjust", "embed", "manage_session"})
+UTILITY_METHODS = frozenset({"adjust", "embed", "load_adapter", "manage_session", "unload_adapter"})
 """The methods of `Engine` that a `UtilityCall` may name. `pack` can encode their arguments and results."""
 
 

@@ -155,6 +155,16 @@ class EngineClient(ABC):
         )
         return limits
 
+    async def load_adapter(self, name: str, path: str) -> list[str]:
+        """Load a LoRA adapter between two steps, and return the names of all (see `Engine.load_adapter`)."""
+        names: list[str] = await self._call_utility("load_adapter", name=name, path=path)
+        return names
+
+    async def unload_adapter(self, name: str) -> list[str]:
+        """Unload a LoRA adapter, and return the names of the others (see `Engine.unload_adapter`)."""
+        names: list[str] = await self._call_utility("unload_adapter", name=name)
+        return names
+
     async def drain(self) -> None:
         """Wait until no request is open. New requests are still accepted; the caller has to reject them."""
         await self._requests.drained()
