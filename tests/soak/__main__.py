@@ -24,7 +24,7 @@ def measure(name: str, amount: int, flags: Sequence[str] = ()) -> list[Figure]:
     if isinstance(scenario, ScenarioWithRestarts):
         return scenario.run(flags, amount)
     gc.freeze()  # a client that looks for garbage among its modules reads late, and would call the server slow
-    with started([*scenario.flags, *flags]) as server:
+    with started([*scenario.all_flags, *flags]) as server:
         return asyncio.run(_run(scenario, server, amount))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from tests.soak import abuse, crash, fair, load, long, sessions
+from tests.soak import abuse, crash, fair, load, long, models, sessions
 from tests.soak.report import Figure
 from tests.soak.server import Server
 
@@ -23,6 +23,13 @@ class Scenario:
     least: int
     unit: str
     flags: tuple[str, ...] = _ROOMY
+    more_flags: Callable[[], tuple[str, ...]] = tuple
+    """Flags that need files, which are written when this is called."""
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """The flags of its server."""
+        return (*self.flags, *self.more_flags())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +60,5 @@ SCENARIOS: dict[str, Scenario | ScenarioWithRestarts] = {
     "crash": Scenario(crash.crash, 10, 1, "times killed"),
     "growth": Scenario(long.growth, 300, 4, "seconds"),
     "sessions": ScenarioWithRestarts(sessions.sessions, 2000, 20, "sessions"),
+    "models": Scenario(models.models, 600, 8, "seconds", (), models.flags),
 }

@@ -51,6 +51,10 @@ class Server:
         """Memory of its processes, pages that they share counted in each."""
         return sum(_resident_bytes(pid) for pid in (self.pid, *_children(self.pid)))
 
+    def own_resident_bytes(self) -> int:
+        """Memory of the process that answers HTTP requests."""
+        return _resident_bytes(self.pid)
+
     def engine_pids(self) -> list[int]:
         """The processes of its engines: its children that run our code."""
         return [pid for pid in _children(self.pid) if "aethermind" in _command(pid)]

@@ -34,7 +34,7 @@ def test_the_bars_are_kept(server_with: Callable[[tuple[str, ...]], Server], nam
     amount = SIZES.get(name, scenario.least)
 
     async def run(scenario: Scenario) -> list[Figure]:
-        return await scenario.run(server_with(scenario.flags), amount)
+        return await scenario.run(server_with(scenario.all_flags), amount)
 
     figures = asyncio.run(run(scenario)) if isinstance(scenario, Scenario) else scenario.run((), amount)
     missed = [one for one in figures if not one.is_kept and not one.is_timing]
