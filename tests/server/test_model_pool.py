@@ -374,6 +374,20 @@ def test_models_keep_to_a_budget_of_bytes(loop: VirtualLoop) -> None:
     assert bench.loaded == "b", "nothing is evicted in vain"
 
 
+def test_a_server_that_stops_refuses_what_waits(loop: VirtualLoop) -> None:
+    bench = Bench(loop, max_loaded=1)
+    busy = bench.arrive("a")
+    waiting = bench.arrive("b")
+    bench.pool.refuse_waiting()
+    loop.settle()
+    late = bench.arrive("a")
+    for client in (waiting, late):
+        assert client.error is not None
+        assert (client.error.status, client.error.code) == (503, "draining")
+    bench.end(busy)
+    assert busy.error is None
+
+
 def test_a_request_that_waits_for_too_long_is_told_when_to_try_again(loop: VirtualLoop) -> None:
     bench = Bench(loop, max_loaded=1, load_timeout_s=5.0)
     busy = bench.arrive("a")

@@ -32,7 +32,8 @@ def test_engines_are_closed_before_connections_are_aborted() -> None:
 
         answer = open_answer()
         next(answer)
-        models = SimpleNamespace(base_models=(SimpleNamespace(engine=SimpleNamespace(close=close)),))
+        engine = SimpleNamespace(close=close)
+        models = SimpleNamespace(base_models=(SimpleNamespace(engine=engine),), refuse_waiting=lambda: None)
         state = SimpleNamespace(admission=admission, in_flight_requests=requests, models=models)
         await fail_unfinished(SimpleNamespace(state=state))  # type: ignore[arg-type]
         answer.close()

@@ -47,6 +47,9 @@ EXAMPLES = console.examples(
     "aethermind serve --models-dir ./models --models-max 2 --model-ttl 300",
 )
 
+_NUM_SHOWN = 12
+"""Most names of models that are printed at start."""
+
 _GC_THRESHOLD = 1_000
 """Allocations minus deallocations that trigger a collection of the youngest generation (gc.set_threshold)."""
 
@@ -152,7 +155,9 @@ def _on_ready(models: Sequence[str], host: str, port: int) -> None:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}"
     with suppress(OSError):  # serving does not depend on stderr
-        print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
+        named = ", ".join(models[:_NUM_SHOWN])
+        more = f" and {len(models) - _NUM_SHOWN} more models" if len(models) > _NUM_SHOWN else ""
+        print(f"Serving {named}{more} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
         print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
     log.write_in_background()
 

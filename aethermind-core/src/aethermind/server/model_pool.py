@@ -217,11 +217,15 @@ class ModelPool:
             entry.remove_adapter(adapter)
             self._owners.pop(adapter, None)
 
-    async def close(self) -> None:
-        """Unload all models; requests that wait for one fail."""
+    def refuse_waiting(self) -> None:
+        """Fail the requests that wait for a model, and all new ones: the server stops."""
         self._is_closed = True
         for entry in self._entries.values():
             self._fail_waiters(entry, draining)
+
+    async def close(self) -> None:
+        """Unload all models; requests that wait for one fail."""
+        self.refuse_waiting()
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in self._entries.values():
             if entry.task is not None and entry.state is ModelState.LOADING:

@@ -169,6 +169,7 @@ async def fail_unfinished(app: FastAPI) -> None:
     if not state.admission.num_open:
         return
     _log.warning("%d answers are not finished and end with an error", state.admission.num_open)
+    state.models.refuse_waiting()
     await asyncio.gather(*(model.engine.close() for model in state.models.base_models))
     with suppress(TimeoutError):
         async with asyncio.timeout(_ERROR_DELIVERY_S):
