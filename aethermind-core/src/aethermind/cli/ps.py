@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "ps"]
 
-EXAMPLES = console.examples("aethermind ps", "aethermind ps --all --json")
+EXAMPLES = console.examples(
+    "aethermind ps --url http://127.0.0.1:8000", "aethermind ps --url http://127.0.0.1:8000 --all --json"
+)
 
 
 def ps(

@@ -371,7 +371,7 @@ class ModelPool:
             evictable = [other for other in self._entries.values() if other.is_evictable and other.unloaded is None]
             idle = [other for other in evictable if other.is_idle]
             if idle:
-                victim = min(idle, key=lambda other: other.idle_since_s)
+                victim = min(idle, key=lambda other: other.idle_since_s or 0.0)
                 _log.info("%s is unloaded for %s", victim.name, entry.name)
                 self._start_unload(victim)
                 continue

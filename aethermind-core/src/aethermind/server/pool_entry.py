@@ -36,7 +36,7 @@ class ModelStatus:
         progress: the fraction of loading that is done; None unless it is being loaded and reports that.
         error: why it could not be loaded, if it is `failed`.
         loaded_at: when it was loaded, in seconds since the epoch; None while it is not loaded.
-        idle_s: seconds since its last request ended; None while it is not loaded or has requests.
+        idle_s: seconds since its last request ended or it was loaded; None while it is not loaded or has requests.
         num_requests: requests that use it or wait for it.
         num_loads: how often it was loaded.
         num_bytes: the memory that it takes, from its plan once it was loaded, as estimated before; 0 if unknown.
@@ -75,7 +75,7 @@ class PoolEntry:
         self.waiting_since_s = 0.0
         self.loaded_s = 0.0
         self.loaded_at: float | None = None
-        self.idle_since_s = 0.0
+        self.idle_since_s: float | None = None
         self.ttl_timer: asyncio.TimerHandle | None = None
         self.progress: float | None = None
         self.failure: str | None = None
@@ -147,7 +147,8 @@ class PoolEntry:
 
     def status(self) -> ModelStatus:
         """What clients see."""
-        idle_s = asyncio.get_running_loop().time() - self.idle_since_s if self.is_idle else None
+        is_idle = self.is_idle and self.idle_since_s is not None
+        idle_s = asyncio.get_running_loop().time() - (self.idle_since_s or 0.0) if is_idle else None
         is_broken = self.state is ModelState.FAILED
         return ModelStatus(
             self.name,
