@@ -24,6 +24,7 @@ COMMANDS = (
     ("chat",),
     ("serve",),
     ("run",),
+    ("ps",),
     ("pull",),
     ("doctor",),
     ("explain",),
