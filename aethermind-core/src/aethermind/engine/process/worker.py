@@ -182,6 +182,16 @@ _STATS_ALONE_S = 0.1
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 
+_MODULES_OF_MODELS = (
+    "aethermind.dispatch.reference",
+    "aethermind.engine.executors.executor",
+    "aethermind.model.blocks",
+    "aethermind.text.tokenizer_files",
+    "ml_dtypes",
+    "tokenizers",
+)
+"""Modules that are imported when most models are loaded."""
+
 _log = get_logger(__name__)
 
 
@@ -239,8 +249,10 @@ def _preload(runtime: Runtime) -> None:
     """
     with suppress(AetherMindError, ImportError):
         runtime.kernels.kernels(runtime.devices.select("auto").device.type)
-        for name in ("aethermind.engine.executors.executor", "aethermind.model.blocks", "tokenizers"):
+        for name in _MODULES_OF_MODELS:
             import_module(name)
+    gc.collect()
+    gc.freeze()  # so that the collection after loading scans what was loaded and not all modules
 
 
 def _load(runtime: Runtime, setup: Setup, outbox: Outbox) -> Engine:
