@@ -39,7 +39,7 @@ class StandbyProcess:
                 await (await spare).close(0.0)
 
     async def launch(self, on_outputs: Callable[[EngineOutputs], None], directory: Path) -> Child:
-        """Hand over the spare process, and start the next one soon; a new one if the spare has ended. OSError if the system
+        """Hand over the spare process, and start the next one soon; a new one if there is none. OSError if the system
         starts none.
         """
         spare, self._spare = self._spare, None
