@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -361,17 +362,26 @@ def test_a_model_whose_engine_died_is_loaded_again(loop: VirtualLoop) -> None:
 def test_models_keep_to_a_budget_of_bytes(loop: VirtualLoop) -> None:
     loader = FakeLoader()
     loader.waits = False
-    sizes = {"a": 40, "b": 40, "c": 90, "d": 101}
-    pool = ModelPool([loader.source(name, num_bytes=size) for name, size in sizes.items()], max_bytes=100)
+    sizes = {"a": 40, "b": 40, "c": 30, "d": 101, "e": 100}
+    pool = ModelPool([loader.source(name, estimate=partial(int, sizes[name])) for name in sizes], max_bytes=100)
     bench = Bench(loop)
     bench.loader, bench.pool = loader, pool
-    bench.use("a")
-    assert pool.base_models[0].info.weight_bytes == 60, "what it takes once it is loaded counts"
-    bench.use("b")
-    assert bench.loaded == "b"
-    too_large = bench.arrive("d")
-    assert "It needs 0.00 GB, and the models may take 0.00 GB." in str(too_large.error)
+    for name, loaded in (("a", "a"), ("b", "ab"), ("c", "bc"), ("e", "e"), ("b", "b")):
+        client = Client(loop, pool, name)
+        loop.run_until_complete(served(client))
+        bench.end(client)
+        loop.advance(0.1)
+        assert bench.loaded == loaded
+    too_large = Client(loop, pool, "d")
+    with pytest.raises(ApiError, match=r"It needs 0\.00 GB, and the models may take 0\.00 GB\."):
+        loop.run_until_complete(too_large.task)
     assert bench.loaded == "b", "nothing is evicted in vain"
+
+
+async def served(client: Client) -> None:
+    """Wait until a request has its model, which a thread takes part in."""
+    while client.model is None:
+        await asyncio.sleep(0)
 
 
 def test_a_server_that_stops_refuses_what_waits(loop: VirtualLoop) -> None:

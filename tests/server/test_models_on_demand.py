@@ -296,6 +296,29 @@ def test_mistakes_in_a_file_of_models(tmp_path: Path, content: str, message: str
         listed_models(None, None, ModelPoolOptions(models_file=str(file)))
 
 
+def test_models_share_a_budget_of_memory(folder: Path, lone_answers: dict[str, list[str]]) -> None:
+    options = ModelPoolOptions(models_dir=str(folder))
+
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+
+    async def num_loaded(memory: str) -> tuple[list[int], int]:
+        pool = model_pool(
+            listed_models(None, None, options), {**SIZES, "memory": memory}, options, ProcessOptions("inprocess"), None
+        )
+        found = []
+        async with pool:
+            for name in ("one", "two", "three"):
+                async with pool.lease(name) as model:
+                    output = [part async for part in model.engine.generate(TEXTS[0], params)]
+                    assert output[-1].outputs[0].text == lone_answers[name][0]
+                found.append(len(pool.base_models))
+            return found, max(status.num_bytes for status in pool.statuses())
+
+    numbers, num_bytes = asyncio.run(num_loaded("10GB"))
+    assert numbers == [1, 2, 3]
+    assert asyncio.run(num_loaded(str(num_bytes * 5 // 2)))[0] == [1, 2, 2]
+
+
 def test_a_directory_without_usable_models(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="has no models"):
         listed_models(None, None, ModelPoolOptions(models_dir=str(tmp_path)))

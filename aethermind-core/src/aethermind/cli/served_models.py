@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.cli import options
-from aethermind.cli.models import models_below
+from aethermind.cli.models import estimate_memory, models_below
 from aethermind.cli.settings import ModelPoolOptions, ProcessOptions
 from aethermind.config.file import read_file
 from aethermind.config.suggest import did_you_mean
@@ -21,6 +23,8 @@ from aethermind.log import get_logger
 if TYPE_CHECKING:
     from aethermind.runtime import Runtime
     from aethermind.server.model_pool import ModelPool
+    from aethermind.server.model_source import OpenModel, ProgressCallback
+    from aethermind.server.served_model import ServedModel
     from aethermind.text.chat_templates import ChosenTemplate
 
 __all__ = ["ListedModel", "listed_models", "model_pool", "named_models"]
@@ -190,28 +194,58 @@ def model_pool(
                     raise
                 _log.warning("%s is left out: %s", listed.path, error)
                 continue
-            if standby is None:
-                open_model = engine_inprocess(name, listed.path, config, runtime=runtime, chat_template=template)
-            else:
-                open_model = engine_process(
-                    name,
-                    listed.path,
-                    config,
-                    policy=policy,
-                    runtime=runtime,
-                    chat_template=template,
-                    launch=standby.launch,
-                )
+            budgeted = _Budgeted(runtime, listed.path, config)
+            open_engine: Callable[..., OpenModel] = engine_inprocess
+            if standby is not None:
+                open_engine = partial(engine_process, policy=policy, launch=standby.launch)
+            open_model = partial(open_engine, name, listed.path, runtime=runtime, chat_template=template)
             yield ModelSource(
                 name,
-                open_model,
+                partial(_opened, open_model, budgeted),
+                estimate=budgeted.estimate,
                 adapters=tuple(config.adapters or ()),
                 max_model_len=max_model_len,
                 ttl_s=pool.model_ttl if listed.ttl_s is None else listed.ttl_s,
                 loads_at_start=listed.loads_at_start,
             )
 
-    return ModelPool(sources(), max_loaded=pool.models_max, load_timeout_s=pool.model_load_timeout, background=standby)
+    max_bytes = EngineConfig(memory=engine_options.get("memory")).memory_bytes
+    return ModelPool(
+        sources(),
+        max_loaded=pool.models_max,
+        max_bytes=max_bytes,
+        load_timeout_s=pool.model_load_timeout,
+        background=standby,
+    )
+
+
+def _opened(
+    open_model: Callable[..., OpenModel], budgeted: _Budgeted, on_progress: ProgressCallback
+) -> AbstractAsyncContextManager[ServedModel]:
+    """Open a model with the options that it has by then."""
+    return open_model(config=budgeted.config)(on_progress)
+
+
+class _Budgeted:
+    """A model's engine options in a budget of bytes for all models: it gets less memory only if it would not fit alone.
+
+    Mutable.
+    """
+
+    def __init__(self, runtime: Runtime, path: str, config: EngineConfig) -> None:
+        self.config = replace(config, memory=None)
+        self._runtime = runtime
+        self._path = Path(path)
+        self._limit = config.memory_bytes
+
+    def estimate(self) -> int:
+        """The bytes that the model will take."""
+        found = estimate_memory(self._runtime, self._path, self.config)
+        num_bytes: int = found["total_bytes"] + sum(found["host_parts"].values())
+        if self._limit is not None and num_bytes > self._limit:
+            self.config = replace(self.config, memory=str(self._limit))
+            return self._limit
+        return num_bytes
 
 
 def _context_length(runtime: Runtime, path: str, config: EngineConfig) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import ceil
@@ -263,6 +263,8 @@ class ModelPool:
         now = asyncio.get_running_loop().time()
         if entry.failure is not None and now < entry.retry_at_s:
             raise _load_failed(entry, now)
+        if self._max_bytes is not None and not entry.num_bytes and entry.source.estimate is not None:
+            await self._estimate(entry, entry.source.estimate)
         is_open = entry is not self._draining and entry.unloaded is None and not entry.waiters
         if entry.state is ModelState.LOADED and is_open:
             self._take(entry)
@@ -286,6 +288,16 @@ class ModelPool:
             if isinstance(error, TimeoutError):
                 raise self._timed_out(entry) from None
             raise
+
+    async def _estimate(self, entry: PoolEntry, estimate: Callable[[], int]) -> None:
+        """Find out what a model will take. ApiError 503 if it cannot be loaded."""
+        try:
+            entry.num_bytes = await asyncio.to_thread(estimate)
+        except Exception as error:
+            self._fail(entry, _reason_of(error))
+            raise _load_failed(entry, asyncio.get_running_loop().time()) from None
+        if self._is_closed:
+            raise draining()
 
     def _timed_out(self, entry: PoolEntry) -> ApiError:
         reason = "all loaded models were busy" if entry.state is not ModelState.LOADING else "it is still being loaded"
@@ -419,9 +431,7 @@ class ModelPool:
             entry.state = ModelState.UNLOADED
             raise
         except Exception as error:
-            if not isinstance(error, AetherMindError):
-                _log.exception("%s could not be loaded", entry.name)
-            self._fail(entry, str(error) if isinstance(error, AetherMindError) else describe_exception(error))
+            self._fail(entry, _reason_of(error))
         finally:
             entry.task = None
         if entry.state is ModelState.LOADED:
@@ -519,6 +529,14 @@ class ModelPool:
 @asynccontextmanager
 async def _given(model: ServedModel, _: ProgressCallback) -> AsyncIterator[ServedModel]:
     yield model
+
+
+def _reason_of(error: Exception) -> str:
+    """Why a model cannot be loaded, as a sentence. An unexpected error is logged."""
+    if isinstance(error, AetherMindError):
+        return str(error)
+    _log.error("a model could not be loaded", exc_info=error)
+    return describe_exception(error)
 
 
 def _load_failed(entry: PoolEntry, now: float) -> ApiError:

@@ -34,7 +34,8 @@ class ModelSource:
         open: loads and unloads it. Errors are those of loading a model.
         adapters: the names of its LoRA adapters, which clients use like models.
         max_model_len: the context length as far as it is known before loading, in tokens.
-        num_bytes: the memory that it takes while it is loaded, as estimated; 0 if that is unknown.
+        estimate: returns the memory that it will take in bytes, before it is loaded for the first time; a thread calls
+            it. Errors are those of loading a model.
         ttl_s: seconds without a request after which it is unloaded; None is never.
         loads_at_start: whether the server loads it before it accepts requests.
         is_pinned: whether it is never unloaded while the server runs.
@@ -44,7 +45,7 @@ class ModelSource:
     open: OpenModel
     adapters: tuple[str, ...] = ()
     max_model_len: int = 0
-    num_bytes: int = 0
+    estimate: Callable[[], int] | None = None
     ttl_s: float | None = None
     loads_at_start: bool = False
     is_pinned: bool = False

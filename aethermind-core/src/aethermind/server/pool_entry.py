@@ -39,7 +39,7 @@ class ModelStatus:
         idle_s: seconds since its last request ended or it was loaded; None while it is not loaded or has requests.
         num_requests: requests that use it or wait for it.
         num_loads: how often it was loaded.
-        num_bytes: the memory that it takes, from its plan once it was loaded, as estimated before; 0 if unknown.
+        num_bytes: the memory that it takes, as estimated before it is loaded or from its plan after; 0 if unknown.
     """
 
     name: str
@@ -81,7 +81,7 @@ class PoolEntry:
         self.failure: str | None = None
         self.num_failures = 0
         self.retry_at_s = -inf
-        self.num_bytes = source.num_bytes
+        self.num_bytes = 0
         self.max_model_len = source.max_model_len
         self.unloaded: asyncio.Future[None] | None = None
         self.added_adapters: dict[str, str] = {}
@@ -91,7 +91,8 @@ class PoolEntry:
         """Note that the model is loaded."""
         self.models = {served.name: served for served in model.with_adapters()}
         self.max_model_len = model.info.max_model_len
-        self.num_bytes = model.info.weight_bytes + model.info.kv_cache_bytes + model.info.arena_bytes
+        info = model.info
+        self.num_bytes = self.num_bytes or info.weight_bytes + info.kv_cache_bytes + info.arena_bytes
         self.state = ModelState.LOADED
         self.failure = None
         self.num_loads += 1
