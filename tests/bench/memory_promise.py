@@ -125,7 +125,7 @@ def make_setting(runtime: Runtime, directory: Path, number: int) -> tuple[str, d
     if "kv_lora_rank" in case.config:
         options["kv_cache_dtype"] = "auto"
     vocab_size = random.Random(number).choice([16384, 40960, 65536])
-    for factor in (8, 16, 24, 32, 48, 64):
+    for factor in (8, 12, 16, 20, 24, 32, 40, 48, 64):
         config = enlarged(case.config, factor, vocab_size, 4096)
         config = {"architectures": [name], **config}
         config = config if case.rewrite_config is None else case.rewrite_config(config)
@@ -136,12 +136,14 @@ def make_setting(runtime: Runtime, directory: Path, number: int) -> tuple[str, d
             continue  # a configuration that does not stay one when it is widened
         if total > _TOTAL[1]:
             return None
+        stored = ("BF16", "F32", "F16")[number // 2 % 3]
+        has_file = total >= _TOTAL[0] and random.Random(number + 1).random() < 0.5
+        if has_file and write_weights(runtime, directory, options, stored):
+            options |= {"load_format": "auto", "weight_cache": 0.0}
+            total = plan(runtime, directory, options)
         if total >= _TOTAL[0]:
-            stored = ("BF16", "F32", "F16")[number // 2 % 3]
-            has_file = random.Random(number + 1).random() < 0.5
-            if has_file and write_weights(runtime, directory, options, stored):
-                options |= {"load_format": "auto", "weight_cache": 0.0}
             return f"{number} {name}/{case}", options
+        options["load_format"] = "dummy"
     return None
 
 

@@ -28,9 +28,10 @@ PART_TITLES = {"kv_cache": "KV cache", "process": "the process itself", "bookkee
 
 def check_memory(runtime: Runtime, model: str | Path, compiled: CompiledModel, config: EngineConfig) -> MemoryEstimate:
     """Return what a compiled model takes; OutOfMemoryError says what would fit where that is more than there is."""
-    planner, limit = MemoryPlanner(compiled), memory_limit(compiled)
-    estimate = planner.estimate()
-    if limit is None or estimate.device_bytes <= limit:
+    limit, estimate = memory_limit(compiled), MemoryPlanner(compiled).estimate()
+    # On a device with memory of its own, `fitting_num_blocks` has chosen as many blocks as fit, unless they were given.
+    is_chosen = config.num_kv_blocks is None and not compiled.open_device.backend.capabilities.is_host_accessible
+    if limit is None or is_chosen or estimate.device_bytes <= limit:
         return estimate
     device = compiled.open_device.device
     parts = ", ".join(
