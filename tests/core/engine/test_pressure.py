@@ -150,7 +150,7 @@ def test_a_swap_space_that_cannot_be_allocated_is_refused(runtime: Runtime) -> N
         open_engine(runtime, swap_space=1e6)
     with pytest.raises(InvalidArgumentError, match=r"holds no block of \d+ bytes. Raise swap_space"):
         open_engine(runtime, swap_space=1e-9)
-    with pytest.raises(InvalidArgumentError, match="swap_space should be GiB of host memory, 0 for none, got -1"):
+    with pytest.raises(InvalidArgumentError, match="swap_space should be GiB of memory, 0 for none, got -1"):
         open_engine(runtime, swap_space=-1)
 
 
