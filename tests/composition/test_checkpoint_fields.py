@@ -39,8 +39,9 @@ import aethermind_phi.phi2
 import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
-from aethermind.checkpoint.fp8 import is_fp8, read_block_size
+from aethermind.checkpoint.fp8 import read_block_size
 from aethermind.checkpoint.gptq_awq import read_packing
+from aethermind.checkpoint.quantized_checkpoint import open_quantized, quantization_method
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
 from aethermind.model.architecture import Architecture, HasMTP
@@ -254,7 +255,7 @@ OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
 }
 """For fields that are used, another value, and what stands beside it."""
 
-READ_ELSEWHERE = ("architectures", "model_type", "quantization_config")
+READ_ELSEWHERE = ("architectures", "model_type", "quantization_config", "compression_config")
 """By which a package is found, and which has its own table."""
 
 
@@ -464,15 +465,32 @@ QUANTIZATION: Mapping[str, tuple[Any, dict[str, Any]]] = {
         {"group_0": {"weights": {"type": "float", "num_bits": 8, "block_structure": [128, 128]}}},
         {"quant_method": "compressed-tensors", "format": "float-quantized"},
     ),
+    "quant_algo": ("W4A16_AWQ", {"quant_method": "modelopt"}),
+    "sparsity_config": ({"format": "sparse-24-bitmask"}, {"quant_method": "compressed-tensors"}),
+    "transform_config": ({"config_groups": {"R1": {}}}, {"quant_method": "compressed-tensors"}),
 }
+
+
+class NoTensors:
+    """A checkpoint without tensors, of which only the configuration is read."""
+
+    names = ()
+
+
+def read_quantization(described: Mapping[str, Any]) -> Any:
+    """What is read of a quantization_config, before the tensors."""
+    method = quantization_method(described, "m")
+    if method in ("gptq", "awq"):
+        return read_packing(described, "m")
+    opened = outcome(lambda: open_quantized(NoTensors(), described, "m"))  # type: ignore[arg-type]
+    return method, opened, read_block_size(described, "m")
 
 
 @pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Handling.USED))
 def test_used_fields_of_quantization_change_how_weights_are_read(name: str) -> None:
     value, beside = QUANTIZATION[name]
-    read = read_block_size if is_fp8(beside) else read_packing
-    plain = outcome(lambda: read(beside, "m"))
-    assert outcome(lambda: read({**beside, name: value}, "m")) != plain
+    plain = outcome(lambda: read_quantization(beside))
+    assert outcome(lambda: read_quantization({**beside, name: value})) != plain
 
 
 @pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Handling.IGNORED))

@@ -112,7 +112,7 @@ _ORDER = np.random.default_rng(2).permutation(np.arange(256) // 64)
         (_GPTQ, {"is_symmetric": True}, ("int4_g64",), 1e-5),
         (_GPTQ, {}, ("int4_zp_g64",), 1e-5),
         ({**_GPTQ, "bits": 8, "checkpoint_format": "gptq_v2"}, {"bits": 8, "zero_shift": 0}, ("int8_zp_g64",), 1e-5),
-        ({**_GPTQ, "desc_act": True}, {"groups": _ORDER}, (), 2e-3),
+        ({**_GPTQ, "desc_act": True}, {"groups": _ORDER}, ("int8",), 6e-2),
         ({**_GPTQ, "quant_method": "awq", "version": "gemm"}, {"method": "awq"}, ("int4_zp_g64",), 1e-5),
     ],
     ids=["gptq_symmetric", "gptq", "gptq_v2_8_bits", "gptq_act_order", "awq"],
@@ -133,6 +133,87 @@ def test_packed(
         assert llm.info.weight_formats == formats
     with LLM(directory, device="numpy", fallback="allow", quantization="dense", runtime=runtime) as llm:
         assert llm.info.weight_formats == ()
+
+
+def write_quantised(directory: Path, to: Path, described: Mapping[str, Any], quantise: Callable[..., Any]) -> Any:
+    """A checkpoint whose projections are random and quantised; returns transformers' model with their values.
+
+    `quantise(shape, seed)` returns the tensors of a projection by the ends of their names, and its values.
+    """
+    shutil.copytree(directory, to)
+    model = copy.deepcopy(reference_model(directory))
+    tensors = safetensors.torch.load_file(to / "model.safetensors")
+    for seed, (name, module) in enumerate(model.model.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            parts, values = quantise(tuple(module.weight.shape), seed)
+            module.weight.data = torch.from_numpy(values.astype(np.float64))
+            del tensors[f"model.{name}.weight"]
+            tensors |= {f"model.{name}.{end}": torch.from_numpy(part.copy()) for end, part in parts.items()}
+    safetensors.torch.save_file(tensors, to / "model.safetensors")
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, "quantization_config": dict(described)}))
+    return model
+
+
+def packed_4_bits(shape: tuple[int, int], seed: int) -> tuple[dict[str, Any], Any]:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, shape)
+    scales = (rng.uniform(0.5, 1, (shape[0], shape[1] // 128)) * 0.01).astype(np.float16)
+    words = (codes.reshape(shape[0], -1, 8) << np.arange(0, 32, 4)).sum(-1).astype(np.uint32).view(np.int32)
+    parts = {"weight_packed": words, "weight_scale": scales, "weight_shape": np.array(shape)}
+    return parts, (codes - 8) * scales.astype(np.float64).repeat(128, axis=1)
+
+
+def whole_8_bits(shape: tuple[int, int], seed: int) -> tuple[dict[str, Any], Any]:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-127, 128, shape).astype(np.int8)
+    scales = (rng.uniform(0.5, 1, (shape[0], 1)) * 1e-3).astype(np.float16)
+    parts = {"weight": codes, "weight_scale": scales, "input_scale": np.ones(1, np.float32)}
+    return parts, codes * scales.astype(np.float64)
+
+
+def normal_floats(shape: tuple[int, int], seed: int) -> tuple[dict[str, Any], Any]:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, shape)
+    levels = np.linspace(-1, 1, 16).astype(np.float32)
+    absmax = rng.uniform(0.03, 0.06, codes.size // 64).astype(np.float32)
+    state = json.dumps({"blocksize": 64, "shape": shape}).encode()
+    packed = codes.reshape(-1, 2)
+    parts = {
+        "weight": (packed[:, :1] << 4 | packed[:, 1:]).astype(np.uint8),
+        "weight.absmax": absmax,
+        "weight.quant_map": levels,
+        "weight.quant_state.bitsandbytes__nf4": np.frombuffer(state, np.uint8),
+    }
+    return parts, levels.astype(np.float64)[codes] * absmax.repeat(64).reshape(shape)
+
+
+_COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
+
+
+@pytest.mark.parametrize(
+    ("described", "quantise", "format", "tolerance"),
+    [
+        (_COMPRESSED, packed_4_bits, "int4_g128", 1e-5),
+        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, whole_8_bits, "int8_channel", 1e-5),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, normal_floats, "int8", 3e-2),
+    ],
+    ids=["compressed_tensors_w4a16", "compressed_tensors_w8a8", "bitsandbytes_nf4"],
+)
+def test_quantised(
+    runtime: Runtime,
+    checkpoint: CheckpointOf,
+    described: Mapping[str, Any],
+    quantise: Callable[..., Any],
+    format: str,
+    tolerance: float,
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "model"
+    expected = outputs_of(write_quantised(checkpoint(UNTIED), directory, described, quantise), TEXT)
+    assert distance(directory, expected, runtime) < tolerance
+    with LLM(directory, device="numpy", fallback="allow", runtime=runtime) as llm:
+        assert llm.info.weight_formats == (format,)
 
 
 def test_every_device_computes_with_the_same_weights(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from aethermind.checkpoint import Checkpoint
 from aethermind.checkpoint.fp8 import Fp8Checkpoint, read_block_size
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.model.source import DirectorySource
-from aethermind.ops.weight_format import FP8, QuantizedWeight
+from aethermind.ops.weight_format import FP8, QuantizedWeight, fp8_in_blocks
 
 torch.manual_seed(3)
 CODES = (torch.randn(20, 48) * 60).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -58,16 +57,24 @@ def test_scales_of_rows_and_of_matrices_are_exact(tmp_path: Path, scale: torch.T
     assert tensors.info("layer.weight").num_bytes == CODES.numel() + scale.numel() * scale.element_size()
 
 
-def test_blocks_are_requantised_by_rows_and_this_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_blocks_are_exact(tmp_path: Path) -> None:
     scales = torch.rand(2, 2) + 0.1
-    with caplog.at_level(logging.WARNING):
-        weight = opened(tmp_path, {"weight_scale_inv": scales}, BLOCKS).weights().array("layer.weight")
-    assert "1 of its 1 FP8 matrices have a scale for each block of 16 × 32 values" in caplog.text
+    source = opened(tmp_path, {"weight_scale_inv": scales}, BLOCKS)
+    weight = source.weights().array("layer.weight")
     assert isinstance(weight, QuantizedWeight)
+    assert source.weight_formats() == {"layer.weight": fp8_in_blocks(32)}
     values = CODES.float() * scales.repeat_interleave(16, 0)[:20].repeat_interleave(32, 1)[:, :48]
-    step = values.abs().amax(1, keepdim=True) / 448  # values are rounded by 1/16 of themselves, or by half a step
-    error = (torch.from_numpy(FP8.dequantize(weight)) - values).abs()
-    assert bool((error <= torch.maximum(values.abs() / 16, step * 2.0**-10) * 1.001).all())
+    np.testing.assert_array_equal(weight.format.dequantize(weight), values.numpy())
+
+
+def test_modelopt(tmp_path: Path) -> None:
+    """The description may be a file of its own."""
+    source = opened(tmp_path, {"weight_scale": torch.tensor(0.25)}, {"quant_method": "fp8"})
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    weight = source.weights().array("layer.weight")
+    assert isinstance(weight, QuantizedWeight)
+    np.testing.assert_array_equal(FP8.dequantize(weight), CODES.float().numpy() * 0.25)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +107,10 @@ def test_a_checkpoint_without_codes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("described", "says"),
     [
-        ({"config_groups": {"a": {"weights": {"type": "int", "num_bits": 4}}}}, "weights of 4 bits of type 'int'"),
         ({"weight_block_size": [128]}, "has blocks of"),
         ({"weight_block_size": 128}, "has blocks of"),
     ],
 )
-def test_other_quantisations_are_refused(described: Any, says: str) -> None:
+def test_other_blocks_are_refused(described: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_block_size(described, "model")

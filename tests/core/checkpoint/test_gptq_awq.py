@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.core.checkpoint.packed_layers import Layer, random_layer
+from tests.core.checkpoint.quantised_files import read_layer, within_int8
 
 from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 from aethermind.checkpoint.sharded_index import Checkpoint
@@ -66,22 +67,20 @@ def test_awq(tmp_path: Path, group_size: int, is_symmetric: bool) -> None:
     np.testing.assert_array_equal(weight.format.dequantize(weight), layer.values)
 
 
-def test_reordered_columns_are_read_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reordered_columns_are_requantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     groups = np.random.default_rng(1).permutation(np.arange(COLUMNS) // 64)
     layers = random_layer(ROWS, COLUMNS, groups=groups), random_layer(ROWS, COLUMNS, seed=1)
     with caplog.at_level(logging.WARNING, "aethermind"):
         checkpoint = opened(tmp_path, gptq(desc_act=True), *layers)
-    assert "1 of its 2 packed matrices have groups in an order" in caplog.text
-    dense, weight = checkpoint.array("m0.weight"), checkpoint.array("m1.weight")
-    assert isinstance(weight, QuantizedWeight)
-    assert (dense.dtype, checkpoint.info("m0.weight").kind) == (np.float16, "float16")
-    np.testing.assert_array_equal(dense, layers[0].values.astype(np.float32).astype(np.float16))
+    assert "1 of its 2 quantised matrices have groups in an order" in caplog.text
+    values, format = read_layer(checkpoint, "m0.weight")
+    assert (format, read_layer(checkpoint, "m1.weight")[1]) == ("int8", "int4_zp_g64")
+    within_int8(values, layers[0].values)
 
 
-def test_unsupported_group_sizes_are_read_dense(tmp_path: Path) -> None:
+def test_unsupported_group_sizes_are_requantised(tmp_path: Path) -> None:
     layer = random_layer(ROWS, COLUMNS, group_size=16)
-    dense = opened(tmp_path, gptq(group_size=16), layer).array("m0.weight")
-    np.testing.assert_array_equal(dense, layer.values.astype(np.float32).astype(np.float16))
+    within_int8(read_layer(opened(tmp_path, gptq(group_size=16), layer), "m0.weight")[0], layer.values)
 
 
 def test_plain_tensors_are_unchanged_and_zero_biases_are_neutral(tmp_path: Path) -> None:
@@ -147,21 +146,17 @@ def test_asymmetric_zero_points_follow_the_label(tmp_path: Path, zero_shift: int
     assert np.array_equal(values, layer.values) is (zero_shift == 1)
 
 
-def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
+def test_a_requantised_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
     groups = np.random.default_rng(1).permutation(np.arange(COLUMNS) // 64)
     layer = random_layer(ROWS, COLUMNS, groups=groups, is_symmetric=True, zero_shift=0)
-    dense = opened(tmp_path, gptq(desc_act=True), layer).array("m0.weight")
-    np.testing.assert_array_equal(dense, layer.values.astype(np.float32).astype(np.float16))
+    within_int8(read_layer(opened(tmp_path, gptq(desc_act=True), layer), "m0.weight")[0], layer.values)
 
 
 @pytest.mark.parametrize(
     ("described", "says"),
     [
         ([4], "should be an object, not list"),
-        ({"quant_method": "fp8"}, "by 'fp8'.*as quantization"),
-        ({"load_in_8bit": True}, "by 'bitsandbytes'.*as quantization"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "by 'bitsandbytes'"),
-        ({"config_groups": {}, "format": "int-quantized"}, "by 'compressed-tensors'"),
+        ({"quant_method": "vptq"}, "by 'vptq'.*as quantization, or take it quantised by gptq, awq, "),
         ({"load_in_8bit": False}, "in a way that its quantization_config does not name"),
         ({"quant_method": ["gptq"]}, "which cannot be read"),
         (gptq(bits=5), "to 5 bits; 2 or 3 or 4 or 8"),
@@ -178,7 +173,6 @@ def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
         (gptq(is_marlin_format=True), "in the layout 'marlin'"),
         (gptq(format="marlin"), "in the layout 'marlin'"),
         (gptq(dynamic={"+:.*down.*": {"bits": 8}}), "with other bits or group_size than the rest"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by 'bitsandbytes'"),
     ],
 )
 def test_unsupported_quantization_configs_are_refused(described: Any, says: str) -> None:

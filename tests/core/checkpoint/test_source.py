@@ -27,6 +27,7 @@ TORCH_DTYPES = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -36,11 +37,12 @@ def test_every_dtype_is_checked() -> None:
 
 @pytest.mark.parametrize("name", TORCH_DTYPES)
 def test_dtype_is_what_the_library_writes_and_torch_reads(name: str) -> None:
-    values = torch.tensor([0, 1, 1]).to(TORCH_DTYPES[name])
+    numbers = [1, 1, 1] if name == "F8_E8M0" else [0, 1, 1]  # a power of two is not 0
+    values = torch.tensor(numbers).to(TORCH_DTYPES[name])
     written = safetensors.torch.save({"x": values})
     end = 8 + int.from_bytes(written[:8], "little")
     assert json.loads(written[8:end])["x"]["dtype"] == name
-    assert np.frombuffer(written[end:], dtype_names()[name]).astype(np.float64).tolist() == [0, 1, 1]
+    assert np.frombuffer(written[end:], dtype_names()[name]).astype(np.float64).tolist() == numbers
 
 
 def test_info_has_size_and_dtype() -> None:

@@ -1,10 +1,11 @@
 """FP8 checkpoints: matrices of float8_e4m3fn codes, each with a tensor of scales.
 
     X.weight            float8_e4m3fn [N, K]
-    X.weight_scale      one number (per tensor), [N] or [N, 1] (per channel): compressed-tensors (`float-quantized`) and
-                        quant_method fp8 or fbgemm_fp8
-    X.weight_scale_inv  [⌈N / n⌉, ⌈K / k⌉] for blocks of n × k values, `weight_block_size`: DeepSeek V3, Qwen3. Despite
-                        its name it is a factor, too
+    X.weight_scale      one number (per tensor), [N] or [N, 1] (per channel), [⌈N / n⌉, ⌈K / k⌉] (per block):
+                        compressed-tensors (`float-quantized`, `mxfp8-quantized`), ModelOpt, quant_method fp8 or
+                        fbgemm_fp8. Scales of the type uint8 are exponents of powers of two (E8M0)
+    X.weight_scale_inv  the same for blocks of n × k values, `weight_block_size`: DeepSeek V3, Qwen3. Despite its name
+                        it is a factor, too
 
 A value is code · scale. Scales of the inputs (`input_scale`) are not used: kernels find one for each token.
 """
@@ -20,51 +21,46 @@ import numpy.typing as npt
 from aethermind.checkpoint.quantized_tensors import QuantizedTensors
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
-from aethermind.log import get_logger
-from aethermind.ops.weight_format import FP8, QuantizedWeight
+from aethermind.ops.weight_format import FP8, QuantizedWeight, fp8_in_blocks
 
-__all__ = ["Fp8Checkpoint", "is_fp8", "read_block_size"]
-
-logger = get_logger(__name__)
+__all__ = ["Fp8Checkpoint", "exponents", "has_fp8", "read_block_size"]
 
 Array = npt.NDArray[Any]
 
-_METHODS = ("fp8", "fbgemm_fp8")
-_COMPRESSED_TENSORS = "compressed-tensors"
-_FORMATS = ("float-quantized", "naive-quantized")
 _CODES = "F8_E4M3"
 _WEIGHT = ".weight"
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _INPUT_SCALES = (".input_scale", ".input_scale_ub", ".activation_scale")
-_FLOATS = ("F32", "BF16", "F16")
+_FLOATS = ("F32", "BF16", "F16", "U8", "F8_E8M0")
+_GROUP_STRATEGIES = ("group", "tensor_group")
 
 
-def is_fp8(described: Any) -> bool:
-    """Whether a quantization_config describes an FP8 checkpoint. compressed-tensors has other formats, too."""
-    if not isinstance(described, Mapping):
-        return False
-    method = described.get("quant_method")
-    return method in _METHODS or (method == _COMPRESSED_TENSORS and described.get("format") in _FORMATS)
+def has_fp8(stored: StoredTensors) -> bool:
+    """Whether a checkpoint has matrices of float8_e4m3fn codes, called weights."""
+    return any(name.endswith(_WEIGHT) and stored.info(name).dtype_name == _CODES for name in stored.names)
+
+
+def exponents(stored: Array) -> Array:
+    """Return powers of two by their biased exponents (E8M0), as float32; not finite for 255, which stands for NaN."""
+    powers: Array = np.ldexp(np.float32(1), np.asarray(stored).astype(np.int32) - 127)
+    return np.where(stored == 255, np.float32(np.nan), powers)
 
 
 def read_block_size(described: Mapping[str, Any], where: str) -> tuple[int, int] | None:
     """Read the block size (n, k) of a quantization_config, None for scales of rows or of whole matrices.
 
-    ConfigError for weights other than float8 and for unknown block sizes; `where` names the model.
+    ConfigError for unknown block sizes; `where` names the model. Groups of compressed-tensors that are not FP8 are
+    passed over.
     """
     sizes = [described.get("weight_block_size")]
     groups = described.get("config_groups") or {}
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
-        if not isinstance(weights, Mapping):
+        if not isinstance(weights, Mapping) or (weights.get("type"), weights.get("num_bits")) != ("float", 8):
             continue
-        if (weights.get("type"), weights.get("num_bits")) != ("float", 8):
-            raise ConfigError(
-                f"{where!r} has weights of {weights.get('num_bits')!r:.20} bits of type {weights.get('type')!r:.20} "
-                "(compressed-tensors); only 8 bits of type 'float' can be read. Use the unquantised model and pass a "
-                "format as quantization."
-            )
         sizes.append(weights.get("block_structure"))
+        if weights.get("strategy") in _GROUP_STRATEGIES:
+            sizes.append([1, weights.get("group_size")])
     found = {tuple(size) if isinstance(size, list) else size for size in sizes if size is not None}
     if not found:
         return None
@@ -77,9 +73,8 @@ def read_block_size(described: Mapping[str, Any], where: str) -> tuple[int, int]
 
 
 class Fp8Checkpoint(QuantizedTensors):
-    """An FP8 checkpoint whose matrices are QuantizedWeights in the format fp8; implements `StoredTensors`. Immutable.
-
-    A scale for each row, or one for a matrix, is exact. Matrices with scales of blocks are requantised by rows.
+    """An FP8 checkpoint whose matrices are QuantizedWeights in fp8, or in fp8 with a scale for each block of a row;
+    implements `StoredTensors`. Immutable. All are exact.
     """
 
     def __init__(self, stored: StoredTensors, block_size: tuple[int, int] | None, where: str) -> None:
@@ -101,13 +96,6 @@ class Fp8Checkpoint(QuantizedTensors):
         self._infos = {name: self._describe(name) for name in self._scales}
         unused = {*self._scales, *self._scales.values()}
         self._others = tuple(name for name in stored.names if name not in unused and not name.endswith(_INPUT_SCALES))
-        num_requantized = sum(self._is_in_blocks(name) for name in self._scales)
-        if num_requantized:
-            logger.warning(
-                "%s: %d of its %d FP8 matrices have a scale for each block of %s values; they are requantised with a "
-                "scale for each row.",
-                *(where, num_requantized, len(self._scales), " × ".join(map(str, block_size or ()))),
-            )
 
     def array(self, name: str) -> Array | QuantizedWeight:
         """A tensor's values, a QuantizedWeight for weights in FP8.
@@ -117,20 +105,18 @@ class Fp8Checkpoint(QuantizedTensors):
         if name not in self._infos:
             return self._stored.array(name)
         codes = np.asarray(self._stored.array(name))
-        scales = np.asarray(self._stored.array(self._scales[name])).astype(np.float32)
+        scales = np.asarray(self._stored.array(self._scales[name]))
+        scales = exponents(scales.view(np.uint8)) if scales.dtype.itemsize == 1 else scales.astype(np.float32)
         # The two codes of NaN have all bits of the magnitude set.
         if not np.isfinite(scales).all() or ((codes.view(np.uint8) & 0x7F) == 0x7F).any():
             raise CheckpointError(f"{self._where} has {name} with values that are not finite. Fetch the weights again.")
-        rows, columns = codes.shape
+        rows = codes.shape[0]
         if not self._is_in_blocks(name):
             of_rows = np.ascontiguousarray(np.broadcast_to(scales.reshape(-1, 1), (rows, 1)))
             return QuantizedWeight(FP8, codes, of_rows)
-        assert self._block_size is not None
+        assert self._block_size is not None, "scales of blocks are refused without their size"
         n, k = self._block_size
-        values = codes.astype(np.float32)
-        for block_row, of_row in enumerate(scales):
-            values[block_row * n : (block_row + 1) * n] *= np.repeat(of_row, k)[:columns]
-        return FP8.quantize(values)
+        return QuantizedWeight(fp8_in_blocks(k), codes, np.repeat(scales, n, axis=0)[:rows])
 
     def _has_codes(self, name: str) -> bool:
         return name.endswith(_WEIGHT) and self._stored.info(name).dtype_name == _CODES
@@ -154,6 +140,7 @@ class Fp8Checkpoint(QuantizedTensors):
         info, scales = self._stored.info(name), self._stored.info(self._scales[name])
         is_matrix = len(info.shape) == 2
         is_expected = is_matrix and scales.dtype_name in _FLOATS
+        format = FP8
         if is_expected and self._is_in_blocks(name):
             blocks = (
                 None
@@ -161,10 +148,11 @@ class Fp8Checkpoint(QuantizedTensors):
                 else tuple(-(-size // of_block) for size, of_block in zip(info.shape, self._block_size, strict=True))
             )
             is_expected = scales.shape == blocks
+            format = FP8 if self._block_size is None else fp8_in_blocks(self._block_size[1])
         if not is_expected:
             raise CheckpointError(
                 f"{self._where} has {name} {list(info.shape)} in float8_e4m3fn with scales of {scales.dtype_name} "
                 f"{list(scales.shape)}, which quantization_config does not describe. Check that it belongs to the "
                 "weights."
             )
-        return TensorInfo("fp8", info.shape, 0, info.num_bytes + scales.num_bytes, FP8)
+        return TensorInfo("fp8", info.shape, 0, info.num_bytes + scales.num_bytes, format)

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.quantized_tensors import QuantizedTensors
+from aethermind.checkpoint.integer_groups import INT8, dense_groups, group_format, group_weight, unpack_codes
+from aethermind.checkpoint.quantized_checkpoint import quantization_method
+from aethermind.checkpoint.quantized_tensors import QuantizedTensors, warn_of_requantised
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.log import get_logger
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["PackedCheckpoint", "Packing", "read_packing"]
@@ -34,7 +36,6 @@ logger = get_logger(__name__)
 
 Array = npt.NDArray[Any]
 
-_METHODS = ("gptq", "awq")
 _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
 _LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -115,17 +116,7 @@ class Packing:
         return self._in_order(self._unpacked(qzeros)).T
 
     def _unpacked(self, words: Array) -> Array:
-        stored = np.ascontiguousarray(words).view(np.uint8)
-        if self.bits == 8:
-            return stored
-        if self.bits == 3:  # 3-bit codes cross byte boundaries
-            bits = np.unpackbits(stored, axis=1, bitorder="little").reshape(len(stored), -1, 3)
-            return bits[:, :, 0] | bits[:, :, 1] << 1 | bits[:, :, 2] << 2
-        per_byte = 8 // self.bits
-        codes = np.empty((len(stored), per_byte * stored.shape[1]), np.uint8)
-        for place in range(per_byte):
-            codes[:, place::per_byte] = (stored >> (place * self.bits)) & ((1 << self.bits) - 1)
-        return codes
+        return unpack_codes(words, self.bits, self.num_codes(words.shape[1]))
 
     def _in_order(self, codes: Array) -> Array:
         if self.method == "gptq":
@@ -141,9 +132,7 @@ def read_packing(described: Any, where: str) -> Packing:
 
     `where` names the model in messages.
     """
-    if not isinstance(described, Mapping):
-        raise ConfigError(f"The quantization_config of {where!r} should be an object, not {type(described).__name__}.")
-    method = _method(described, where)
+    method = quantization_method(described, where)
     bits = _first(described, "bits", "w_bit")
     if isinstance(bits, str) and bits.isdecimal():
         bits = int(bits)
@@ -158,19 +147,6 @@ def read_packing(described: Any, where: str) -> Packing:
     _check_modules(described, bits, group_size, where)
     zero_shift = 1 if layout == "gptq" else 0
     return Packing(method, bits, max(group_size, 0), zero_shift, described.get("sym") is not False)
-
-
-def _method(described: Mapping[str, Any], where: str) -> str:
-    """The method's name; ConfigError for an unsupported one."""
-    given = described.get("quant_method") or _unnamed_method(described)
-    method = given.lower() if isinstance(given, str) else given
-    if method not in _METHODS:
-        how = "in a way that its quantization_config does not name" if given is None else f"by {given!r:.80}"
-        raise ConfigError(
-            f"{where!r} is quantised {how}, which cannot be read. Use the unquantised model and pass "
-            f"a format as quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
-        )
-    return str(method)
 
 
 def _layout(described: Mapping[str, Any], method: str, where: str) -> str:
@@ -209,17 +185,7 @@ def _first(described: Mapping[str, Any], *names: str) -> Any:
     return next((described[name] for name in names if described.get(name) is not None), None)
 
 
-def _unnamed_method(described: Mapping[str, Any]) -> str | None:
-    """Infer the method from fields that only one tool writes, for a config without quant_method; None if unknown."""
-    if described.get("load_in_8bit") or described.get("load_in_4bit"):
-        return "bitsandbytes"
-    if "config_groups" in described:
-        return "compressed-tensors"
-    # AWQ's quant_config.json has w_bit; AutoGPTQ's quantize_config.json has bits.
-    return "awq" if "w_bit" in described else "gptq" if "bits" in described else None
-
-
-_QWEIGHT = ".qweight"
+_WEIGHT, _QWEIGHT = ".weight", ".qweight"
 _PACKED_SUFFIXES = (_QWEIGHT, ".qzeros", ".scales", ".g_idx")
 
 
@@ -228,7 +194,7 @@ class PackedCheckpoint(QuantizedTensors):
     """A GPTQ or AWQ checkpoint whose packed matrices are tensors `X.weight`; implements `StoredTensors`.
 
     Matrices whose zero points are all `middle` get a symmetric weight format. Matrices with groups that no weight
-    format has (a size that is not a multiple of 32, or reordered columns) are read as dense float16.
+    format has (a size that is not a multiple of 32, or reordered columns) are requantised as int8.
     """
 
     def __init__(self, stored: StoredTensors, packing: Packing, where: str) -> None:
@@ -259,13 +225,12 @@ class PackedCheckpoint(QuantizedTensors):
                 "they are read as sym says.",
                 where, len(misnamed), len(modules),
             )  # fmt: skip
-        num_dense = sum(info.weight_format is None for info in self._infos.values())
-        if num_dense:
-            logger.warning(
-                "%s: %d of its %d packed matrices have groups in an order or size that no weight format supports; they "
-                "are dequantised to dense float16.",
-                where, num_dense, len(modules),
-            )  # fmt: skip
+        regrouped = [
+            name
+            for name, info in self._infos.items()
+            if self._format(name.removesuffix(_WEIGHT), info.shape[1]) is None
+        ]
+        warn_of_requantised(where, len(regrouped), len(modules), "have groups in an order or size of their own")
 
     @cached_property
     def zero_bias_names(self) -> tuple[str, ...]:
@@ -274,28 +239,25 @@ class PackedCheckpoint(QuantizedTensors):
         return tuple(name for name in biases if name in self._others and not np.any(self._array(name)))
 
     def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values; a packed matrix is a QuantizedWeight, or float16 if no format supports its groups.
+        """A tensor's values; a packed matrix is a QuantizedWeight.
 
         Raises CheckpointError for an unknown name, and for scales that are not finite in float16.
         """
         info = self._infos.get(name)
         if info is None:
             return self._stored.array(name)
-        module = name.removesuffix(".weight")
+        module = name.removesuffix(_WEIGHT)
         packing = self._packing
         codes = packing.codes(self._part(module, _QWEIGHT))
         zeros = packing.zeros(self._part(module, ".qzeros"))
         scales = np.ascontiguousarray(self._part(module, ".scales").T).astype(np.float16)
         if not np.isfinite(scales).all():
             raise CheckpointError(f"{self._where} has {module}.scales that are not finite. Fetch the weights again.")
-        format = info.weight_format
+        format = self._format(module, codes.shape[1])
         if format is None:
             groups = self._groups(module, codes.shape[1])
-            centered_codes = codes.astype(np.float32) - zeros[:, groups]
-            return (centered_codes * scales[:, groups]).astype(np.float16)
-        if format.has_zero_point:
-            return QuantizedWeight(format, codes, scales, zeros)
-        return QuantizedWeight(format, (codes - np.uint8(packing.middle)).view(np.int8), scales)
+            return INT8.quantize(dense_groups(codes, scales, zeros, packing.middle, groups))
+        return group_weight(format, codes, scales, zeros, packing.middle)
 
     def _describe_packed(self, module: str) -> TensorInfo:
         """Describe a packed matrix; CheckpointError for inconsistent parts."""
@@ -322,17 +284,14 @@ class PackedCheckpoint(QuantizedTensors):
             if info.dtype_name not in dtype_names or info.shape != shape or rows * packing.bits % 32:
                 self._fail(module, part, info, f"{dtype_names[0]} {list(shape)}")
         nbytes = sum(self._stored.info(f"{module}{part}").num_bytes for part in wanted)
-        format = self._format(module, columns)
-        return TensorInfo("F16" if format is None else packing.method, (rows, columns), 0, nbytes, format)
+        return TensorInfo(packing.method, (rows, columns), 0, nbytes, self._format(module, columns) or INT8)
 
     def _format(self, module: str, columns: int) -> WeightFormat | None:
         packing = self._packing
         if not np.array_equal(self._groups(module, columns), np.arange(columns) // (packing.group_size or columns)):
             return None
         is_symmetric = bool((packing.zeros(self._part(module, ".qzeros")) == packing.middle).all())
-        group_suffix = f"g{packing.group_size}" if packing.group_size else "channel"
-        # 2- and 3-bit codes become 4-bit codes of the same values.
-        return parse_format(f"int{max(packing.bits, 4)}{'' if is_symmetric else '_zp'}_{group_suffix}")
+        return group_format(packing.bits, packing.group_size, not is_symmetric)
 
     def _groups(self, module: str, columns: int) -> Array:
         """The group of each column; CheckpointError for a group that does not exist."""

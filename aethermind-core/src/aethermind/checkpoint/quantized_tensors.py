@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
+from aethermind.log import get_logger
+from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["QuantizedTensors"]
+__all__ = ["QuantizedTensors", "warn_of_requantised", "without_activation_scales"]
+
+logger = get_logger(__name__)
 
 
 class QuantizedTensors:
@@ -44,3 +52,42 @@ class QuantizedTensors:
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
         return self._infos.get(name) or self._stored.info(name)
+
+
+_ACTIVATION_PARTS = tuple(
+    f".{activation}_{part}"
+    for activation in ("input", "output", "k", "v", "q")
+    for part in ("scale", "zero_point", "global_scale")
+)
+
+
+class _WithoutActivationScales(QuantizedTensors):
+    """Stored tensors without scales and zero points of activations and of the KV cache."""
+
+    def __init__(self, stored: StoredTensors) -> None:
+        self._stored = stored
+        self._infos = {}
+        self._others = tuple(name for name in stored.names if not name.endswith(_ACTIVATION_PARTS))
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """A tensor's values. Raises CheckpointError for an unknown name."""
+        return self._stored.array(name)
+
+
+def without_activation_scales(stored: StoredTensors) -> StoredTensors:
+    """Leave out scales and zero points of activations and of the KV cache: kernels compute their own."""
+    return _WithoutActivationScales(stored)
+
+
+@cache
+def warn_of_requantised(where: str, count: int, total: int, why: str) -> None:
+    """Warn once of `count` out of `total` matrices that are requantised as int8, if there are any: they "have …".
+
+    A model's weights are opened several times while it is loaded.
+    """
+    if count:
+        logger.warning(
+            "%s: %d of its %d quantised matrices %s, which no kernel computes; they are requantised as int8, with an "
+            "error of up to 1/254 of the largest of 32 values.",
+            *(where, count, total, why),
+        )

@@ -123,6 +123,7 @@ def dtype_names() -> dict[str, np.dtype[Any]]:
         "F64": np.dtype("<f8"),
         "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
         "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+        "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     }
 
 

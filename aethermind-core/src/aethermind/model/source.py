@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
-_MXFP4 = "mxfp4"
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 """Files that AutoGPTQ and older versions of AutoAWQ write beside config.json."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
 _TOKENIZER_BYTES_PER_BYTE = 18
 """Memory of a tokenizer of the `tokenizers` library by the size of its largest file."""
+_MODELOPT_FILE = "hf_quant_config.json"
+"""The file that ModelOpt writes beside config.json, with an object `quantization`."""
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
@@ -162,22 +163,17 @@ class DirectorySource:
         described, where = self._quantization(), str(self.path)
         if described is None:
             return Checkpoint.open(self.path)
-        if isinstance(described, dict) and described.get("quant_method") == _MXFP4:
-            from aethermind.checkpoint.mxfp4 import Mxfp4Checkpoint
+        from aethermind.checkpoint.quantized_checkpoint import open_quantized, quantization_method
 
-            return Mxfp4Checkpoint(Checkpoint.open(self.path), where)
-        from aethermind.checkpoint.fp8 import Fp8Checkpoint, is_fp8, read_block_size
-
-        if is_fp8(described):
-            return Fp8Checkpoint(Checkpoint.open(self.path), read_block_size(described, where), where)
-        from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
-
-        packing = read_packing(described, where)
-        return PackedCheckpoint(Checkpoint.open(self.path), packing, where)
+        quantization_method(described, where)
+        return open_quantized(Checkpoint.open(self.path), described, where)
 
     def _quantization(self) -> Any:
-        """The quantization_config of config.json, or the file of AutoGPTQ or older versions of AutoAWQ beside it."""
-        described = read_optional_json(self.path / "config.json").get("quantization_config")
+        """The quantization_config of config.json, or the file of a tool beside it."""
+        config = read_optional_json(self.path / "config.json")
+        described = config.get("quantization_config", config.get("compression_config"))
+        if described is None:
+            described = read_optional_json(self.path / _MODELOPT_FILE).get("quantization")
         for name in _QUANTIZATION_FILES:
             if described is None:
                 described = read_optional_json(self.path / name) or None

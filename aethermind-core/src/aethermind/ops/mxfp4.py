@@ -20,7 +20,7 @@ from aethermind.ops.quantization import Codes, row_chunks
 if TYPE_CHECKING:
     from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["check_scales", "dequantize_mxfp4", "encode_mxfp4"]
+__all__ = ["E2M1", "check_scales", "dequantize_mxfp4", "encode_mxfp4"]
 
 Array = NDArray[Any]
 
@@ -29,7 +29,8 @@ _BIAS = 127
 _MAX_SCALE = 252
 """6 · 2^(252 − 127) is the largest multiple of an element in float32."""
 _MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
+E2M1 = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
+"""The elements by their codes."""
 _MAX_EXPONENT = 2
 """The exponent of the largest element."""
 _MIDDLES = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / np.float32(2)
@@ -58,7 +59,7 @@ def dequantize_mxfp4(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> 
     values = np.empty((rows, columns), dtype)
     for chunk in row_chunks(weight.shape):
         part = weight.rows(chunk.start, chunk.stop)
-        values[chunk] = _VALUES[part.codes] * _by_column(part.scales, columns)
+        values[chunk] = E2M1[part.codes] * _by_column(part.scales, columns)
     return values
 
 

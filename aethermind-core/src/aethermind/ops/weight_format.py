@@ -36,6 +36,8 @@ __all__ = [
     "QuantizedWeight",
     "WeightFormat",
     "WeightFormatRegistry",
+    "fp8_in_blocks",
+    "is_fp8_in_blocks",
     "one_level_format",
     "parse_format",
     "without_super_blocks",
@@ -241,7 +243,7 @@ MXFP4 = _Mxfp4("mxfp4", bits=4, block=_DEFAULT_BLOCK, has_zero_point=False)
 
 @dataclass(frozen=True, slots=True)
 class _Fp8(WeightFormat):
-    """The format fp8: codes are float8_e4m3fn, scales float32, one for each row."""
+    """The format fp8: codes are float8_e4m3fn, scales float32, one for each row or block of a row."""
 
     @property
     def code_dtype(self) -> str:
@@ -254,7 +256,7 @@ class _Fp8(WeightFormat):
         return "float32"
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a weight [N, K]: one for a code, four for the scale of a row."""
+        """Return the bytes of a weight [N, K]: one for a code, four for a scale."""
         rows, columns = shape
         return rows * (columns + 4 * self.num_blocks(columns))
 
@@ -262,7 +264,7 @@ class _Fp8(WeightFormat):
         """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite."""
         from aethermind.ops.fp8 import encode_fp8
 
-        return QuantizedWeight(self, *encode_fp8(array))
+        return QuantizedWeight(self, *encode_fp8(array, self.block))
 
     def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
         """Return the values of a weight of this format, products in float32, as an array of `dtype`."""
@@ -273,6 +275,19 @@ class _Fp8(WeightFormat):
 
 FP8 = _Fp8("fp8", bits=8, block=0, has_zero_point=False)
 """The format of FP8 checkpoints with a scale for each output (OCP 8-bit Floating Point)."""
+
+
+def fp8_in_blocks(block: int) -> WeightFormat:
+    """Return the format of FP8 checkpoints with a scale for so many columns, which no kernel reads: devices hold such
+    weights in another format.
+    """
+    return _Fp8(f"fp8_g{block}", bits=8, block=block, has_zero_point=False)
+
+
+def is_fp8_in_blocks(format: WeightFormat) -> bool:
+    """Whether a format is one of `fp8_in_blocks`."""
+    return isinstance(format, _Fp8) and format.block > 0
+
 
 _NAMED = {format.name: format for format in (MXFP4, FP8)}
 

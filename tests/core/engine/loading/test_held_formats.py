@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from aethermind.dispatch import Dispatcher, Kernel
 from aethermind.engine.loading.weight_formats import held_formats
 from aethermind.graph.constants import _packable
 from aethermind.hal import DType
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, fp8_in_blocks, parse_format
 
 
 def format_of(name: str) -> WeightFormat:
@@ -27,6 +29,20 @@ def test_a_device_without_kernels_for_two_levels_holds_one(of_kernel: frozenset[
     stored = {"k": format_of("int4_k"), "offset": format_of("int4_offset"), "int8": format_of("int8")}
     found = held_formats(stored, Dispatcher([kernel]))
     assert {name: format.name for name, format in found.items()} == {"k": held, "offset": "int4_offset", "int8": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("of_kernel", "held", "says"), [("fp8", "fp8", "scale for each row"), ("dense", "int8", "held as int8")]
+)
+def test_fp8_in_blocks_is_held_in_a_format_of_the_device(
+    of_kernel: str, held: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    formats = frozenset({of_kernel})
+    kernel = Kernel("linear", "fake", "fake", frozenset({DType.FLOAT32}), function=print, weight_formats=formats)
+    with caplog.at_level(logging.WARNING, "aethermind"):
+        found = held_formats({"w": fp8_in_blocks(128)}, Dispatcher([kernel]))
+    assert found["w"].name == held
+    assert says in caplog.text
 
 
 def test_codes_are_unchanged() -> None:

@@ -27,7 +27,7 @@ from aethermind.graph.tensor_parallel import Share, WeightPart
 from aethermind.hal.communicator import SharedMemoryCommunicator, shared_file
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import TensorType
-from aethermind.ops.weight_format import parse_format
+from aethermind.ops.weight_format import FP8, fp8_in_blocks, parse_format
 
 RUNTIME = Runtime.boot()
 LLAMA = {
@@ -317,6 +317,19 @@ def test_parts_within_super_blocks_have_one_level_of_scales(size: int, axis: int
     assert [part.format.name for part in parts] == (["int4_k", "int4_offset"] if is_split else ["int4_k"] * size)
     joined = np.concatenate([part.format.dequantize(part) for part in parts], axis)
     np.testing.assert_allclose(joined, format.dequantize(weight), rtol=0, atol=4e-3 if is_split else 0)
+
+
+def test_a_part_within_a_block_of_fp8_has_a_scale_for_each_row() -> None:
+    format = fp8_in_blocks(64)
+    weight = format.quantize(np.random.default_rng(0).normal(size=(8, 384)).astype(np.float32))
+    values = format.dequantize(weight)
+    whole = [cut(weight, -1, rank, 2) for rank in range(2)]
+    assert [part.format for part in whole] == [format] * 2
+    np.testing.assert_array_equal(np.concatenate([format.dequantize(part) for part in whole], -1), values)
+    parts = [cut(weight, -1, rank, 4) for rank in range(4)]
+    assert [part.format for part in parts] == [FP8] * 4
+    joined = np.concatenate([FP8.dequantize(part) for part in parts], -1)
+    np.testing.assert_allclose(joined, values, rtol=1 / 16, atol=2e-3)
 
 
 def test_a_part_that_ends_within_a_block_is_refused() -> None:

@@ -21,7 +21,14 @@ from aethermind.graph.tensor_parallel import (
 from aethermind.graph.tensor_parallel.share import along
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format, without_super_blocks
+from aethermind.ops.weight_format import (
+    FP8,
+    QuantizedWeight,
+    WeightFormat,
+    is_fp8_in_blocks,
+    one_level_format,
+    without_super_blocks,
+)
 from aethermind.runtime import OpenDevice
 
 if TYPE_CHECKING:
@@ -116,8 +123,14 @@ def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
 
 
 def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
-    """The format of a part; one that begins within a super-block has one level of scales and offsets."""
-    if part.axis % 2 == 0 or not format.super_block_size or part.begin % format.super_block_size == 0:
+    """The format of a part; one that begins within a super-block has one level of scales and offsets, and one that
+    begins or may end within a block of FP8 has a scale for each row.
+    """
+    if part.axis % 2 == 0:
+        return format
+    if is_fp8_in_blocks(format) and (part.begin % format.block or part.end % format.block):
+        return FP8
+    if not format.super_block_size or part.begin % format.super_block_size == 0:
         return format
     return one_level_format(format)
 
@@ -125,7 +138,10 @@ def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
 def _cut(weight: Any, part: WeightPart) -> Any:
     if not isinstance(weight, QuantizedWeight):
         return part.of(weight)
-    if _format_of(weight.format, part) != weight.format:
+    wanted = _format_of(weight.format, part)
+    if wanted == FP8 != weight.format:
+        weight = FP8.quantize(weight.format.dequantize(weight))
+    elif wanted != weight.format:
         weight = without_super_blocks(weight)
     if part.is_scattered:
         return weight.take_rows(part.indices(len(weight.codes)))

@@ -12,7 +12,14 @@ from aethermind.graph.ir import Graph, ValueKind
 from aethermind.log import get_logger
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.weight_format import FP8, WeightFormat, WeightFormatRegistry, one_level_format, parse_format
+from aethermind.ops.weight_format import (
+    FP8,
+    WeightFormat,
+    WeightFormatRegistry,
+    is_fp8_in_blocks,
+    one_level_format,
+    parse_format,
+)
 
 if TYPE_CHECKING:
     from aethermind.dispatch.dispatcher import Dispatcher
@@ -99,16 +106,26 @@ class WeightFormats:
 
 def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> dict[str, WeightFormat]:
     """The formats in which a device keeps a checkpoint's quantised tensors, where it has no kernels for some of them:
-    formats with one level of scales for those with two, and int8 for fp8.
+    formats with one level of scales for those with two, fp8 with a scale per row for that of blocks, and int8 for fp8.
     """
     held = {name: _held_format(format, dispatcher) for name, format in stored.items()}
-    num_fp8 = sum(format == FP8 and held[name] != FP8 for name, format in stored.items())
-    if num_fp8:
-        logger.warning("The device has no kernels for fp8; %d FP8 matrices are held as %s.", num_fp8, _HEAD_FORMAT)
+    fp8 = [name for name, format in stored.items() if format == FP8 or is_fp8_in_blocks(format)]
+    num_int8 = sum(held[name].name == _HEAD_FORMAT for name in fp8)
+    if num_int8:
+        logger.warning("The device has no kernels for fp8; %d FP8 matrices are held as %s.", num_int8, _HEAD_FORMAT)
+    num_requantized = sum(held[name] == FP8 != stored[name] for name in fp8)
+    if num_requantized:
+        logger.warning(
+            "%d FP8 matrices have a scale for each block of values; they are requantised with a scale for each row, "
+            "with an error of up to 1/16 of a value. --quantization int8 is more accurate.",
+            num_requantized,
+        )
     return held
 
 
 def _held_format(format: WeightFormat, dispatcher: Dispatcher) -> WeightFormat:
+    if is_fp8_in_blocks(format):
+        return _held_format(FP8, dispatcher)
     if dispatcher.has_format(format.name):
         return format
     if format == FP8:

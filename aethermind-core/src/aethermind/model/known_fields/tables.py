@@ -103,7 +103,7 @@ CONFIG_FIELDS: FieldTable = {
     **used("is what `--dtype auto` computes in", "dtype", "torch_dtype"),
     **used("ends an answer, with those of generation_config.json and the tokenizer", "eos_token_id"),
     **used("is the activation; another one than the architecture's is refused", "hidden_act"),
-    **used("says how weights are stored, see the table of its fields", "quantization_config"),
+    **used("says how weights are stored, see the table of its fields", "quantization_config", "compression_config"),
     **ignored(_TRAINING, "attention_dropout", "hidden_dropout", "initializer_range", "router_aux_loss_coef"),
     **ignored(_TRAINING, "gradient_checkpointing", "use_bfloat16", "tf_legacy_loss", "output_router_logits"),
     **ignored(_TRAINING, "unsloth_fixed", "unsloth_version", "unsloth_training_args", "neftune_noise_alpha"),
@@ -138,9 +138,6 @@ CONFIG_FIELDS: FieldTable = {
     **refused("layers of experts are not computed; take a dense model", num_experts=(0, 1), num_local_experts=(0, 1)),
     **refused(
         "weights in MLX's layout are not read; take the model itself with --quantization, or as .gguf", quantization={}
-    ),
-    **refused(
-        "compressed-tensors is not read; take the model itself with --quantization, or as .gguf", compression_config={}
     ),
 }
 
@@ -194,17 +191,19 @@ GENERATION_FIELDS: FieldTable = {
 _ROUNDING = "mattered while weights were rounded"
 _KERNELS = "chooses among other engines' kernels"
 _PLAIN = "modules that are left out are known by their tensors"
+_IN_TENSORS = "tensors say it for each matrix"
 _QUANTIZED_ORIGIN = "says where the file comes from"
 
 QUANTIZATION_FIELDS: FieldTable = {
     **used(
-        "is gptq, awq, mxfp4, fp8, fbgemm_fp8 or compressed-tensors; others are refused by name",
+        "is one of those that are read; others are refused by name",
         "quant_method",
         "load_in_8bit",
         "load_in_4bit",
     ),
     **used("is the block of FP8 values that share a scale", "weight_block_size"),
-    **used("says how weights are quantised; others than FP8 are refused", "config_groups"),
+    **used("says how weights are quantised", "config_groups", "quant_algo"),
+    **used("is refused where weights are sparse, or activations transformed", "sparsity_config", "transform_config"),
     **used("is how many bits a weight has", "bits", "w_bit"),
     **used("is how many weights share a scale", "group_size", "q_group_size"),
     **used("says that zero points are the middle, which tells layouts apart that have the wrong name", "sym"),
@@ -222,7 +221,6 @@ QUANTIZATION_FIELDS: FieldTable = {
     **ignored("each token's scale is computed", "activation_scheme", "activation_scale_ub", "kv_cache_scheme"),
     **ignored(_PLAIN, "ignore", "ignored_layers"),
     **ignored("only float8_e4m3fn is read", "fmt", "quantization_status", "global_compression_ratio"),
-    **ignored("is refused where tensors show it", "sparsity_config", "transform_config"),
     **ignored(_KERNELS, "do_fuse", "fuse_max_seq_len", "pack_dtype", "use_cuda_fp8", "use_triton"),
     **ignored(
         _QUANTIZED_ORIGIN,
@@ -232,11 +230,13 @@ QUANTIZATION_FIELDS: FieldTable = {
         "quantizer",
         "checkpoint_format_version",
     ),
-    **ignored("bitsandbytes is refused by its name", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_quant_type"),
-    **ignored("bitsandbytes is refused by its name", "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"),
-    **ignored("bitsandbytes is refused by its name", "bnb_4bit_quant_storage", "llm_int8_threshold"),
-    **ignored("bitsandbytes is refused by its name", "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules"),
-    **ignored("bitsandbytes is refused by its name", "llm_int8_has_fp16_weight"),
+    **ignored(_IN_TENSORS, "_load_in_4bit", "_load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+    **ignored(_IN_TENSORS, "bnb_4bit_quant_storage", "llm_int8_skip_modules"),
+    **ignored(_KERNELS, "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload"),
+    **ignored(_KERNELS, "llm_int8_has_fp16_weight"),
+    **ignored(_PLAIN, "exclude_modules", "quantized_layers", "moe_sparsity_config"),
+    **ignored("the cache has a format of its own, --kv-cache-dtype", "kv_cache_quant_algo"),
+    **ignored(_QUANTIZED_ORIGIN, "producer", "version_info"),
 }
 
 
