@@ -129,7 +129,7 @@ def add_tensors(writer: gguf.GGUFWriter, directory: Path, arch: str, quantised: 
         type_name = quantised.get(name, "F32" if values.ndim == 1 else _TYPES[tensor.dtype])
         type = gguf.GGMLQuantizationType[type_name]
         matrix = values.reshape(-1, values.shape[-1])
-        stored = random_blocks(type, matrix) if type_name.endswith("_K") else gguf.quantize(matrix, type)
+        stored = random_blocks(type, matrix) if type_name.endswith(("_K", "Q8_1")) else gguf.quantize(matrix, type)
         writer.add_tensor(name, stored.reshape(*values.shape[:-1], -1), raw_dtype=type)
 
 
@@ -157,6 +157,8 @@ def random_blocks(type: gguf.GGMLQuantizationType, values: np.ndarray[Any, Any])
     rng = np.random.default_rng(columns)
     blocks = rng.integers(0, 256, (rows * columns // block, nbytes), np.uint8)
     deviation = float(values.std())
+    if type.name == "Q8_1":  # which is not read
+        return blocks.reshape(rows, -1)
     if type.name == "Q6_K":
         blocks[:, 208:] = np.array([deviation / 37 / 18], np.float16).view(np.uint8)
         blocks[:, 192:208] = rng.integers(-64, 64, (len(blocks), 16), np.int8).view(np.uint8)

@@ -92,7 +92,7 @@ def test_the_tokenizer_of_another_directory(open_demo: Callable[..., LLM], runti
         ({"without": ("tokenizer.ggml.merges",)}, TokenizerError, "no tokenizer.ggml.merges"),
         ({"more": with_pre("llama-bpe")}, TokenizerError, "'llama-bpe'"),
         (
-            {"quantised": {"blk.1.ffn_up.weight": "TQ1_0"}},
+            {"quantised": {"blk.1.ffn_up.weight": "Q8_1"}},
             CheckpointError,
             "'blk.1.ffn_up.weight' in the quantised type",
         ),

@@ -20,7 +20,8 @@ ROWS, COLUMNS = 5, 768
 BY_NAME = {block.name: block for block in BLOCK_TYPES.values()}
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
           "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-          "MXFP4": ()}  # fmt: skip
+          "MXFP4": (), "NVFP4": (), "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,),
+          "IQ3_XXS": (0,), "IQ3_S": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,), "Q8_K": ()}  # fmt: skip
 """Where in a block float16 numbers lie."""
 
 
@@ -35,6 +36,15 @@ def random_blocks(name: str) -> Array:
         blocks[:, begin : begin + 2] = values.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
         blocks[:, 0] = rng.integers(0, 253, len(blocks))  # exponents of float32 numbers
+    if name == "NVFP4":
+        blocks[:, :4] &= 0x7F  # without a sign
+    if name == "Q8_K":
+        blocks[:, :4] = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32)[:, None].view(np.uint8)
+    if name == "IQ1_M":  # the bits of a float16 number are the highest of four words
+        scale = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16).view(np.uint16)
+        words = blocks[:, 48:56].copy().view(np.uint16) & 0x0FFF
+        words |= (scale[:, None] >> np.array([0, 4, 8, 12], np.uint16) & 15) << 12
+        blocks[:, 48:56] = words.view(np.uint8)
     return blocks.reshape(ROWS, -1)
 
 
@@ -60,17 +70,36 @@ def read(path: Path, name: str, stored: Array) -> Array:
 
 
 def theirs(name: str, stored: Array) -> Array:
+    if name in ("Q1_0", "Q8_K"):  # which the library does not dequantise
+        blocks = stored.reshape(-1, BY_NAME[name].num_bytes)
+        if name == "Q8_K":
+            codes, scales = blocks[:, 4:260].view(np.int8), blocks[:, :4].copy().view(np.float32)
+        else:
+            bits = blocks[:, 2:].repeat(8, axis=1) >> np.tile(np.arange(8, dtype=np.uint8), 16) & 1
+            codes, scales = 2.0 * bits - 1, blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        return (codes * scales).astype(np.float32).reshape(ROWS, COLUMNS)
     values: Array = gguf.dequantize(stored, gguf.GGMLQuantizationType[name])
     return values
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_NL", "MXFP4"])
+def test_every_type_is_read_or_named() -> None:
+    """But for numbers of types that are no longer given out."""
+    plain = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
+    assert {type.name for type in gguf.GGMLQuantizationType} - plain - set(BY_NAME) == {"Q8_1"}
+    for number, block in BLOCK_TYPES.items():
+        type = gguf.GGMLQuantizationType(number)
+        assert (block.name, (block.num_values, block.num_bytes)) == (type.name, gguf.GGML_QUANT_SIZES[type])
+
+
+@pytest.mark.parametrize(
+    "name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0", "Q1_0"]
+)
 def test_codes_and_scales_are_unchanged(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"])
 def test_tensors_quantised_by_the_library(tmp_path: Path, name: str) -> None:
     array = (np.random.default_rng(0).standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
     stored = gguf.quantize(array, gguf.GGMLQuantizationType[name])
@@ -88,13 +117,21 @@ def test_products_of_scales_are_rounded_to_float16(tmp_path: Path) -> None:
     assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 3e-4
 
 
-def test_scales_of_iq4_xs_are_rounded_to_float16(tmp_path: Path) -> None:
-    stored = random_blocks("IQ4_XS")
-    wanted, found = theirs("IQ4_XS", stored), read(tmp_path / "w.gguf", "IQ4_XS", stored)
+@pytest.mark.parametrize("name", ["IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "Q8_K"])
+def test_scales_are_rounded_to_float16(tmp_path: Path, name: str) -> None:
+    stored = random_blocks(name)
+    wanted, found = theirs(name, stored), read(tmp_path / "w.gguf", name, stored)
     assert (np.abs(found - wanted) <= np.abs(wanted) * 2.0**-11 + 127 * 2.0**-25).all()
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q6_K"])
+def test_a_codebook_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path / "w.gguf", "IQ2_XXS", random_blocks("IQ2_XXS"))
+    monkeypatch.setattr("aethermind.checkpoint.gguf.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"IQ2_XXS, whose codebook comes with .*aethermind-core\[gguf\]"):
+        file.info("w")
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ2_S", "NVFP4"])
 def test_requantised_values_are_off_by_half_a_step_of_int8(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     wanted, found = theirs(name, stored), read(tmp_path / "w.gguf", name, stored)
@@ -115,6 +152,9 @@ def test_requantised_values_are_off_by_half_a_step_of_int8(tmp_path: Path, name:
         ("Q3_K", 108, 0x7E00, "not finite"),
         ("IQ4_NL", 0, 0x7C00, "not finite"),
         ("IQ4_XS", 0, 0x7BFF, "not finite in float16"),
+        ("IQ2_XXS", 0, 0x7BFF, "not finite in float16"),
+        ("IQ2_XS", 0, 0x7C00, "not finite"),
+        ("TQ2_0", 64, 0x7C00, "not finite"),
         ("MXFP4", 0, 0x77FF, "A scale of 255 cannot be read as mxfp4"),
     ],
 )

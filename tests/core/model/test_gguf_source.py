@@ -57,8 +57,10 @@ def source(tmp_path: Path) -> Callable[..., GgufSource]:
                 add.get(type(value), writer.add_array)(key, value)
         for name, kind in {"token_embd.weight": "F16", "output_norm.weight": "F32", **(tensors or {})}.items():
             dtype = gguf.GGMLQuantizationType[kind]
-            shape = 32 if name == "output_norm.weight" else (7, 256) if kind.startswith("TQ") else (7, 32)
-            writer.add_tensor(name, gguf.quantize(np.zeros(shape, np.float32), dtype), raw_dtype=dtype)
+            shape = 32 if name == "output_norm.weight" else (7, 32)
+            is_unreadable = kind == "Q8_1"  # 40 bytes for 32 values
+            stored = np.zeros((7, 40), np.uint8) if is_unreadable else gguf.quantize(np.zeros(shape, np.float32), dtype)
+            writer.add_tensor(name, stored, raw_dtype=dtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -202,9 +204,9 @@ def test_quantised_tensors_have_formats_and_the_rest_is_computed_in_bfloat16(sou
 
 
 def test_unsupported_types_are_refused_by_name(source: Callable[..., GgufSource]) -> None:
-    unreadable = source(tensors={"blk.0.attn_q.weight": "TQ1_0"})
+    unreadable = source(tensors={"blk.0.attn_q.weight": "Q8_1"})
     for read in (unreadable.config, unreadable.weights, unreadable.weight_formats):
-        with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight' in the quantised type TQ1_0"):
+        with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight' in the quantised type Q8_1"):
             read()
 
 

@@ -129,8 +129,8 @@ class _Matrix:
         if self.per_word and _WORD % self.bits:  # the rest of a word is not used
             words = np.ascontiguousarray(words).view(np.uint32)
             shifts = np.arange(self.per_word, dtype=np.uint32) * np.uint32(self.bits)
-            codes = words[:, :, None] >> shifts & np.uint32((1 << self.bits) - 1)
-            return codes.astype(np.uint8).reshape(len(words), -1)[:, :count]
+            codes: Array = (words[:, :, None] >> shifts & np.uint32((1 << self.bits) - 1)).astype(np.uint8)
+            return codes.reshape(len(words), -1)[:, :count]
         return unpack_codes(words, self.bits, count)
 
     def num_words(self, count: int) -> int:

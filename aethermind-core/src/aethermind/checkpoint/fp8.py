@@ -21,7 +21,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.quantized_tensors import QuantizedTensors
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
-from aethermind.ops.weight_format import FP8, QuantizedWeight, fp8_in_blocks
+from aethermind.ops.weight_format import FP8, QuantizedWeight, WeightFormat, fp8_in_blocks
 
 __all__ = ["Fp8Checkpoint", "exponents", "has_fp8", "read_block_size"]
 
@@ -140,7 +140,7 @@ class Fp8Checkpoint(QuantizedTensors):
         info, scales = self._stored.info(name), self._stored.info(self._scales[name])
         is_matrix = len(info.shape) == 2
         is_expected = is_matrix and scales.dtype_name in _FLOATS
-        format = FP8
+        format: WeightFormat = FP8
         if is_expected and self._is_in_blocks(name):
             blocks = (
                 None

@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -22,10 +23,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES
+from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.file_faults import remedy
+from aethermind.first_party import pip_install
 from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = ["GgufFile", "GgufStrings", "TruncatedHeaderError"]
@@ -53,11 +55,10 @@ _NUMBERS = {
     12: "<f8",
 }
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
-# For error messages only.
+# For error messages only: types of activations, and those that llama.cpp gave up.
 _UNREADABLE = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+    9: "Q8_1", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 42: "Q2_0",
 }  # fmt: skip
 
 
@@ -181,7 +182,17 @@ class GgufFile:
                 f"cannot be read (as {num_unreadable} of its {len(self._types)} tensors cannot). Take a file of the "
                 f"model in {readable}, F16 or BF16."
             )
+        if info.weight_format is not None:
+            self._check_library(name, BLOCK_TYPES[self._types[name]])
         return info
+
+    def _check_library(self, name: str, block: BlockType) -> None:
+        """CheckpointError for a type whose codebook is the library's, if that is not installed."""
+        if block.needs_library and find_spec("gguf") is None:
+            raise CheckpointError(
+                f"{self.path} stores tensor {name!r} in the quantised type {block.name}, whose codebook comes with the "
+                f"package gguf. Run `{pip_install('aethermind-core[gguf]')}`, or take a file in another type."
+            )
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
         """Return a tensor's values: a read-only view of the mapped file, C-contiguous, without a copy; for a quantised

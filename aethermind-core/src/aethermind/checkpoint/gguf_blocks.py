@@ -9,10 +9,13 @@ A row is a sequence of blocks, each with its own scales (ggml's `block_q4_0` and
                       float16, with a relative error of 2⁻¹² at most
     IQ4_NL IQ4_XS     codes index 16 values of int8, which become the codes. Scales of IQ4_XS are 6-bit multiples of one
                       super-block scale of 256 values; the products are rounded to float16
+    IQ1 IQ2 IQ3       codes index a codebook of vectors: `checkpoint.gguf_codebooks`
     MXFP4             scale · element, 32 floating-point elements of 4 bits per scale, a power of two: the format mxfp4
+    TQ1_0 TQ2_0       scale · (code − 1), 256 values per scale, codes from 0 to 2 (TQ2_0: 3): the format int2
+    Q1_0              scale · sign, 128 values per scale: the format int1
+    Q8_K              scale · code, 256 values per scale, a float32 number: rounded to float16
     Q2_K Q3_K Q6_K    16 values share a scale, which no weight format has: requantised as int8 of 32 values. The error
-    of
-                      a value is half a step of int8 at most, 1/254 of the largest magnitude of its 32
+    NVFP4             of a value is half a step of int8 at most, 1/254 of the largest magnitude of its 32
 
 Integer codes remain unchanged, except those that are requantised.
 """
@@ -21,12 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.ops.mxfp4 import check_scales
+from aethermind.checkpoint.gguf_codebooks import CODEBOOK_DECODERS
+from aethermind.checkpoint.integer_groups import INT8
+from aethermind.ops.mxfp4 import E2M1, check_scales
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
 
 __all__ = ["BLOCK_TYPES", "BlockType"]
@@ -50,7 +56,7 @@ class _Parts(NamedTuple):
 class BlockType:
     """A quantised type: values and bytes of a block, and the name of the weight format that it is read as.
 
-    `decode(blocks)` decodes bytes [n, num_bytes].
+    `decode(blocks)` decodes bytes [n, num_bytes], with the `gguf` library if `needs_library`. Zero points are 1.
     """
 
     name: str
@@ -58,6 +64,7 @@ class BlockType:
     num_bytes: int
     format_name: str
     decode: Callable[[Array], _Parts]
+    needs_library: bool = False
 
     @property
     def format(self) -> WeightFormat:
@@ -80,6 +87,7 @@ class BlockType:
         format = self.format
         codes = np.empty(shape, format.code_dtype)
         scales = np.empty(blocks, format.scale_dtype)
+        zeros = np.ones(blocks, np.uint8) if format.has_zero_point else None
         offsets = np.empty(blocks, format.scale_dtype) if format.has_offset else None
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
@@ -91,7 +99,7 @@ class BlockType:
             for array, values in zip((codes, scales, offsets, super_block_scales), found, strict=True):
                 if array is not None and values is not None:
                     array[chunk] = values.reshape(array[chunk].shape)
-        return QuantizedWeight(format, codes, scales, None, offsets, super_block_scales)
+        return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
 
 
 def _float16(blocks: Array, begin: int, count: int = 1) -> Array:
@@ -173,7 +181,7 @@ def _requantised(codes: Array, scales: Array, offsets: Array | None = None) -> _
     values = codes.reshape(-1, 16, 16) * scales[..., None]
     if offsets is not None:
         values += offsets[..., None]
-    found = _REQUANTISED.quantize(values.reshape(-1, 256))
+    found = INT8.quantize(values.reshape(-1, 256))
     return _Parts(found.codes, found.scales)
 
 
@@ -217,9 +225,49 @@ def _decode_mxfp4(blocks: Array) -> _Parts:
     return _Parts(_nibbles(blocks[:, 1:], 16), blocks[:, :1])
 
 
+def _decode_nvfp4(blocks: Array) -> _Parts:
+    """Four groups of 16 elements with scales of eight bits, E4M3 without a sign, in which 127 stands for 0."""
+    import ml_dtypes
+
+    scales = blocks[:, :4].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    scales[blocks[:, :4] == 127] = 0
+    values = E2M1[_nibbles(blocks[:, 4:], 8)].reshape(-1, 4, 16) * scales[..., None]
+    found = INT8.quantize(values.reshape(-1, 64))
+    return _Parts(found.codes, found.scales)
+
+
+def _decode_q8_k(blocks: Array) -> _Parts:
+    with np.errstate(over="ignore"):  # the caller checks that they are finite
+        scales = np.ascontiguousarray(blocks[:, :4]).view(np.float32).astype(np.float16)
+    return _Parts(blocks[:, 4:260].view(np.int8), np.repeat(scales, 8, axis=1))
+
+
+def _decode_q1_0(blocks: Array) -> _Parts:
+    signs = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").view(np.int8)
+    return _Parts(2 * signs - np.int8(1), np.repeat(_float16(blocks, 0), 4, axis=1))
+
+
+def _decode_tq2_0(blocks: Array) -> _Parts:
+    return _Parts(_pairs_of_bits(blocks[:, :64]), np.repeat(_float16(blocks, 64), 8, axis=1))
+
+
+def _decode_tq1_0(blocks: Array) -> _Parts:
+    """Five digits of base 3 in a byte, read from the top: a byte is the digits' fraction of 256, rounded up."""
+    digits = [
+        (stored[:, None] * _POWERS_OF_3[:count, None]).reshape(len(blocks), -1)
+        for stored, count in ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
+    ]
+    codes = np.concatenate(digits, axis=1).astype(np.uint16) * np.uint16(3) >> 8
+    return _Parts(codes.astype(np.uint8), np.repeat(_float16(blocks, 52), 8, axis=1))
+
+
+def _by_codebook(name: str, blocks: Array) -> _Parts:
+    return _Parts(*CODEBOOK_DECODERS[name](blocks))
+
+
+_POWERS_OF_3 = np.array([1, 3, 9, 27, 81], np.uint8)
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The codebook of IQ4_NL and IQ4_XS: denser around zero, like weights."""
-_REQUANTISED = WeightFormat("int8", 8, _BLOCK, has_zero_point=False)
 
 BLOCK_TYPES = {
     2: BlockType("Q4_0", 32, 18, "int4", _decode_q4_0),
@@ -234,6 +282,23 @@ BLOCK_TYPES = {
     14: BlockType("Q6_K", 256, 210, "int8", _decode_q6_k),
     20: BlockType("IQ4_NL", 32, 18, "int8", _decode_iq4_nl),
     23: BlockType("IQ4_XS", 256, 136, "int8", _decode_iq4_xs),
+    15: BlockType("Q8_K", 256, 292, "int8", _decode_q8_k),
+    34: BlockType("TQ1_0", 256, 54, "int2", _decode_tq1_0),
+    35: BlockType("TQ2_0", 256, 66, "int2", _decode_tq2_0),
     39: BlockType("MXFP4", 32, 17, "mxfp4", _decode_mxfp4),
+    40: BlockType("NVFP4", 64, 36, "int8", _decode_nvfp4),
+    41: BlockType("Q1_0", 128, 18, "int1", _decode_q1_0),
+    **{
+        number: BlockType(name, 256, num_bytes, "int8", partial(_by_codebook, name), needs_library=True)
+        for number, name, num_bytes in (
+            (16, "IQ2_XXS", 66),
+            (17, "IQ2_XS", 74),
+            (18, "IQ3_XXS", 98),
+            (19, "IQ1_S", 50),
+            (21, "IQ3_S", 110),
+            (22, "IQ2_S", 82),
+            (29, "IQ1_M", 56),
+        )
+    },
 }
 """Block types by the type number in a tensor's header."""

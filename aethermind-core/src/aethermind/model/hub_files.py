@@ -34,9 +34,6 @@ _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_0|MXFP4\w*|NV
 _PREFERRED = ("Q4_K_M", "Q8_0")
 """The quantisations that a name without one stands for, in llama.cpp's order."""
 
-_UNREADABLE = re.compile(r"(?:UD-)?(?:IQ[123]|TQ|NVFP4)")
-"""Quantisations, in capitals, of whose block types `checkpoint.gguf_blocks` has no decoder."""
-
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 _TEXTS = ("merges.txt", "vocab.txt")
 _TEXT_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken")
@@ -169,7 +166,6 @@ def _choose_gguf(name: HubName, models: Mapping[str, Sequence[str]]) -> str:
     if name.quantization is None and len(models) == 1:
         return next(iter(models))
     listed = ", ".join(sorted(set(known.values())))
-    readable = [its_own for its_own in known.values() if not _UNREADABLE.match(its_own)]
-    example = next((preferred for preferred in _PREFERRED if preferred in readable), min(readable or known.values()))
+    example = next((preferred for preferred in _PREFERRED if preferred in known.values()), min(known.values()))
     found = "several .gguf files" if name.quantization is None else f"no .gguf file of {name.quantization}"
     raise ConfigError(f"{name.repo} has {found}: name one of {listed}, as in hf.co/{name.repo}:{example}.")
