@@ -40,7 +40,7 @@ import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
 from aethermind.checkpoint.fp8 import read_block_size
-from aethermind.checkpoint.gptq_awq import read_packing
+from aethermind.checkpoint.packing import read_packing
 from aethermind.checkpoint.quantized_checkpoint import open_quantized, quantization_method
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
@@ -457,6 +457,8 @@ QUANTIZATION: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "checkpoint_format": ("gptq_v2", {"bits": 4}),
     "format": ("gptq_v2", {"bits": 4}),
     "version": ("gemv", {"bits": 4, "quant_method": "awq"}),
+    "packing_format": ("auto_round", {"bits": 4, "quant_method": "auto-round"}),
+    "extra_config": ({"lm_head": {"bits": 8}}, {"bits": 4, "quant_method": "auto-round"}),
     "backend": ("llm-awq", {"bits": 4, "quant_method": "awq"}),
     "is_marlin_format": (True, {"bits": 4}),
     "dynamic": ({"+:.*": {"bits": 8}}, {"bits": 4}),
@@ -480,7 +482,7 @@ class NoTensors:
 def read_quantization(described: Mapping[str, Any]) -> Any:
     """What is read of a quantization_config, before the tensors."""
     method = quantization_method(described, "m")
-    if method in ("gptq", "awq"):
+    if method in ("gptq", "awq", "auto-round"):
         return read_packing(described, "m")
     opened = outcome(lambda: open_quantized(NoTensors(), described, "m"))  # type: ignore[arg-type]
     return method, opened, read_block_size(described, "m")

@@ -50,7 +50,11 @@ def random_layer(
     scales = (rng.uniform(0.3, 1, (num_groups, rows)) * size).astype(np.float16)
     values = scales.astype(np.float64)[group_of] * (codes - zeros[group_of])
     stored = (zeros - zero_shift) % (1 << bits)
-    if method == "awq":
+    if method == "gemv":
+        tensors = _pack_gemv(codes.T, zeros.T, scales.T, length)
+    elif method == "gemv_fast":
+        tensors = _pack_gemv_fast(codes.T, zeros.T, scales.T, length)
+    elif method == "awq":
         tensors = {"qweight": _pack_awq(codes), "qzeros": _pack_awq(zeros), "scales": scales}
     else:
         tensors = {
@@ -71,6 +75,44 @@ def _pack(numbers: Array, bits: int) -> Array:
             word, place = divmod(index * bits + bit, 32)
             packed[:, word] |= ((numbers[:, index].astype(np.int64) >> bit) & 1) << place
     return packed.astype(np.uint32).view(np.int32)
+
+
+def _padded(numbers: Array, group_size: int) -> Array:
+    """With zeros up to whole words of eight, of which small groups have a multiple of two or four."""
+    words = -(-numbers.shape[1] // 8)
+    multiple = {64: 2, 32: 4}.get(group_size, 1)
+    width = -(-words // multiple) * multiple * 8
+    return np.pad(numbers, ((0, 0), (0, width - numbers.shape[1])))
+
+
+def _pack_gemv(codes: Array, zeros: Array, scales: Array, group_size: int) -> dict[str, Array]:
+    """AutoAWQ's layout gemv: words of eight codes, or zero points, of a row in their order."""
+    return {
+        "qweight": _pack(codes, 4),
+        "qzeros": _pack(_padded(zeros, group_size), 4),
+        "scales": _padded(scales, group_size),
+    }
+
+
+def _pack_gemv_fast(codes: Array, zeros: Array, scales: Array, group_size: int) -> dict[str, Array]:
+    """AutoAWQ's layout gemv_fast: the codes of four rows and 64 columns are 64 words of 16 bits."""
+    rows, columns = codes.shape
+    # Each 32 columns, in the order 0 8 16 24 1 9 17 25 … of pairs, then even ones before odd ones in each eight.
+    order = [base + pair * 2 + 8 * (i % 4) + i // 4 for base in [0] for pair in range(4) for i in range(8)]
+    reordered = codes.reshape(rows, -1, 32)[:, :, order].reshape(rows, columns)
+    words = np.zeros((rows // 4, columns), np.uint16)
+    for quad in range(rows // 4):
+        for block in range(columns // 64):
+            flat = reordered[4 * quad : 4 * quad + 4, 64 * block : 64 * block + 64].reshape(-1)
+            for word in range(64):
+                for place in range(4):
+                    words[quad, 64 * block + word] |= int(flat[4 * word + place]) << 4 * place
+    products = (-scales.astype(np.float32) * zeros).astype(np.float16)
+    return {
+        "qweight": words.view(np.int16),
+        "qzeros": _padded(products, group_size).T,
+        "scales": _padded(scales, group_size).T,
+    }
 
 
 def _pack_awq(numbers: Array) -> Array:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.core.checkpoint.packed_layers import Layer, random_layer
+from tests.core.checkpoint.quantised_files import opened as open_files
 from tests.core.checkpoint.quantised_files import read_layer, within_int8
 
-from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
+from aethermind.checkpoint.gptq_awq import PackedCheckpoint
+from aethermind.checkpoint.packing import read_packing
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.errors import AetherMindError, CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight
@@ -67,6 +69,64 @@ def test_awq(tmp_path: Path, group_size: int, is_symmetric: bool) -> None:
     np.testing.assert_array_equal(weight.format.dequantize(weight), layer.values)
 
 
+@pytest.mark.parametrize("version", ["gemv", "gemv_fast", "GEMV"])
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_other_layouts_of_awq(tmp_path: Path, version: str, group_size: int, is_symmetric: bool) -> None:
+    layer = random_layer(ROWS, COLUMNS, method=version.lower(), group_size=group_size, is_symmetric=is_symmetric)
+    checkpoint = opened(tmp_path, awq(group_size=group_size, version=version), layer)
+    values, format = read_layer(checkpoint, "m0.weight")
+    assert ("_zp" in format) is not is_symmetric
+    np.testing.assert_array_equal(values, layer.values)
+
+
+def auto_round(packing: str, **options: Any) -> dict[str, Any]:
+    return {"quant_method": "auto-round", "bits": 4, "group_size": 64, "packing_format": packing, **options}
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    ("packing", "zero_shift"), [("auto_round:auto_gptq", 1), ("auto_round", 0), ("auto_round:gptqmodel", 0)]
+)
+def test_auto_round_in_gptqs_layouts(tmp_path: Path, bits: int, packing: str, zero_shift: int) -> None:
+    layer = random_layer(64, COLUMNS, bits=bits, zero_shift=zero_shift)
+    del layer.tensors["g_idx"]
+    values, format = read_layer(opened(tmp_path, auto_round(packing, bits=bits, sym=False), layer), "m0.weight")
+    assert format == f"int{4 if bits <= 4 else 8}_zp_g64"
+    np.testing.assert_array_equal(values, layer.values)
+
+
+def test_auto_round_in_awqs_layout(tmp_path: Path) -> None:
+    layer = random_layer(ROWS, COLUMNS, method="awq")
+    described = {**auto_round("auto_round:auto_awq", sym=False), "quant_method": "intel/auto-round"}
+    np.testing.assert_array_equal(read_layer(opened(tmp_path, described, layer), "m0.weight")[0], layer.values)
+
+
+def test_auto_round_in_the_layout_of_compressed_tensors(tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(0, 256, (8, 32)).astype(np.uint8)
+    tensors = {"layer.weight_packed": codes, "layer.weight_scale": np.full((8, 2), 120, np.uint8)}
+    view = open_files(tmp_path, auto_round("auto_round:llm_compressor", group_size=32, data_type="mx_fp"), tensors)
+    assert read_layer(view)[1] == "mxfp4"
+
+
+@pytest.mark.parametrize("described", [{"dynamic": {"+:.*m1": {"bits": 8}}}, {"extra_config": {"m1": {"bits": 8}}}])
+def test_modules_may_differ_in_bits_and_groups(tmp_path: Path, described: Any) -> None:
+    layers = (
+        random_layer(ROWS, COLUMNS, zero_shift=0),
+        random_layer(ROWS, COLUMNS, bits=8, group_size=32, zero_shift=0),
+        random_layer(ROWS, COLUMNS, bits=2, group_size=-1, zero_shift=0),
+        random_layer(64, COLUMNS, bits=3, group_size=128, zero_shift=0),
+    )
+    is_auto_round = "extra_config" in described
+    config = auto_round("auto_round") if is_auto_round else gptq(checkpoint_format="gptq_v2")
+    checkpoint = opened(tmp_path, {**config, **described, "sym": False}, *layers)
+    formats = ("int4_zp_g64", "int8_zp", "int4_zp_channel", "int4_zp_g128")
+    for i, (layer, format) in enumerate(zip(layers, formats, strict=True)):
+        values, found = read_layer(checkpoint, f"m{i}.weight")
+        assert found == format
+        np.testing.assert_array_equal(values, layer.values)
+
+
 def test_reordered_columns_are_requantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     groups = np.random.default_rng(1).permutation(np.arange(COLUMNS) // 64)
     layers = random_layer(ROWS, COLUMNS, groups=groups), random_layer(ROWS, COLUMNS, seed=1)
@@ -113,8 +173,7 @@ def test_other_spellings() -> None:
         {"checkpoint_format": None, "format": "gptq_v2"},
     ):
         assert read_packing(gptq(**more), "m").zero_shift == 0
-    for plain in ({"dynamic": {"-:.*lm_head.*": {}}}, {"dynamic": {"+:.*": {"bits": 4}}}, {"dynamic": None}):
-        assert read_packing(gptq(**plain), "m") == read_packing(gptq(), "m")
+    assert read_packing(gptq(dynamic=None), "m") == read_packing(gptq(), "m")
     assert read_packing(awq(version=None), "m") == read_packing(awq(), "m")
 
 
@@ -168,11 +227,11 @@ def test_a_requantised_matrix_is_read_by_the_same_zero_points(tmp_path: Path) ->
         (gptq(group_size="128"), "group_size of '128'"),
         (gptq(group_size=-2), "group_size of -2"),
         (gptq(checkpoint_format="marlin"), "in the layout 'marlin'"),
-        (awq(version="gemv"), "in the layout 'gemv'"),
+        (awq(version="marlin"), "in the layout 'marlin'"),
+        (auto_round("auto_round", bits=16), "to 16 bits"),
         (awq(backend="llm-awq"), "in the layout 'llm-awq'"),
         (gptq(is_marlin_format=True), "in the layout 'marlin'"),
         (gptq(format="marlin"), "in the layout 'marlin'"),
-        (gptq(dynamic={"+:.*down.*": {"bits": 8}}), "with other bits or group_size than the rest"),
     ],
 )
 def test_unsupported_quantization_configs_are_refused(described: Any, says: str) -> None:

@@ -114,8 +114,7 @@ class Fp8Checkpoint(QuantizedTensors):
         if not self._is_in_blocks(name):
             of_rows = np.ascontiguousarray(np.broadcast_to(scales.reshape(-1, 1), (rows, 1)))
             return QuantizedWeight(FP8, codes, of_rows)
-        assert self._block_size is not None, "scales of blocks are refused without their size"
-        n, k = self._block_size
+        n, k = self._blocks(codes.shape, scales.shape)
         return QuantizedWeight(fp8_in_blocks(k), codes, np.repeat(scales, n, axis=0)[:rows])
 
     def _has_codes(self, name: str) -> bool:
@@ -136,19 +135,21 @@ class Fp8Checkpoint(QuantizedTensors):
         rows = self._stored.info(name).shape[0]
         return self._stored.info(self._scales[name]).shape not in ((), (1,), (1, 1), (rows,), (rows, 1))
 
+    def _blocks(self, shape: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, int]:
+        """The size of blocks: the one of the config, or parts of a row of equal size."""
+        if self._block_size is not None or len(scales) != 2:
+            return self._block_size or (1, 1)
+        return 1, max(shape[1] // max(scales[1], 1), 1)
+
     def _describe(self, name: str) -> TensorInfo:
         info, scales = self._stored.info(name), self._stored.info(self._scales[name])
         is_matrix = len(info.shape) == 2
         is_expected = is_matrix and scales.dtype_name in _FLOATS
         format: WeightFormat = FP8
         if is_expected and self._is_in_blocks(name):
-            blocks = (
-                None
-                if self._block_size is None
-                else tuple(-(-size // of_block) for size, of_block in zip(info.shape, self._block_size, strict=True))
-            )
-            is_expected = scales.shape == blocks
-            format = FP8 if self._block_size is None else fp8_in_blocks(self._block_size[1])
+            n, k = self._blocks(info.shape, scales.shape)
+            is_expected = scales.shape == (-(-info.shape[0] // n), -(-info.shape[1] // k))
+            format = fp8_in_blocks(k)
         if not is_expected:
             raise CheckpointError(
                 f"{self._where} has {name} {list(info.shape)} in float8_e4m3fn with scales of {scales.dtype_name} "

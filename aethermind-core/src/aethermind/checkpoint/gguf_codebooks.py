@@ -58,7 +58,8 @@ def _with_parity(seven: Array) -> Array:
     parity = seven ^ seven >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1
-    return seven | parity << 7
+    complete: Array = seven | parity << 7
+    return complete
 
 
 def _factors(blocks: Array) -> Array:

@@ -10,8 +10,12 @@ from aethermind.errors import ConfigError
 
 __all__ = ["METHODS", "open_quantized", "quantization_method"]
 
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "bitsandbytes", "modelopt")
+METHODS = ("gptq", "awq", "auto-round", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "bitsandbytes", "modelopt")
 """The methods whose checkpoints are read."""
+
+_OTHER_NAMES = {"intel/auto-round": "auto-round", "auto_round": "auto-round"}
+_LAYOUT_OF_COMPRESSED_TENSORS = ("llm_compressor", "fp8")
+"""Parts of the names of auto-round's packings whose tensors are those of compressed-tensors."""
 
 
 def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredTensors:
@@ -23,6 +27,9 @@ def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredT
         CheckpointError: the tensors are not those of the method.
     """
     method = quantization_method(described, where)
+    packing = str(described.get("packing_format")).lower()
+    if method == "auto-round" and any(name in packing for name in _LAYOUT_OF_COMPRESSED_TENSORS):
+        method = "compressed-tensors"
     match method:
         case "mxfp4":
             from aethermind.checkpoint.mxfp4 import Mxfp4Checkpoint
@@ -45,7 +52,8 @@ def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredT
 
             return BitsAndBytesCheckpoint(stored, where)
         case _:
-            from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
+            from aethermind.checkpoint.gptq_awq import PackedCheckpoint
+            from aethermind.checkpoint.packing import read_packing
 
             return PackedCheckpoint(stored, read_packing(described, where), where)
 
@@ -55,7 +63,7 @@ def quantization_method(described: Any, where: str) -> str:
     if not isinstance(described, Mapping):
         raise ConfigError(f"The quantization_config of {where!r} should be an object, not {type(described).__name__}.")
     given = described.get("quant_method") or _unnamed_method(described)
-    method = given.lower() if isinstance(given, str) else given
+    method = _OTHER_NAMES.get(given.lower(), given.lower()) if isinstance(given, str) else given
     if method not in METHODS:
         how = "in a way that its quantization_config does not name" if given is None else f"by {given!r:.80}"
         raise ConfigError(

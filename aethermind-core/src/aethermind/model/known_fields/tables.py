@@ -207,9 +207,10 @@ QUANTIZATION_FIELDS: FieldTable = {
     **used("is how many bits a weight has", "bits", "w_bit"),
     **used("is how many weights share a scale", "group_size", "q_group_size"),
     **used("says that zero points are the middle, which tells layouts apart that have the wrong name", "sym"),
-    **used("is the layout; others than gptq, gptq_v2 and gemm are refused", "checkpoint_format", "format", "version"),
+    **used("is the layout; those that are not read are refused", "checkpoint_format", "format", "version"),
+    **used("is the layout", "packing_format"),
     **used("is refused where it means another layout", "backend", "is_marlin_format"),
-    **used("is refused where modules are quantised in several ways", "dynamic"),
+    **used("says that modules differ; tensors say how", "dynamic", "extra_config"),
     **ignored("g_idx says it for each matrix", "desc_act", "static_groups", "act_group_aware"),
     **ignored("zero points say it for each matrix", "zero_point"),
     **ignored(_ROUNDING, "damp_percent", "damp_auto_increment", "true_sequential", "dataset", "batch_size", "mse"),
@@ -235,6 +236,17 @@ QUANTIZATION_FIELDS: FieldTable = {
     **ignored(_KERNELS, "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload"),
     **ignored(_KERNELS, "llm_int8_has_fp16_weight"),
     **ignored(_PLAIN, "exclude_modules", "quantized_layers", "moe_sparsity_config"),
+    **ignored(_IN_TENSORS, "data_type", "super_bits", "super_group_size", "quant_nontext_module"),
+    **ignored(_ROUNDING, "iters", "lr", "minmax_lr", "nsamples", "seqlen", "low_gpu_mem_usage", "enable_quanted_input"),
+    **ignored(
+        _ROUNDING, "gradient_accumulate_steps", "amp", "scale_dtype", "enable_minmax_tuning", "low_cpu_mem_usage"
+    ),
+    **ignored(_ROUNDING, "to_quant_block_names", "supported_types", "enable_alg_ext"),
+    **refused("activations are not rotated; take the model quantised without rotations", rotation_config={}),
+    **ignored(
+        "each token's scale is computed", "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym"
+    ),
+    **ignored(_QUANTIZED_ORIGIN, "autoround_version"),
     **ignored("the cache has a format of its own, --kv-cache-dtype", "kv_cache_quant_algo"),
     **ignored(_QUANTIZED_ORIGIN, "producer", "version_info"),
 }
