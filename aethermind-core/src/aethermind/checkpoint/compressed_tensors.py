@@ -18,7 +18,7 @@ Source: the format's own description and its package.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,7 +32,7 @@ from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["open_compressed_tensors"]
+__all__ = ["IntegerCheckpoint", "open_compressed_tensors"]
 
 Array = npt.NDArray[Any]
 
@@ -263,6 +263,8 @@ class IntegerCheckpoint(QuantizedTensors):
             is_expected = info.dtype_name == "I8" and info.shape in ((), (1,), (1, 1), (rows,), (rows, groups))
             if not is_expected and (info.dtype_name, info.shape) != ("I32", (matrix.num_words(rows), groups)):
                 self._fail(module, _ZERO_POINT, f"zero points of {rows} rows and {groups} groups")
+            if (self._zeros(module, matrix) == matrix.middle).all():
+                return replace(matrix, has_zeros=False)
         return matrix
 
     def _shape(self, module: str, codes: TensorInfo) -> tuple[int, int]:

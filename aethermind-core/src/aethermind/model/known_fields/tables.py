@@ -236,6 +236,15 @@ QUANTIZATION_FIELDS: FieldTable = {
     **ignored(_KERNELS, "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload"),
     **ignored(_KERNELS, "llm_int8_has_fp16_weight"),
     **ignored(_PLAIN, "exclude_modules", "quantized_layers", "moe_sparsity_config"),
+    **ignored(
+        _IN_TENSORS,
+        "quant_config",
+        "skip_modules",
+        "quant_type",
+        "quant_type_kwargs",
+        "include_input_output_embeddings",
+    ),
+    **ignored(_PLAIN, "untie_embedding_weights", "weight_config", "activation_config"),
     **ignored(_IN_TENSORS, "data_type", "super_bits", "super_group_size", "quant_nontext_module"),
     **ignored(_ROUNDING, "iters", "lr", "minmax_lr", "nsamples", "seqlen", "low_gpu_mem_usage", "enable_quanted_input"),
     **ignored(
