@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aethermind.model.gguf_family import GgufFamily, SplitRule
-from aethermind.text.split_patterns import DIGITS_THEN_GPT_2, GPT_2, GPT_4, GPT_4_SINGLE_DIGITS, LOWER, UPPER
+from aethermind.text.split_patterns import DIGITS_THEN_GPT_2, GPT_2, GPT_4, GPT_4_SINGLE_DIGITS, TEKKEN
 
 __all__ = [
     "COHERE",
@@ -24,13 +24,7 @@ __all__ = [
 Fields = Mapping[str, Any]
 
 _LLAMA_3 = SplitRule(GPT_4, ignore_merges=True, adds_bos=True)
-# Mistral's Tekken: words are split between lower and upper case, and every digit is a piece.
-_TEKKEN = SplitRule(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ignore_merges=True,
-    adds_bos=True,
-)
+_TEKKEN = SplitRule(TEKKEN, ignore_merges=True, adds_bos=True)
 _SMOLLM = SplitRule(DIGITS_THEN_GPT_2)
 _INTERLEAVED = ("attn_q", "attn_k")
 

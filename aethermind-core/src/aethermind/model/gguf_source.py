@@ -143,9 +143,10 @@ class GgufSource:
         return {}
 
     def tokenizer(self) -> Tokenizer:
+        from aethermind.text.gguf_splits import GGUF_SPLITS
         from aethermind.text.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(self._file.metadata, self._family.splits, self.path)
+        return gguf_tokenizer(self._file.metadata, {**GGUF_SPLITS, **self._family.splits}, self.path)
 
     def tokenizer_bytes(self) -> int:
         from aethermind.text.gguf_tokenizer import is_tokenizer_cached

@@ -131,8 +131,8 @@ def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], pa
     rule = splits.get(pre)
     if rule is None:
         raise TokenizerError(
-            f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
-            f"{', '.join(map(repr, splits)) or 'none'}. Pass the model's Hugging Face directory as tokenizer."
+            f"{path} splits text by the rule {pre!r:.80}, which is not known. Pass the model's Hugging Face directory "
+            "as tokenizer."
         )
     return rule
 

@@ -5,7 +5,7 @@ Sources: the tokenizers of GPT-2, GPT-4 (`cl100k_base`) and GPT-4o (`o200k_base`
 
 from __future__ import annotations
 
-__all__ = ["DIGITS_THEN_GPT_2", "GPT_2", "GPT_4", "GPT_4O", "GPT_4_SINGLE_DIGITS", "LOWER", "UPPER"]
+__all__ = ["DIGITS_THEN_GPT_2", "GPT_2", "GPT_4", "GPT_4O", "GPT_4_SINGLE_DIGITS", "LOWER", "TEKKEN", "UPPER"]
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -26,3 +26,9 @@ GPT_4O = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words are split between lower and upper case."""
+
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Mistral's: words are split between lower and upper case, and every digit is a piece."""

@@ -1,7 +1,7 @@
 """Reading the tokenizer of a model directory: vocabulary, special tokens and chat templates.
 
-Directories without tokenizer.json are read by transformers, an extra that is imported when needed. Code that comes with
-a model is never run.
+Directories without tokenizer.json are read from tiktoken's files, or by transformers, an extra that is imported when
+needed. Code that comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     if path.is_file():
         fast = _read_vocabulary(path, declared_tokens(config, directory), _flags(config))
         return fast, tokens_by_role(config), templates
+    from aethermind.text.tiktoken_bpe import find_tiktoken
+
+    if (ranks := find_tiktoken(directory)) is not None:
+        return _read_ranks(ranks, declared_tokens(config, directory), config), tokens_by_role(config), templates
     if not find_vocabulary_files(directory):
         raise TokenizerError(
             f"{path} does not exist, nor do other files of a tokenizer. Put the model's tokenizer.json there, "
@@ -97,6 +101,19 @@ def _read_vocabulary(
         raise TokenizerError(
             f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. " + remedy(path, error)
         ) from error
+
+
+def _read_ranks(path: Path, declared: Sequence[DeclaredToken], config: Mapping[str, Any]) -> FastTokenizer | MappedBpe:
+    """Read a vocabulary in tiktoken's format: merges are found in the ranks, which takes seconds the first time."""
+    from aethermind.text.tiktoken_bpe import read_tiktoken
+    from aethermind.text.tokenizer_cache import open_tokenizer
+
+    def read() -> FastTokenizer:
+        return read_tiktoken(path, declared, config)
+
+    if path.stat().st_size < LARGE_FILE_BYTES:
+        return read()
+    return open_tokenizer(path, read, repr(declared), str(config.get("tokenizer_class")))
 
 
 def _flags(config: Mapping[str, Any]) -> dict[str, bool]:
