@@ -23,7 +23,11 @@ def main() -> None:
     with atheris.instrument_imports(include=["aethermind.checkpoint", "aethermind.model.gguf", "aethermind.text.gguf"]):
         from tests.fuzz.targets import TARGETS, survives
 
+        import aethermind.checkpoint.bitsandbytes
+        import aethermind.checkpoint.compressed_tensors
         import aethermind.checkpoint.gguf_tensors
+        import aethermind.checkpoint.gptq_awq
+        import aethermind.checkpoint.hqq
         import aethermind.model.gguf_source
         import aethermind.text.gguf_tokenizer  # noqa: F401
     from tests.fuzz.seeds import write_seeds
@@ -37,12 +41,13 @@ def main() -> None:
     for directory in (found, seeds):
         directory.mkdir(parents=True, exist_ok=True)
     write_seeds(args.target, seeds)
-    file = args.corpus / f"input.{'safetensors' if args.target == 'safetensors' else 'gguf'}"
+    has_header = args.target in ("safetensors", "quantised")
+    file = args.corpus / f"input.{'safetensors' if has_header else 'gguf'}"
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         """Every other time a safetensors header changes and its length follows, so that what lies behind is met."""
         begin = 8 + int.from_bytes(data[:8], "little")
-        if args.target != "safetensors" or seed % 2 or begin > len(data):
+        if not has_header or seed % 2 or begin > len(data):
             changed: bytes = atheris.Mutate(data, max_size)
             return changed
         header = atheris.Mutate(data[8:begin], max(max_size - 8 - len(data[begin:]), 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,57 @@ _GPT2_TOKENS = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 
 
 def write_seeds(target: str, directory: Path) -> list[Path]:
     """Write the seeds of a target; their paths."""
-    return _safetensors(directory) if target == "safetensors" else _gguf(directory)
+    write = {"safetensors": _safetensors, "quantised": _quantised, "tiktoken": _tiktoken}.get(target, _gguf)
+    return write(directory)
+
+
+def _tiktoken(directory: Path) -> list[Path]:
+    path = directory / "small.tiktoken"
+    tokens = [*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the"]
+    path.write_bytes(b"".join(b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
+    return [path]
+
+
+def _quantised(directory: Path) -> list[Path]:
+    """One file for each way in which matrices [4, 64] are quantised, or [32, 64] where codes fill words."""
+    rng = np.random.default_rng(0)
+
+    def words(*shape: int) -> np.ndarray:
+        return rng.integers(0, 256, (*shape[:-1], 4 * shape[-1]), np.uint8).view(np.int32)
+
+    def some(dtype: type, *shape: int) -> np.ndarray:
+        return (rng.uniform(0.1, 1, shape) * 0.1).astype(dtype)
+
+    half, float8, byte = np.float16, ml_dtypes.float8_e4m3fn, np.uint8
+    state = np.frombuffer(b'{"shape": [4, 64], "blocksize": 64, "nested_blocksize": 4, "nested_offset": 0.1}', byte)
+    packed = rng.integers(0, 256, (4, 32), byte)
+    files: dict[str, dict[str, np.ndarray]] = {
+        "gptq": {"qweight": words(8, 32), "qzeros": words(2, 4), "scales": some(half, 2, 32),
+                 "g_idx": np.arange(64, dtype=np.int32) // 32},
+        "gemm": {"qweight": words(64, 4), "qzeros": words(2, 4), "scales": some(half, 2, 32)},
+        "gemv": {"qweight": words(4, 8), "qzeros": words(4, 4), "scales": some(half, 4, 32)},
+        "gemv_fast": {"qweight": words(1, 32).view(np.int16), "qzeros": -some(half, 32, 4),
+                      "scales": some(half, 32, 4)},
+        "compressed": {"weight_packed": words(4, 8), "weight_scale": some(half, 4, 2),
+                       "weight_zero_point": words(1, 2), "weight_shape": np.array([4, 64]),
+                       "weight_g_idx": np.arange(64, dtype=np.int32)[::-1] // 32},
+        "modelopt": {"weight": packed, "weight_scale": some(float8, 4, 4), "weight_scale_2": some(np.float32)},
+        "fp8": {"weight": some(float8, 4, 64), "weight_scale_inv": some(np.float32, 2, 2)},
+        "bitsandbytes": {"weight": packed.reshape(-1, 1), "weight.absmax": packed[0, :4],
+                         "weight.quant_map": some(np.float32, 16), "weight.nested_absmax": some(np.float32, 1),
+                         "weight.nested_quant_map": some(np.float32, 256),
+                         "weight.quant_state.bitsandbytes__nf4": state},
+        "hqq": {"W_q": packed.reshape(4, 32), "scale": some(half, 8), "zero": some(half, 8),
+                "shape": np.array([4, 64]), "axis": np.array(1, np.int32), "group_size": np.array(32, np.int32),
+                "nbits": np.array(4, np.int32), "packing": np.frombuffer(b"4bit_u8", byte)},
+        "torchao": {"_weight_qdata": packed.view(np.int8), "_weight_scale": some(half, 4, 1),
+                    "_weight_zero_point": packed[:, :1].view(np.int8)},
+        "mxfp4": {"w_blocks": packed.reshape(1, 4, 2, 16), "w_scales": packed[:, :2].reshape(1, 4, 2) % 200},
+    }  # fmt: skip
+    for kind, tensors in files.items():
+        named = {f"{kind}/m.{name}": np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        save_file(named, directory / f"{kind}.safetensors")
+    return [directory / f"{kind}.safetensors" for kind in files]
 
 
 def _safetensors(directory: Path) -> list[Path]:
@@ -83,7 +134,7 @@ def _model(writer: gguf.GGUFWriter) -> None:
     for name, kind in (("attn_q", "Q8_0"), ("attn_k", "Q4_0"), ("attn_v", "Q4_1"), ("ffn_up", "Q5_0")):
         type = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(f"blk.0.{name}.weight", gguf.quants.quantize(values, type), raw_dtype=type)
-    for kind in ("Q4_K", "Q6_K"):
+    for kind in ("Q4_K", "Q6_K", "IQ2_XXS", "IQ1_M", "IQ3_S", "TQ1_0", "NVFP4"):
         type = gguf.GGMLQuantizationType[kind]
         num_bytes = gguf.GGML_QUANT_SIZES[type][1]
         writer.add_tensor(f"extra.{kind}", np.full((2, num_bytes), 1, np.uint8), raw_dtype=type)

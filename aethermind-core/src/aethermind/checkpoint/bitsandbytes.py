@@ -90,16 +90,17 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
         if info is None:
             return self._stored.array(name)
         try:
-            if name in self._states:
-                return INT8.quantize(self._values(name, self._states[name]))
-            return self._int8(name, info)
+            with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused
+                if name in self._states:
+                    return INT8.quantize(self._values(name, self._states[name]))
+                return self._int8(name, info)
         except InvalidArgumentError as error:
             raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
 
     def _values(self, name: str, state: _State) -> Array:
         """The float32 values of a matrix of 4 bits."""
         packed = np.ascontiguousarray(self._part(name)).reshape(-1).view(np.uint8)
-        values = self._part(f"{name}{_MAP}").astype(np.float32)
+        values = self._part(f"{name}{_MAP}").astype(np.float32).reshape(-1)
         pairs = np.stack([np.repeat(values, 16), np.tile(values, 16)], axis=1)  # of each byte
         dense: Array = pairs[packed].reshape(-1)[: prod(state.shape)]
         factors = self._absmax(name, state)
@@ -112,15 +113,14 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
         stored = self._part(f"{name}{_ABSMAX}").reshape(-1)
         if not state.nested_block_size:
             return stored.astype(np.float32)
-        of_codes = self._part(f"{name}{_NESTED_MAP}").astype(np.float32)[stored]
+        of_codes = self._part(f"{name}{_NESTED_MAP}").astype(np.float32).reshape(-1)[stored]
         of_blocks = self._part(f"{name}{_NESTED_ABSMAX}").astype(np.float32).reshape(-1)
         factors = np.repeat(of_blocks, state.nested_block_size)[: stored.size]
         return of_codes * factors + np.float32(state.nested_offset)
 
     def _int8(self, name: str, info: TensorInfo) -> QuantizedWeight:
         assert info.weight_format is not None
-        with np.errstate(over="ignore"):
-            scales = (self._part(self._scb(name)).astype(np.float32) / _INT8_STEPS).astype(np.float16)
+        scales = (self._part(self._scb(name)).astype(np.float32) / _INT8_STEPS).astype(np.float16)
         if not np.isfinite(scales).all():
             raise CheckpointError(f"{self._where} has {self._scb(name)} that are not finite. Fetch the weights again.")
         return QuantizedWeight(info.weight_format, self._part(name), scales.reshape(-1, 1))

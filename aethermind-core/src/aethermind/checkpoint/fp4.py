@@ -89,7 +89,8 @@ class Fp4Checkpoint(QuantizedTensors):
             if info.weight_format == MXFP4:
                 check_scales(scales)
                 return QuantizedWeight(MXFP4, codes, scales)
-            return self._requantised(codes, self._scales(module, scales))
+            with np.errstate(all="ignore"):  # values that are not finite are refused
+                return self._requantised(codes, self._scales(module, scales))
         except InvalidArgumentError as error:
             raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
 
@@ -99,8 +100,7 @@ class Fp4Checkpoint(QuantizedTensors):
         if f"{module}{_SECOND_SCALE}" in self._names:
             return of_groups * self._plain(f"{module}{_SECOND_SCALE}").astype(np.float32).reshape(1, 1)
         divisor = self._plain(f"{module}{_GLOBAL_SCALE}").astype(np.float32).reshape(1, 1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return of_groups / divisor
+        return of_groups / divisor
 
     def _requantised(self, codes: Array, scales: Array) -> QuantizedWeight:
         rows, columns = codes.shape

@@ -133,7 +133,8 @@ class HqqCheckpoint(QuantizedTensors):
         scales, zeros = (self._plain(f"{module}{part}").astype(np.float32).reshape(-1) for part in (_SCALE, _ZERO))
         if matrix.format is None:
             across = (-1, 1) if matrix.axis else (1, -1)
-            values = (codes - zeros.reshape(across)) * scales.reshape(across)
+            with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused
+                values = (codes - zeros.reshape(across)) * scales.reshape(across)
             try:
                 return INT8.quantize(values.reshape(matrix.shape))
             except InvalidArgumentError as error:

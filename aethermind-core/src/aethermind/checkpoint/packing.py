@@ -153,8 +153,9 @@ class Packing:
         """Unpack the zero points, uint8 [N, groups], of a matrix with these `scales`."""
         if self.layout == "gemv_fast":
             products = -qzeros.T[:, : scales.shape[1]].astype(np.float32)
-            found = np.divide(products, scales, out=np.full(scales.shape, self.middle, np.float32), where=scales != 0)
-            zeros: Array = np.clip(np.rint(np.nan_to_num(found)), 0, 2 * self.middle - 1).astype(np.uint8)
+            with np.errstate(all="ignore"):  # scales that are not finite are refused by the caller
+                found = np.where(scales == 0, np.float32(self.middle), products / scales)
+                zeros: Array = np.clip(np.rint(np.nan_to_num(found)), 0, 2 * self.middle - 1).astype(np.uint8)
             return zeros
         # A zero point of 0 is stored as the largest code (0 - 1 wraps around), so the sum wraps around too.
         shifted = self._stored_zeros(qzeros)[:, : scales.shape[1]] + np.uint8(self._shift_of(qzeros))
