@@ -256,7 +256,7 @@ class IntegerCheckpoint(QuantizedTensors):
                 self._fail(module, _GROUPS, f"a group for each of {columns} columns")
             order = self._part(module, _GROUPS)
             in_order = np.arange(columns) // (columns // groups)
-            has_order = bool((order >= 0).any()) and not np.array_equal(order, in_order)
+            has_order = bool((order > 0).any()) and not np.array_equal(order, in_order)  # -1 or 0: not written
         matrix = _Matrix((rows, columns), bits, per_word, groups, is_packed, has_zeros, has_order)
         if has_zeros:
             info = self._stored.info(f"{module}{_ZERO_POINT}")

@@ -139,6 +139,8 @@ class PackedCheckpoint(QuantizedTensors):
         if name not in self._stored.names:
             return np.arange(columns) // (packing.group_size or max(columns, 1))
         groups = self._part(module, _G_IDX)
+        if not groups.any():  # not written, such as in files of which only the header is there
+            return np.arange(columns) // (packing.group_size or max(columns, 1))
         if groups.size and not 0 <= int(groups.min()) <= int(groups.max()) < packing.num_groups(columns):
             raise CheckpointError(
                 f"{self._where} has {name} beyond its {packing.num_groups(columns)} groups. Fetch the weights again."

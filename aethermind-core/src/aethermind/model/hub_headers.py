@@ -2,7 +2,8 @@
 
 The files of weights become sparse files of their own size, which hold the header and else nothing, so they are opened
 like downloaded ones. A header is read by requests for a range of bytes: https://huggingface.co/docs/safetensors says
-how long that of a .safetensors file is, and a .gguf file is read until its header is whole.
+how long that of a .safetensors file is, and a .gguf file is read until its header is whole. Tensors that describe
+quantised matrices, such as their shapes, are read too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from aethermind.checkpoint.gguf import GgufFile, TruncatedHeaderError
 from aethermind.checkpoint.gguf_tensors import LONGROPE_FACTORS, ROPE_FACTORS
-from aethermind.checkpoint.safetensors import MAX_HEADER_BYTES
+from aethermind.checkpoint.safetensors import MAX_HEADER_BYTES, SafetensorsFile
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.model.hub import choose_files, explained
 from aethermind.model.hub_files import HubName
@@ -28,6 +29,15 @@ _FIRST_BYTES = 1 << 18
 _MAX_TEXT_BYTES = 1 << 20
 """Larger text files are tokenizers, of which only the size matters here."""
 _MAX_PARALLEL = 8
+
+_DESCRIPTIONS = (
+    *(".weight_shape", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
+    *(".shape", ".axis", ".group_size", ".nbits", ".packing"),
+)
+"""The ends of the names of tensors that describe a quantised matrix (compressed-tensors, bitsandbytes, HQQ)."""
+_MAX_DESCRIPTION_BYTES = 1 << 12
+_MAX_GAP_BYTES = 1 << 16
+"""Bytes between two descriptions up to which they are read by one request."""
 
 ReadRange = Callable[[int, int], bytes]
 """Reads the bytes of a file from a position to another, which is not included, or to its end."""
@@ -68,6 +78,23 @@ def _write_safetensors_header(target: Path, size: int, read: ReadRange) -> None:
     if end > len(begin) and end <= min(size, MAX_HEADER_BYTES):
         begin += read(len(begin), end)
     _write_sparse(target, begin[:end], size)
+    try:
+        file = SafetensorsFile(target)
+    except CheckpointError:  # the model is opened later, and then this is said
+        return
+    infos = (file.info(tensor) for tensor in file.names if tensor.endswith(_DESCRIPTIONS))
+    small = sorted((info.begin, info.end) for info in infos if 0 < info.num_bytes <= _MAX_DESCRIPTION_BYTES)
+    spans: list[tuple[int, int]] = []
+    for first, last in small:
+        if spans and first - spans[-1][1] <= _MAX_GAP_BYTES:
+            spans[-1] = (spans[-1][0], last)
+        else:
+            spans.append((first, last))
+    with open(target, "r+b") as opened, ThreadPoolExecutor(_MAX_PARALLEL) as pool:
+        ranges = [(file.data_begin + first, file.data_begin + last) for first, last in spans]
+        for (first, _), values in zip(ranges, pool.map(lambda span: read(*span), ranges), strict=True):
+            opened.seek(first)
+            opened.write(values)
 
 
 def _write_gguf_header(target: Path, size: int, read: ReadRange) -> None:
