@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aethermind.text.gguf_tokenizer import SplitRule
 from aethermind.text.split_patterns import (
     DIGITS_THEN_GPT_2,
     GPT_2,
@@ -19,6 +18,7 @@ from aethermind.text.split_patterns import (
     LOWER,
     TEKKEN,
     UPPER,
+    SplitRule,
 )
 
 __all__ = ["GGUF_SPLITS"]

@@ -7,7 +7,6 @@ before; the model's package knows the rule. For SentencePiece's BPE (`llama`) it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sized
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from aethermind.errors import TokenizerError
 from aethermind.text.chat_templates import DEFAULT
 from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
+from aethermind.text.split_patterns import SplitRule
 from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["CONTROL", "NORMAL", "SplitRule", "UNUSED", "USER_DEFINED", "gguf_tokenizer"]
@@ -46,6 +46,7 @@ class SplitRule:
 def gguf_tokenizer(
     metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path, *, is_cached: bool = True
 ) -> Tokenizer:
+def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> Tokenizer:
     """Build the tokenizer that `metadata` describes.
 
     Args:

@@ -5,7 +5,35 @@ Sources: the tokenizers of GPT-2, GPT-4 (`cl100k_base`) and GPT-4o (`o200k_base`
 
 from __future__ import annotations
 
-__all__ = ["DIGITS_THEN_GPT_2", "GPT_2", "GPT_4", "GPT_4O", "GPT_4_SINGLE_DIGITS", "LOWER", "TEKKEN", "UPPER"]
+from dataclasses import dataclass
+
+__all__ = [
+    "DIGITS_THEN_GPT_2",
+    "GPT_2",
+    "GPT_4",
+    "GPT_4O",
+    "GPT_4_SINGLE_DIGITS",
+    "LOWER",
+    "SplitRule",
+    "TEKKEN",
+    "UPPER",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How text is split into the pieces that are merged: a regular expression, after NFC normalisation if `is_nfc`.
+
+    Several expressions are applied one after the other, each to the pieces that the one before it made. With
+    `ignore_merges`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that do not
+    say whether texts begin with the BOS token.
+    """
+
+    pattern: str | tuple[str, ...]
+    is_nfc: bool = False
+    ignore_merges: bool = False
+    adds_bos: bool = False
+
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
