@@ -28,25 +28,9 @@ NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
-@dataclass(frozen=True, slots=True)
-class SplitRule:
-    """How text is split into the pieces that are merged: a regular expression, after NFC normalisation if `is_nfc`.
-
-    Several expressions are applied one after the other, each to the pieces that the one before it made. With
-    `ignore_merges`, a piece that is in the vocabulary is not merged. `adds_bos` is the default, for files that do not
-    say whether texts begin with the BOS token.
-    """
-
-    pattern: str | tuple[str, ...]
-    is_nfc: bool = False
-    ignore_merges: bool = False
-    adds_bos: bool = False
-
-
 def gguf_tokenizer(
     metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path, *, is_cached: bool = True
 ) -> Tokenizer:
-def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> Tokenizer:
     """Build the tokenizer that `metadata` describes.
 
     Args:
