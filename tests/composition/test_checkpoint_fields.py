@@ -41,8 +41,8 @@ import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
 from aethermind.checkpoint.fp8 import read_block_size
 from aethermind.checkpoint.packing import read_packing
-from aethermind.checkpoint.quantization_method import quantization_method
 from aethermind.checkpoint.quantized_checkpoint import open_quantized
+from aethermind.checkpoint.quantized_tensors import quantization_method
 from aethermind.engine.loading.loader import _eos_token_ids
 from aethermind.errors import AetherMindError, ConfigError
 from aethermind.model.architecture import Architecture, HasMTP

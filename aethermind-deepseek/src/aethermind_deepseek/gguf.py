@@ -7,7 +7,7 @@ from typing import Any
 
 from aethermind.errors import ConfigError
 from aethermind.model.gguf_family import DEEPSEEK_MIXTURE, GgufFamily
-from aethermind.text.gguf_splits import GGUF_SPLITS
+from aethermind.text.split_patterns import GGUF_SPLITS
 
 __all__ = ["DEEPSEEK2"]
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES
-from aethermind.checkpoint.quantization_method import METHODS
+from aethermind.checkpoint.quantized_tensors import METHODS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "using" / "quantization.md").read_text()
 TABLE = PAGE[PAGE.index("## Quantised checkpoints") : PAGE.index("## Arithmetic")]

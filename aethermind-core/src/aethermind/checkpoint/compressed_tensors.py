@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors (llm-compressor): one reader for its integer formats.
+"""Checkpoints of compressed-tensors (llm-compressor), with a reader for its integer formats, and of NVIDIA's ModelOpt.
 
 A matrix `X.weight` [N, K] is stored in one of these ways; `config_groups` may have several of them for one model:
 
@@ -12,7 +12,9 @@ X.weight_scale is [N, groups], [N] or one number. Without X.weight_zero_point, o
 is zero. X.weight_g_idx [K] is the group of each column, where it is not that of the order. Scales of activations and of
 the KV cache are not used: kernels compute their own.
 
-Source: the format's own description and its package.
+ModelOpt has FP8 and NVFP4 in layouts like these, by `quant_algo` of its config.
+
+Source: the formats' own descriptions and their packages.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["IntegerCheckpoint", "open_compressed_tensors"]
+__all__ = ["IntegerCheckpoint", "open_compressed_tensors", "open_modelopt"]
 
 Array = npt.NDArray[Any]
 
@@ -42,6 +44,7 @@ _ZERO_POINT, _GROUPS = ".weight_zero_point", ".weight_g_idx"
 _FLOATS = ("F16", "BF16", "F32")
 _SPARSE = ("sparse-bitmask", "sparse-24-bitmask", "marlin-24")
 _WORD = 32
+_MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
 
 
 def open_compressed_tensors(stored: StoredTensors, described: Mapping[str, Any], where: str) -> StoredTensors:
@@ -65,6 +68,28 @@ def open_compressed_tensors(stored: StoredTensors, described: Mapping[str, Any],
             "quantization_config out of config.json if its weights are not quantised."
         )
     return view
+
+
+def open_modelopt(stored: StoredTensors, described: Mapping[str, Any], where: str) -> StoredTensors:
+    """Return a view of the checkpoint with quantised matrices; `where` names the model in messages.
+
+    ConfigError for another algorithm, CheckpointError if there are no quantised matrices or their parts do not fit.
+    """
+    algorithm = described.get("quant_algo")
+    if algorithm not in _MODELOPT_ALGORITHMS:
+        raise ConfigError(
+            f"{where!r} is quantised by ModelOpt to {algorithm!r:.40}; {', '.join(_MODELOPT_ALGORITHMS)} can be read. "
+            "Use the unquantised model and pass a format as quantization."
+        )
+    view = without_activation_scales(stored)
+    if has_fp8(view):
+        view = Fp8Checkpoint(view, None, where)
+    elif not has_fp4(view):
+        raise CheckpointError(
+            f"{where} says that it is quantised by ModelOpt, and has no quantised matrix. Take quantization_config out "
+            "of config.json if its weights are not quantised."
+        )
+    return Fp4Checkpoint(view, where) if has_fp4(view) else view
 
 
 def _has_int8(stored: StoredTensors, name: str) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.integer_groups import unpack_codes
-from aethermind.checkpoint.quantization_method import quantization_method
+from aethermind.checkpoint.quantized_tensors import quantization_method
 from aethermind.errors import ConfigError
 
 __all__ = ["Packing", "read_packing"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aethermind.checkpoint.quantization_method import quantization_method
+from aethermind.checkpoint.quantized_tensors import quantization_method
 from aethermind.checkpoint.source import StoredTensors
 
 __all__ = ["open_quantized"]
@@ -39,7 +39,7 @@ def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredT
 
             return open_compressed_tensors(stored, described, where)
         case "modelopt":
-            from aethermind.checkpoint.modelopt import open_modelopt
+            from aethermind.checkpoint.compressed_tensors import open_modelopt
 
             return open_modelopt(stored, described, where)
         case "hqq":

@@ -23,6 +23,7 @@ from aethermind.checkpoint.gguf_transforms import GgufTransform
 from aethermind.checkpoint.remapped import pair_order
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.text.gguf_tokenizer import CONTROL
+from aethermind.text.split_patterns import GGUF_SPLITS, SplitRule
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -143,16 +144,15 @@ class GgufSource:
         return {}
 
     def tokenizer(self) -> Tokenizer:
-        from aethermind.text.gguf_splits import GGUF_SPLITS
         from aethermind.text.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(self._file.metadata, {**GGUF_SPLITS, **self._family.splits}, self.path)
+        return gguf_tokenizer(self._file.metadata, self._splits, self.path)
 
     def tokenizer_bytes(self) -> int:
         from aethermind.text.gguf_tokenizer import is_tokenizer_cached
 
         metadata = self._file.metadata
-        is_mapped = is_tokenizer_cached(metadata, self._family.splits, self.path)
+        is_mapped = is_tokenizer_cached(metadata, self._splits, self.path)
         return 0 if is_mapped else _BYTES_PER_TOKEN * len(metadata.get("tokenizer.ggml.tokens", ()))
 
     def pooling(self) -> str | None:
@@ -192,6 +192,11 @@ class GgufSource:
     def stored_array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
         """Return a tensor by GGUF's name, as the file has it, a stack of matrices as one; see `GgufFile.array`."""
         return self._file.array(name)
+
+    @property
+    def _splits(self) -> dict[str, SplitRule]:
+        """The rules that split text, by their names: the family's own come first."""
+        return {**GGUF_SPLITS, **self._family.splits}
 
     @cached_property
     def _file(self) -> GgufParts:

@@ -163,8 +163,8 @@ class DirectorySource:
         described, where = self._quantization(), str(self.path)
         if described is None:
             return Checkpoint.open(self.path)
-        from aethermind.checkpoint.quantization_method import quantization_method
         from aethermind.checkpoint.quantized_checkpoint import open_quantized
+        from aethermind.checkpoint.quantized_tensors import quantization_method
 
         quantization_method(described, where)
         return open_quantized(Checkpoint.open(self.path), described, where)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import TokenizerError
 from aethermind.text.bpe_tables import BYTE_OF_CHAR
-from aethermind.text.gguf_splits import GGUF_SPLITS
 from aethermind.text.special_tokens import DeclaredToken, add_missing_tokens
+from aethermind.text.split_patterns import GGUF_SPLITS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer

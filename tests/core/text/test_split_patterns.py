@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from aethermind.text.gguf_splits import GGUF_SPLITS
 from aethermind.text.gguf_tokenizer import SplitRule
+from aethermind.text.split_patterns import GGUF_SPLITS
 
 RULES = list(dict.fromkeys(GGUF_SPLITS.values()))
 _PARTS = ["a", "B", "\u00e9", "'s", "'LL", "1", "234", "\uff12", " ", "  ", "\n", "\r\n", "\t", "\u6f22", "\u304b",
