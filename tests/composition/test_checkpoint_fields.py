@@ -40,7 +40,7 @@ import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
 from aethermind.checkpoint.fp8 import read_block_size
-from aethermind.checkpoint.packing import read_packing
+from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.checkpoint.quantized_checkpoint import open_quantized
 from aethermind.checkpoint.quantized_tensors import quantization_method
 from aethermind.engine.loading.loader import _eos_token_ids

@@ -20,8 +20,7 @@ from aethermind.checkpoint import (
     TensorStack,
     expert_stacks,
 )
-from aethermind.checkpoint.gptq_awq import PackedCheckpoint
-from aethermind.checkpoint.packing import read_packing
+from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight, parse_format
 

@@ -13,8 +13,7 @@ from tests.core.checkpoint.packed_layers import Layer, random_layer
 from tests.core.checkpoint.quantised_files import opened as open_files
 from tests.core.checkpoint.quantised_files import read_layer, within_int8
 
-from aethermind.checkpoint.gptq_awq import PackedCheckpoint
-from aethermind.checkpoint.packing import read_packing
+from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.errors import AetherMindError, CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight

@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors (llm-compressor), with a reader for its integer formats, and of NVIDIA's ModelOpt.
+"""Checkpoints of compressed-tensors (llm-compressor), with a reader for its integers, of ModelOpt and of torchao.
 
 A matrix `X.weight` [N, K] is stored in one of these ways; `config_groups` may have several of them for one model:
 
@@ -12,7 +12,8 @@ X.weight_scale is [N, groups], [N] or one number. Without X.weight_zero_point, o
 is zero. X.weight_g_idx [K] is the group of each column, where it is not that of the order. Scales of activations and of
 the KV cache are not used: kernels compute their own.
 
-ModelOpt has FP8 and NVFP4 in layouts like these, by `quant_algo` of its config.
+ModelOpt has FP8 and NVFP4 in layouts like these, by `quant_algo` of its config. torchao has FP8 and integers of 8 bits
+under other names: X._weight_qdata, X._weight_scale and X._weight_zero_point; what it packs for one kernel is refused.
 
 Source: the formats' own descriptions and their packages.
 """
@@ -30,11 +31,12 @@ from aethermind.checkpoint.fp4 import Fp4Checkpoint, has_fp4
 from aethermind.checkpoint.fp8 import Fp8Checkpoint, has_fp8, read_block_size
 from aethermind.checkpoint.integer_groups import INT8, dense_groups, group_format, group_weight, unpack_codes
 from aethermind.checkpoint.quantized_tensors import QuantizedTensors, warn_of_requantised, without_activation_scales
+from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["IntegerCheckpoint", "open_compressed_tensors", "open_modelopt"]
+__all__ = ["IntegerCheckpoint", "open_compressed_tensors", "open_modelopt", "open_torchao"]
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +46,10 @@ _ZERO_POINT, _GROUPS = ".weight_zero_point", ".weight_g_idx"
 _FLOATS = ("F16", "BF16", "F32")
 _SPARSE = ("sparse-bitmask", "sparse-24-bitmask", "marlin-24")
 _WORD = 32
+_DATA = "._weight_qdata"
+_TORCHAO_PARTS = {_DATA: ".weight", "._weight_scale": ".weight_scale", "._weight_zero_point": ".weight_zero_point"}
+_PRE_SCALE = "._weight_act_pre_scale"
+_TORCHAO_TYPES = ("F8_E4M3", "I8")
 _MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
 
 
@@ -90,6 +96,44 @@ def open_modelopt(stored: StoredTensors, described: Mapping[str, Any], where: st
             "of config.json if its weights are not quantised."
         )
     return Fp4Checkpoint(view, where) if has_fp4(view) else view
+
+
+def open_torchao(stored: StoredTensors, where: str) -> StoredTensors:
+    """Return a view of the checkpoint with quantised matrices; `where` names the model in messages.
+
+    ConfigError for a class of tensors that is not read, CheckpointError if there are no quantised matrices, or parts
+    of one do not fit.
+    """
+    names = stored.names
+    modules = [name.removesuffix(_DATA) for name in names if name.endswith(_DATA)]
+    if not modules:
+        raise CheckpointError(
+            f"{where} says that it is quantised by torchao, and has no tensor *{_DATA}. Take the model in safetensors "
+            "that torchao 0.14 or later wrote; take quantization_config out of config.json if its weights are not "
+            "quantised."
+        )
+    for module in modules:
+        data, scales = (stored.info(f"{module}{part}") for part in (_DATA, "._weight_scale"))
+        is_packed = len(data.shape) == 2 == len(scales.shape) and scales.shape[0] not in (1, data.shape[0])
+        is_in_blocks = data.dtype_name == "F8_E4M3"
+        if (
+            data.dtype_name not in _TORCHAO_TYPES
+            or (is_packed and not is_in_blocks)
+            or f"{module}{_PRE_SCALE}" in names
+        ):
+            raise ConfigError(
+                f"{where!r} has {module}{_DATA} of {data.dtype_name} {list(data.shape)} with scales "
+                f"{list(scales.shape)}, which torchao packed for one of its kernels. Take the model quantised to FP8 "
+                "or int8, or unquantised with a format as quantization."
+            )
+    parts = {name: end for name in names for end in _TORCHAO_PARTS if name.endswith(end)}
+    renamed = {name.removesuffix(end) + _TORCHAO_PARTS[end]: TensorSlice(name) for name, end in parts.items()}
+    others = {name: TensorSlice(name) for name in names if "._weight_" not in name}
+    view: StoredTensors = AdaptedTensors(stored, {**others, **renamed}, only_parts=True)
+    is_mixed = any(stored.info(f"{module}{_DATA}").dtype_name == "I8" for module in modules)
+    if has_fp8(view):
+        view = Fp8Checkpoint(view, None, where)
+    return IntegerCheckpoint(view, (), where) if is_mixed else view
 
 
 def _has_int8(stored: StoredTensors, name: str) -> bool:

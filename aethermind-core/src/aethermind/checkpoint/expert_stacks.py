@@ -43,7 +43,7 @@ class FusedSlice:
 
     The stored tensor is [E, rows, K], or [E, K, rows] if `is_transposed`; N of its rows, from `begin` to `end` in steps
     of `step`, are taken for each expert. A fused bias is [E, rows], and the model's is [E · N]. A quantised tensor that
-    is described as [E, rows, K] is read as a matrix [E · rows, K] (`checkpoint.mxfp4`); it is not transposed.
+    is described as [E, rows, K] is read as a matrix [E · rows, K] (`checkpoint.fp4`); it is not transposed.
     """
 
     stored_name: str

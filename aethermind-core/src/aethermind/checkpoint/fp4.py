@@ -6,6 +6,7 @@
                                 format mxfp4
     ModelOpt, NVFP4             X.weight uint8 [N, K / 2], X.weight_scale as above, X.weight_scale_2 float32:
                                 element · scale · second scale
+    gpt-oss, MXFP4              experts X_blocks uint8 [E, N, K / 32, 16], X_scales uint8 [E, N, K / 32]
 
 NVFP4 has a scale for 16 values, which no weight format has: it is requantised as int8. Scales of activations are not
 used. (OCP Microscaling Formats 1.0 has the elements; the layouts are those of the packages.)
@@ -13,6 +14,7 @@ used. (OCP Microscaling Formats 1.0 has the elements; the layouts are those of t
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,17 +24,20 @@ from aethermind.checkpoint.integer_groups import INT8
 from aethermind.checkpoint.quantized_tensors import QuantizedTensors, warn_of_requantised
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
+from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.mxfp4 import E2M1, check_scales
 from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import MXFP4, QuantizedWeight
 
-__all__ = ["Fp4Checkpoint", "has_fp4", "unpack_pairs"]
+__all__ = ["Fp4Checkpoint", "Mxfp4Checkpoint", "has_fp4", "unpack_pairs"]
 
 Array = npt.NDArray[Any]
 
 _WEIGHT, _PACKED, _SCALE = ".weight", ".weight_packed", ".weight_scale"
 _GLOBAL_SCALE, _SECOND_SCALE = ".weight_global_scale", ".weight_scale_2"
 _NVFP4_GROUP = 16
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_BLOCK_BYTES = 16
 
 
 def has_fp4(stored: StoredTensors) -> bool:
@@ -137,3 +142,63 @@ class Fp4Checkpoint(QuantizedTensors):
         array = self._stored.array(name)
         assert not isinstance(array, QuantizedWeight), "parts of matrices are plain tensors"
         return np.asarray(array)
+
+
+class Mxfp4Checkpoint(QuantizedTensors):
+    """A checkpoint whose weights in mxfp4 are tensors `X`, described as [E, N, K] and read as QuantizedWeights
+    [E · N, K]; implements `StoredTensors`. Immutable.
+    """
+
+    def __init__(self, stored: StoredTensors, where: str) -> None:
+        """Check that blocks and scales fit together; `where` names the model in messages.
+
+        Raises:
+            CheckpointError: there are no blocks, or blocks without scales of their shape.
+        """
+        self._stored = stored
+        self._where = where
+        self._infos = {
+            name.removesuffix(_BLOCKS): self._describe(name.removesuffix(_BLOCKS))
+            for name in stored.names
+            if name.endswith(_BLOCKS)
+        }
+        if not self._infos:
+            raise CheckpointError(
+                f"{where} says that it is quantised by mxfp4, and has no tensor *{_BLOCKS}. Take quantization_config "
+                "out of config.json if its weights are not quantised."
+            )
+        parts = {f"{name}{part}" for name in self._infos for part in (_BLOCKS, _SCALES)}
+        self._others = tuple(name for name in stored.names if name not in parts)
+
+    def array(self, name: str) -> Array | QuantizedWeight:
+        """A tensor's values, a QuantizedWeight for weights in mxfp4.
+
+        Raises CheckpointError for an unknown name, and for scales that are no numbers.
+        """
+        info = self._infos.get(name)
+        if info is None:
+            return self._stored.array(name)
+        rows, columns = prod(info.shape[:-1]), info.shape[-1]
+        packed, scales = (np.asarray(self._stored.array(f"{name}{part}")) for part in (_BLOCKS, _SCALES))
+        codes = np.empty((rows, columns), np.uint8)
+        stored = packed.reshape(rows, columns // 2)
+        np.bitwise_and(stored, 15, out=codes[:, ::2])
+        np.right_shift(stored, 4, out=codes[:, 1::2])
+        drop_mapped_pages(packed)
+        try:
+            check_scales(scales)
+        except InvalidArgumentError as error:
+            raise CheckpointError(f"{self._where}: {name}{_SCALES}: {error} Fetch the weights again.") from None
+        return QuantizedWeight(MXFP4, codes, scales.reshape(rows, -1))
+
+    def _describe(self, name: str) -> TensorInfo:
+        blocks = self._stored.info(f"{name}{_BLOCKS}")
+        scales = self._stored.info(f"{name}{_SCALES}")
+        are_bytes = blocks.dtype_name == scales.dtype_name == "U8"
+        if not are_bytes or len(blocks.shape) < 3 or blocks.shape != (*scales.shape, _BLOCK_BYTES):
+            raise CheckpointError(
+                f"{self._where} has {name}{_BLOCKS} of {blocks.dtype_name} {list(blocks.shape)} with {_SCALES} of "
+                f"{scales.dtype_name} {list(scales.shape)}: mxfp4 has bytes, {_BLOCK_BYTES} of codes for each scale."
+            )
+        *rows, num_blocks = scales.shape
+        return TensorInfo("mxfp4", (*rows, num_blocks * MXFP4.block), 0, blocks.num_bytes + scales.num_bytes, MXFP4)

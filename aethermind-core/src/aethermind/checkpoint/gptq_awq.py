@@ -1,27 +1,277 @@
-"""GPTQ, AWQ and auto-round checkpoints: packed matrices as quantised weights (`checkpoint.packing` has the layouts)."""
+"""GPTQ, AWQ and auto-round checkpoints: a reader, and how they pack a matrix [N, K], by `quantization_config` or a file
+of its own.
+
+Codes are packed into int32, lowest bits first; a value is scale · (code − zero point):
+
+    gptq, gptq_v2   qweight [K · bits / 32, N], packed along K; qzeros [groups, N · bits / 32], packed along N; scales
+                    [groups, N]; perhaps g_idx [K], the group of each column. "gptq" stores zero points minus one,
+                    "gptq_v2" as they are. With `sym` every zero point is 2^(bits − 1), which shows a wrong layout name
+    gemm            qweight [K, N / 8] and qzeros [groups, N / 8], both packed along N, eight columns in the order 0 2 4
+                    6 1 3 5 7; scales [groups, N]: AWQ's usual layout
+    gemv            qweight [N, K / 8] and qzeros [N, W], packed along K; scales [N, 8 · W], of which the first are used
+    gemv_fast       qweight int16 [N / 4, K], of four rows in an order of their own; scales and qzeros float16 [8 · W,
+                    N], the latter −scale · zero point
+
+auto-round has these layouts under other names (`packing_format`). Modules may differ in bits and group size (`dynamic`,
+`extra_config`); then the shapes of their tensors say which they have. (Frantar et al. 2022; Lin et al. 2023; layouts as
+by AutoGPTQ, GPTQModel, AutoAWQ and auto-round.)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.integer_groups import INT8, dense_groups, group_format, group_weight
-from aethermind.checkpoint.packing import Packing
-from aethermind.checkpoint.quantized_tensors import QuantizedTensors, warn_of_requantised
+from aethermind.checkpoint.integer_groups import INT8, dense_groups, group_format, group_weight, unpack_codes
+from aethermind.checkpoint.quantized_tensors import QuantizedTensors, quantization_method, warn_of_requantised
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
-from aethermind.errors import CheckpointError
+from aethermind.errors import CheckpointError, ConfigError
 from aethermind.log import get_logger
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind.plugins.compatibility import deprecated_fields
 
-__all__ = ["PackedCheckpoint"]
+__all__ = ["PackedCheckpoint", "Packing", "read_packing"]
 
 logger = get_logger(__name__)
 
 Array = npt.NDArray[Any]
+
+_BITS = {"gptq": (2, 3, 4, 8), "awq": (4,), "auto-round": (2, 3, 4, 5, 6, 7, 8)}
+_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm", "gemv", "gemv_fast")}
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_WORD_BITS = 32
+_AWQ_CODES = 8
+"""Codes of AWQ in a word, of 4 bits."""
+_FAST_ROWS = 4
+"""Rows whose codes are interleaved in the layout gemv_fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The packing of a matrix.
+
+    Attributes:
+        group_size: the number of values along K that share a scale; 0 for all.
+        layout: its name, as above.
+        is_symmetric: whether the quantization is symmetric: every zero point is `middle`.
+        is_mixed: whether modules may have other bits and group sizes.
+    """
+
+    method: str
+    bits: int
+    group_size: int
+    layout: str
+    is_symmetric: bool = False
+    is_mixed: bool = False
+
+    @property
+    def is_gptq(self) -> bool:
+        """Whether it is GPTQ's layout, in either version."""
+        return self.layout in _LAYOUTS["gptq"]
+
+    @property
+    def zero_shift(self) -> int:
+        """The number to add to stored zero points: 1 for the layout "gptq", else 0."""
+        return int(self.layout == "gptq")
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric codes."""
+        return 1 << (self.bits - 1)
+
+    def num_groups(self, num_columns: int) -> int:
+        """The number of groups along K."""
+        return num_columns // self.group_size if self.group_size else 1
+
+    def of_shapes(self, qweight: tuple[int, ...], qzeros: tuple[int, ...], scales: tuple[int, ...]) -> Packing:
+        """The packing of a module, by the shapes of its tensors, if modules may differ; otherwise this one."""
+        is_matrices = len(qweight) == len(qzeros) == len(scales) == 2 and 0 not in scales
+        if not self.is_mixed or not self.is_gptq or not is_matrices:
+            return self
+        groups, rows = scales
+        bits = qzeros[1] * _WORD_BITS // rows
+        columns = qweight[0] * _WORD_BITS // max(bits, 1)
+        if bits not in _BITS["auto-round"] or columns % groups:
+            return self
+        return replace(self, bits=bits, group_size=0 if groups == 1 else columns // groups)
+
+    def shape_of(self, qweight: tuple[int, ...]) -> tuple[int, int]:
+        """The shape (N, K) of a matrix from the shape of its qweight, which has two dimensions."""
+        first, second = qweight
+        match self.layout:
+            case "gemm":
+                return second * _AWQ_CODES, first
+            case "gemv":
+                return first, second * _AWQ_CODES
+            case "gemv_fast":
+                return first * _FAST_ROWS, second
+            case _:
+                return second, first * _WORD_BITS // self.bits
+
+    def parts(self, rows: int, columns: int) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+        """The dtypes, one of several, and the shape of each tensor of a matrix (N, K), by the ends of their names."""
+        groups = self.num_groups(columns)
+        floats = ("F16", "BF16", "F32")
+        padded = self._padded_groups(columns)
+        match self.layout:
+            case "gemm":
+                words = rows // _AWQ_CODES
+                found = (columns, words), (groups, words), (groups, rows)
+            case "gemv":
+                found = (rows, columns // _AWQ_CODES), (rows, padded // _AWQ_CODES), (rows, padded)
+            case "gemv_fast":
+                fast = (rows // _FAST_ROWS, columns), (padded, rows), (padded, rows)
+                return dict(zip(_PARTS, ((("I16",), fast[0]), (floats, fast[1]), (floats, fast[2])), strict=True))
+            case _:
+                words = rows * self.bits // _WORD_BITS
+                found = (columns * self.bits // _WORD_BITS, rows), (groups, words), (groups, rows)
+        return dict(zip(_PARTS, zip((("I32",), ("I32",), floats), found, strict=True), strict=True))
+
+    def fills_words(self, rows: int, columns: int) -> bool:
+        """Whether codes of a matrix (N, K) fill whole words along the packed dimension."""
+        if self.is_gptq:
+            return rows * self.bits % _WORD_BITS == 0
+        packed = {"gemm": rows, "gemv": columns, "gemv_fast": columns}[self.layout]
+        return packed % (_AWQ_CODES if self.layout != "gemv_fast" else 64) == 0
+
+    def codes(self, qweight: Array) -> Array:
+        """Unpack the codes: uint8 [N, K]."""
+        match self.layout:
+            case "gemm":
+                return np.ascontiguousarray(self._in_order(self._unpacked(qweight)).T)
+            case "gemv":
+                return self._unpacked(qweight)
+            case "gemv_fast":
+                return _fast_codes(qweight)
+            case _:
+                return self._unpacked(np.ascontiguousarray(qweight.T))
+
+    def scales(self, stored: Array, columns: int) -> Array:
+        """The scales of groups, float16 [N, groups]."""
+        scales = stored if self.layout == "gemv" else stored.T
+        with np.errstate(over="ignore"):  # the caller checks that they are finite
+            return np.ascontiguousarray(scales[:, : self.num_groups(columns)]).astype(np.float16)
+
+    def zeros(self, qzeros: Array, scales: Array) -> Array:
+        """Unpack the zero points, uint8 [N, groups], of a matrix with these `scales`."""
+        if self.layout == "gemv_fast":
+            products = -qzeros.T[:, : scales.shape[1]].astype(np.float32)
+            with np.errstate(all="ignore"):  # scales that are not finite are refused by the caller
+                found = np.where(scales == 0, np.float32(self.middle), products / scales)
+                zeros: Array = np.clip(np.rint(np.nan_to_num(found)), 0, 2 * self.middle - 1).astype(np.uint8)
+            return zeros
+        # A zero point of 0 is stored as the largest code (0 - 1 wraps around), so the sum wraps around too.
+        shifted = self._stored_zeros(qzeros)[:, : scales.shape[1]] + np.uint8(self._shift_of(qzeros))
+        return np.ascontiguousarray(shifted & np.uint8((1 << self.bits) - 1))
+
+    def contradicts_name(self, qzeros: Array) -> bool:
+        """Whether the stored zero points contradict the layout's name."""
+        return self._shift_of(qzeros) != self.zero_shift
+
+    def _shift_of(self, qzeros: Array) -> int:
+        """Return the number to add to stored zero points; for symmetric ones, the number that makes them `middle`.
+
+        Several tools write the name "gptq" for zero points of "gptq_v2", and zero points that are off by one
+        make all weights wrong.
+        """
+        if self.is_gptq and self.is_symmetric:
+            stored = self._stored_zeros(qzeros)
+            for shift in (self.zero_shift, 1 - self.zero_shift):
+                if stored.size and (stored == self.middle - shift).all():
+                    return shift
+        return self.zero_shift
+
+    def _padded_groups(self, columns: int) -> int:
+        """The groups of AWQ's other layouts, filled up to whole words, and to several of them for small groups."""
+        multiple = {64: 2, 32: 4}.get(self.group_size, 1)
+        words = -(-self.num_groups(columns) // _AWQ_CODES)
+        return -(-words // multiple) * multiple * _AWQ_CODES
+
+    def _stored_zeros(self, qzeros: Array) -> Array:
+        unpacked = self._unpacked(qzeros)
+        return unpacked if self.layout == "gemv" else self._in_order(unpacked).T
+
+    def _unpacked(self, words: Array) -> Array:
+        return unpack_codes(words, self.bits, words.shape[1] * _WORD_BITS // self.bits)
+
+    def _in_order(self, codes: Array) -> Array:
+        if self.layout != "gemm":
+            return codes
+        ordered = np.empty_like(codes)
+        for position, column in enumerate(_AWQ_ORDER):
+            ordered[:, column::8] = codes[:, position::8]
+        return ordered
+
+
+_PARTS = (".qweight", ".qzeros", ".scales")
+
+
+def _fast_codes(qweight: Array) -> Array:
+    """Undo gemv_fast: in each 32 columns of four rows, codes of 4 bits are reordered twice, then rows interleaved."""
+    num_quads, columns = qweight.shape
+    words = np.ascontiguousarray(qweight).view(np.uint16)[..., None]
+    codes = (words >> np.arange(0, 16, 4, dtype=np.uint16) & 15).astype(np.uint8)
+    rows = codes.reshape(num_quads, columns // 64, 4, 64).transpose(0, 2, 1, 3)
+    by_eight = rows.reshape(-1, 4, 2, 4).transpose(0, 1, 3, 2).reshape(-1, 4, 4, 2)
+    return np.ascontiguousarray(by_eight.transpose(0, 2, 1, 3)).reshape(_FAST_ROWS * num_quads, columns)
+
+
+def read_packing(described: Any, where: str) -> Packing:
+    """Read a quantization_config of GPTQ (2, 3, 4 or 8 bits), AWQ (4 bits) or auto-round (2 to 8 bits); ConfigError for
+    another one. `where` names the model in messages.
+    """
+    method = quantization_method(described, where)
+    bits = _first(described, "bits", "w_bit")
+    if isinstance(bits, str) and bits.isdecimal():
+        bits = int(bits)
+    group_size = _first(described, "group_size", "q_group_size")
+    group_size = -1 if group_size is None else group_size
+    if isinstance(bits, bool) or bits not in _BITS[method]:
+        wanted = " or ".join(map(str, _BITS[method]))
+        raise ConfigError(f"{where!r} is quantised by {method} to {bits!r:.80} bits; {wanted} bits can be read.")
+    if type(group_size) is not int or not (group_size == -1 or group_size > 0):
+        raise ConfigError(f"{where!r} has a quantization group_size of {group_size!r:.80}; that is a number, or -1.")
+    layout = _auto_round_layout(described) if method == "auto-round" else _layout(described, method, where)
+    is_mixed = bool(described.get("dynamic") or described.get("extra_config"))
+    is_symmetric = described.get("sym") is not False
+    return Packing(method, bits, max(group_size, 0), layout, is_symmetric, is_mixed)
+
+
+def _layout(described: Mapping[str, Any], method: str, where: str) -> str:
+    """The layout's name in lower case; tools use several names for the field, and null means the usual layout."""
+    known = _LAYOUTS[method]
+    names = ("checkpoint_format", "format") if method == "gptq" else ("version",)
+    given = _first(described, *names)
+    if described.get("is_marlin_format"):
+        given = "marlin"
+    if method == "awq" and str(described.get("backend") or "autoawq").lower() == "llm-awq":
+        given = "llm-awq"
+    layout = known[0] if given is None else str(given).lower()
+    if layout not in known:
+        raise ConfigError(
+            f"{where!r} stores {method} weights in the layout {given!r:.80}; {' and '.join(known)} can be read. Take "
+            "the model quantised in that layout, or as .gguf."
+        )
+    return layout
+
+
+def _auto_round_layout(described: Mapping[str, Any]) -> str:
+    """The layout of `packing_format`: GPTQ's first only under its own name, as AutoGPTQ writes it."""
+    given = str(_first(described, "packing_format", "backend") or "auto_round:auto_gptq").lower()
+    if "awq" in given:
+        return "gemm"
+    return "gptq" if given.endswith((":auto_gptq", ":gptq")) else "gptq_v2"
+
+
+def _first(described: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that is not null."""
+    return next((described[name] for name in names if described.get(name) is not None), None)
+
 
 _WEIGHT, _QWEIGHT = ".weight", ".qweight"
 _QZEROS, _SCALES, _G_IDX = ".qzeros", ".scales", ".g_idx"

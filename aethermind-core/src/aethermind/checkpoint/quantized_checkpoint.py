@@ -27,7 +27,7 @@ def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredT
         method = "compressed-tensors"
     match method:
         case "mxfp4":
-            from aethermind.checkpoint.mxfp4 import Mxfp4Checkpoint
+            from aethermind.checkpoint.fp4 import Mxfp4Checkpoint
 
             return Mxfp4Checkpoint(stored, where)
         case "fp8" | "fbgemm_fp8":
@@ -47,7 +47,7 @@ def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredT
 
             return HqqCheckpoint(stored, where)
         case "torchao":
-            from aethermind.checkpoint.torchao import open_torchao
+            from aethermind.checkpoint.compressed_tensors import open_torchao
 
             return open_torchao(stored, where)
         case "bitsandbytes":
@@ -55,7 +55,6 @@ def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredT
 
             return BitsAndBytesCheckpoint(stored, where)
         case _:
-            from aethermind.checkpoint.gptq_awq import PackedCheckpoint
-            from aethermind.checkpoint.packing import read_packing
+            from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 
             return PackedCheckpoint(stored, read_packing(described, where), where)
