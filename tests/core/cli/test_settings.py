@@ -22,7 +22,8 @@ OF_ONE_CALL = {
     *("json_schema", "regex", "choice", "grammar", "n", "logprobs"),
     *("cost_model", "calibrate", "limit", "rate_scale", "urgent_share", "slack", "plot"),
     *("url", "endpoint", "num_prompts", "concurrency", "request_rate", "slo_ttft_ms", "slo_tpot_ms"),
-    *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "reuse", "distill"),
+    *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "requests"),
+    *("to", "out", "force", "imatrix", "imatrix_tokens", "quality", "quality_tokens"),
 }
 
 
