@@ -164,7 +164,7 @@ def test_importance_helps_where_channels_differ(checkpoint: CheckpointOf, tmp_pa
     assert 0 < kl["with"] < 0.9 * kl["without"]
 
 
-@pytest.mark.parametrize("name", ["fp8"])
+@pytest.mark.parametrize("name", ["int4_g32", "int8_channel", "fp8", "w8a8"])
 def test_the_result_is_compared_with_the_model(checkpoint: CheckpointOf, tmp_path: Path, name: str) -> None:
     found = written(checkpoint(CASE), "--to", name, "--out", tmp_path / "out", "--quality-tokens", "48")["quality"]
     assert (found["num_tokens"], found["text"]) == (48, None)
