@@ -139,6 +139,16 @@ def test_no_request_is_preempted_for_a_draft() -> None:
     assert loop.num_checked == 0, "both blocks of each are needed, and there are four"
 
 
+@pytest.mark.parametrize(("max_drafts", "expected"), [(8, 4), (3, 3)])
+def test_a_request_near_its_end_does_not_change_the_drafts_of_others(max_drafts: int, expected: int) -> None:
+    loop = DraftingLoop([[True] * 4], max_draft_tokens=8)
+    long, short = loop.add(5, max_tokens=12), loop.add(5, max_tokens=2)
+    loop.step()
+    loop.speculator.propose(loop.running, max_drafts, is_alone=True)
+    assert len(long.draft_token_ids) == expected
+    assert not short.draft_token_ids
+
+
 def test_drafts_of_a_failed_step_are_dropped() -> None:
     loop = DraftingLoop([[False] * 4], max_draft_tokens=8)
     requests = [loop.add(5, max_tokens=12) for _ in range(2)]

@@ -50,7 +50,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._clock = clock
         self._drafted: list[Request] = []
-        self._known: set[str] = set()
+        self._drafted_before: set[str] = set()
         self._has_first_drafts = False
         self._is_active = False
         self._is_replaying = False
@@ -68,9 +68,9 @@ class Speculator:
         decoding = [request for request in running if request.num_uncomputed_tokens == 1]
         candidates = []
         for request in decoding:
-            max_drafts = request.max_total_tokens - len(request.all_token_ids) - 1
-            if max_drafts > 0 and can_speculate(request):
-                candidates.append((request, Candidate(request.request_id, max_drafts)))
+            num_useful = request.max_total_tokens - len(request.all_token_ids) - 1
+            if num_useful > 0 and can_speculate(request):
+                candidates.append((request, Candidate(request.request_id, num_useful)))
         if not candidates:
             return
         is_alone = is_alone and len(decoding) == len(running)
@@ -85,13 +85,16 @@ class Speculator:
         self._drafted = requests
         for request, limit, drafts in zip(requests, limits, self._proposer.propose(requests, limits), strict=True):
             request.draft_token_ids = self._valid_prefix(drafts[:limit])
-            if drafts and request.request_id not in self._known:
-                self._known.add(request.request_id)
+            if drafts and request.request_id not in self._drafted_before:
+                self._drafted_before.add(request.request_id)
                 self._has_first_drafts = True
         self._proposed_s = self._clock()
 
     def verify(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
-        """Return the accepted tokens of a step that was recorded; those computed from wrong drafts leave the cache."""
+        """Return the sampled tokens to keep: of a request with drafts those up to the first wrong one, of others all.
+
+        The requests' states have been updated after the step. What was computed from wrong drafts leaves the cache.
+        """
         now = self._clock()
         if self._observer is not None:
             self._observer.observe(decision)
@@ -123,7 +126,7 @@ class Speculator:
         """Drop the state of a request that has ended."""
         self._proposer.forget(request_id)
         self._controller.forget(request_id)
-        self._known.discard(request_id)
+        self._drafted_before.discard(request_id)
 
     def _clear_drafts(self) -> None:
         """Remove the drafts from all requests."""
