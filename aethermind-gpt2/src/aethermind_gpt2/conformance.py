@@ -52,7 +52,7 @@ CASES = (
             "gpt_neox_sequential_tied": {
                 "use_parallel_residual": False,
                 "attention_bias": False,
-                "hidden_act": "gelu_new",
+                "hidden_act": "gelu_fast",
                 "tie_word_embeddings": True,
                 "hidden_size": 64,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 30000.0, "partial_rotary_factor": 0.5},

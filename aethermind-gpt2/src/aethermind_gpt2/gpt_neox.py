@@ -23,7 +23,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "partial_rotary_factor": 0.25,
     "hidden_act": "gelu",
 }
-_GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh")
+_GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _UNUSED = (
     "num_key_value_heads",
     "head_dim",

@@ -27,7 +27,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "partial_rotary_factor": 0.5,
     "hidden_act": "gelu_new",
 }
-_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
+_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu")
 _FIELDS: FieldTable = {
     **used("is the part of each head that is rotated", "partial_rotary_factor"),
     **used("is the epsilon of norms", "layer_norm_eps"),

@@ -53,7 +53,7 @@ def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: s
     return logits_RV
 
 
-_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+_GELUS = {"gelu": False, "gelu_new": True, "gelu_fast": True, "gelu_pytorch_tanh": True}
 """Whether an activation of config.json is the tanh form of gelu, by name."""
 
 
