@@ -12,7 +12,9 @@ __all__ = ["NAMES", "cache_directory", "expand_home", "log_level", "model_path",
 NAMES = frozenset(
     {"AETHERMIND_CONFIG", "AETHERMIND_LOG", "AETHERMIND_MODEL", "AETHERMIND_NUM_THREADS", "AETHERMIND_PLUGINS"}
 )
-"""Variables with names of their own. All others are settings (`AETHERMIND_SECTION__KEY`) or those of plugins."""
+"""Variables with names of their own. All others are settings (`AETHERMIND_SECTION__KEY` and short forms) or those of
+plugins.
+"""
 
 
 def cache_directory() -> Path:
@@ -56,12 +58,12 @@ def plugin_allow_list() -> frozenset[str] | None:
 
 
 def log_level(default: str = "warning") -> str:
-    """Return `AETHERMIND_LOG`: `debug`, `info`, `warning` or `error`."""
+    """Return `AETHERMIND_LOG` in upper case: DEBUG, INFO, WARNING or ERROR, unchecked; `default` if unset or empty."""
     return (os.environ.get("AETHERMIND_LOG") or default).upper()
 
 
 def num_threads() -> int | None:
-    """Return `AETHERMIND_NUM_THREADS`: worker threads of a host backend; unset or empty lets the backend choose.
+    """Return `AETHERMIND_NUM_THREADS`: worker threads of the CPU backend; unset or empty lets the backend choose.
 
     InvalidArgumentError when it is not a positive number.
     """

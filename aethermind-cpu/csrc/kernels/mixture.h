@@ -10,7 +10,7 @@
 namespace aether::cpu::AETHER_ISA {
 
 // Sizes of an operator whose ids [T, A] choose among the experts of a stack, and the panels of each expert. Where N is
-// not a multiple of 16, an expert's first and last panel are also its neighbours'.
+// not a multiple of 16, an expert's first and last panel may be its neighbours', too.
 struct ExpertStack {
   int64_t num_experts, num_pairs, num_choices, n;
   int64_t num_items;   // panels of an expert, at most
@@ -78,8 +78,8 @@ void moe_gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr* 
       });
 }
 
-// out[pair] = x[pair] · wᵀ + bias of the pair's expert, for pairs sorted by expert. `scratch` follows that of the
-// order.
+// out[pair] = x[pair] · wᵀ + bias of the pair's expert, for pairs sorted by expert. The GEMM's scratch memory follows
+// the sorted order's in `team->scratch`.
 template <class T, class W>
 AETHER_INLINE void stacked_linear(const am_tensor& x, const am_tensor& w, const T* bias, const am_tensor& out,
                                   const ExpertStack& stack, const SortedRows& pairs, const am_team* team) {

@@ -30,7 +30,7 @@ def register_kernels(registry: KernelRegistry) -> None:
 
 @hookimpl
 def doctor_checks() -> list[tuple[str, Callable[[], str]]]:
-    """Check that the native module loads, and report CPU features and compiled instruction set levels."""
+    """The checks of `aethermind doctor`: the native module, CPU features and compiled instruction set levels."""
     return [("cpu: native module", _describe_native_module), ("cpu: instruction sets", _describe_levels)]
 
 

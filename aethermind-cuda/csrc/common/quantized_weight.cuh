@@ -86,7 +86,7 @@ struct QuantizedWeight {
   static constexpr int kChunks = 4;
   static constexpr int kGroupInputs = kChunks * kChunk;
   static constexpr int kTileWords = kTileOutputs * 4 * kBits;  // of a group
-  static constexpr int kLaneWords = kBits;                     // a thread's, of half a group
+  static constexpr int kLaneWords = kBits;                     // a thread's, of a group, for one of its two outputs
   // 1-bit codes mean -1 and 1: 2 · code - 1.
   static constexpr uint32_t kSymmetricZero = kBits == 1 ? 1 : 1u << (kBits - 1);
 

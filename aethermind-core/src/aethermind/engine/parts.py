@@ -58,7 +58,8 @@ class EngineParts:
     ) -> Self:
         """Look up the parts that a configuration, or its `options`, names, and compile the model.
 
-        ConfigError lists what is installed for an unknown name, before the model is opened.
+        ConfigError lists what is installed for an unknown name, before the model is opened. A KV store is looked up
+        when the engine opens it.
         """
         config = config or EngineConfig.of(**options)
         policy = create_policy(runtime.policies, config.scheduling_policy)

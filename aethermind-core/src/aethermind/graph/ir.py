@@ -96,7 +96,9 @@ class Graph:
 
 
 def without_unused_nodes(graph: Graph) -> Graph:
-    """Return the graph without dead nodes: those that no output and no state depends on."""
+    """Return the graph without nodes that no output depends on. Nodes that take a state as an input stay, with
+    what they depend on.
+    """
     wanted = set(graph.outputs.values())
     states = set(graph.states)
     kept: list[Node] = []

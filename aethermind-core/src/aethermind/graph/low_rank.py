@@ -29,14 +29,14 @@ ROW_ADAPTERS = "row_adapters"
 
 _INPUTS = {SymDim("T"): ADAPTERS, SymDim("R"): ROW_ADAPTERS}
 
-_PRODUCT = "linear"
+_LINEAR = "linear"
 
 
 def part_names(weight: str) -> tuple[str, str, str]:
     """Return the names of the parameters of all adapters of a weight [N, K] (see `ops.catalog.lora`).
 
-    They are `down` F[L, K] and `up` F[L, N], with the ranks of all adapters concatenated, and `cu_ranks` i32[A + 1],
-    the offsets of each adapter.
+    They are `down` [L, K] and `up` [L, N] in the model's dtype, with the ranks of all adapters concatenated (L is their
+    sum), and `cu_ranks` int32 [A + 1], the offsets of each of A adapters.
     """
     return f"{weight}/down", f"{weight}/up", f"{weight}/cu_ranks"
 
@@ -48,7 +48,7 @@ def adaptable_weights(graph: Graph, operators: OperatorRegistry) -> dict[str, Te
     found: dict[str, TensorType] = {}
     while nodes:
         node = nodes.pop(0)
-        if node.operator == _PRODUCT:
+        if node.operator == _LINEAR:
             weight = _weight(node)
             if weight is not None:
                 found[weight.name] = weight.type
@@ -64,10 +64,10 @@ def with_adapters(graph: Graph, operators: OperatorRegistry, ranks: Mapping[str,
     they are read. Values keep their names: the sum has that of the product, which is now `<name>/linear`. ConfigError
     where the rows of a product are not tokens, or an operator that reads such a weight has no decomposition.
     """
-    return _Adapter(graph, operators, ranks, num_adapters).run()
+    return _LoraPass(graph, operators, ranks, num_adapters).run()
 
 
-class _Adapter:
+class _LoraPass:
     def __init__(self, graph: Graph, operators: OperatorRegistry, ranks: Mapping[str, int], num_adapters: int) -> None:
         self._graph = graph
         self._operators = operators
@@ -96,7 +96,7 @@ class _Adapter:
         ]
         if not read:
             return [node]
-        if node.operator == _PRODUCT:
+        if node.operator == _LINEAR:
             return self._product(node, read[0])
         if operator.decompose is None:
             raise ConfigError(
@@ -108,7 +108,7 @@ class _Adapter:
     def _product(self, node: Node, weight: Value) -> list[Node]:
         x, (result,) = node.inputs[0], node.outputs
         assert x is not None
-        (name,) = self._names.unique([f"{result.name}/{_PRODUCT}"])
+        (name,) = self._names.unique([f"{result.name}/{_LINEAR}"])
         bare = replace(result, name=name)
         inputs = (bare, x, *self._parts(weight), self._adapters_of(result))
         return [replace(node, outputs=(bare,)), Node("add_low_rank", inputs, (result,), {})]

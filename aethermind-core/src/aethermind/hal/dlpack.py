@@ -108,7 +108,7 @@ class ExportedTensor:
         return self._device_type, self._tensor.buffer.device.index
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Return a capsule. Work on the tensor has finished, so a consumer's stream need not wait."""
+        """Return a capsule. The caller has waited for work on the tensor, so a consumer's stream need not wait."""
         tensor = self._tensor
         if tensor.dtype not in _TYPES:
             raise InvalidArgumentError(f"DLPack has no type for tensors of {tensor.dtype}; convert it first.")
@@ -137,7 +137,7 @@ def tensor_from_dlpack(array: Any, device: Callable[[int, int], DeviceId | None]
     """Return a view of an object with `__dlpack__`, without a copy.
 
     `device` returns the device of a `DLDeviceType` and an index, None for one that is unknown. Raises
-    InvalidArgumentError for such a device, and for a type that tensors do not have.
+    InvalidArgumentError for such a device, for a type that tensors do not have, and for negative strides.
     """
     device_type, index = map(int, array.__dlpack_device__())
     found = device(device_type, index)

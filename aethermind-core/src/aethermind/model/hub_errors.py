@@ -12,7 +12,7 @@ _LOG_IN = "run `hf auth login` or set HF_TOKEN"
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether a request did not get an answer: no network, a limit of time, or requests switched off."""
+    """Whether the Hub cannot serve a request: no network, a timeout, offline mode, or a server error (5xx)."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
@@ -21,8 +21,9 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def explain_failure(name: HubName, error: BaseException) -> str | None:
-    """Say why a model cannot be had, and what to do; None for an error that is not the Hub's, the network's or the
-    disk's.
+    """Say why a model cannot be had, and what to do; None for an error of another kind.
+
+    A RuntimeError or another OSError is taken for a download that was cut off.
     """
     from huggingface_hub import errors
 
@@ -31,7 +32,7 @@ def explain_failure(name: HubName, error: BaseException) -> str | None:
     if isinstance(error, errors.OfflineModeIsEnabled):
         return f"{name} is not in the cache, and HF_HUB_OFFLINE forbids downloads. Unset it, or give a path."
     if isinstance(error, errors.HfHubHTTPError):
-        return _explain_answer(name, error)
+        return _explain_response(name, error)
     if isinstance(error, errors.HFValidationError):
         return f"{name} cannot be the name of a model on the Hugging Face Hub. Correct it, or give a path."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -51,8 +52,8 @@ def explain_failure(name: HubName, error: BaseException) -> str | None:
     return None
 
 
-def _explain_answer(name: HubName, error: BaseException) -> str:
-    """Explain an answer with a status of 400 or more."""
+def _explain_response(name: HubName, error: BaseException) -> str:
+    """Explain a response with a status of 400 or more."""
     from huggingface_hub import errors, get_token
 
     response = getattr(error, "response", None)
@@ -93,7 +94,7 @@ def _endpoint() -> str:
 
 
 def _is_of_transport(error: BaseException) -> bool:
-    """Whether an error is of the HTTP library, which differs between versions of the client."""
+    """Whether an error is of the HTTP library, which differs between versions of the client, or of the network."""
     from huggingface_hub.errors import HfHubHTTPError
 
     root = next(cls for cls in reversed(HfHubHTTPError.__mro__) if cls.__module__ != "builtins")

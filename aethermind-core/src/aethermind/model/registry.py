@@ -72,7 +72,8 @@ class ArchitectureRegistry(Registry[Architecture]):
     def create_model(self, name: str, raw: Mapping[str, Any]) -> CausalLM | TextEncoder:
         """Make a model of the architecture `name` from config.json's contents.
 
-        Raises ConfigError for fields that do not describe one, whatever the package's code raises for them.
+        ConfigError for fields that do not describe one: what the package's code raises for them becomes one (KeyError,
+        TypeError, ValueError, …).
         """
         return self._create(name, raw, self.get(name).create)
 
@@ -155,7 +156,8 @@ class ModelRegistry:
     def locate(self, model: str, kind: RepoKind = "model") -> Path:
         """The path of an installed model, or of a path or a name of the Hugging Face Hub (see `model.hub`).
 
-        Of the Hub, only the files of `kind` are needed. ConfigError if there is no such model.
+        Of the Hub, only the files of `kind` are needed. ConfigError for a name that is not found; a path with a slash
+        is returned whether it exists or not.
         """
         entry = self._entries.get(model)
         if entry is not None:

@@ -52,7 +52,7 @@ class RopeConfig:
 
     @property
     def max_positions(self) -> int:
-        """The number of positions that the scaling reaches; 0 without scaling."""
+        """The number of positions that the scaling reaches; 0 without scaling, and where the scaling does not say."""
         return int(self.factor * self.original_max_position_embeddings)
 
     @property
@@ -200,7 +200,7 @@ def _plain(theta: float, head_dim: int) -> Any:
 
 
 def _powers(theta: float, head_dim: int) -> Any:
-    """theta^(2i/head_dim) for each pair i, correctly rounded to float32."""
+    """theta^e for each pair i, correctly rounded to float32; the exponents e = 2i / head_dim are float32 themselves."""
     import numpy as np
 
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -242,7 +242,7 @@ def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Any, float]:
 
 
 def _correction_dim(num_rotations: float, config: RopeConfig) -> float:
-    """The dim whose wave turns `num_rotations` times over the original context (YaRN, section 3.2)."""
+    """The index of the pair that turns `num_rotations` times over the original context (YaRN, section 3.2)."""
     positions = config.original_max_position_embeddings
     return config.head_dim * math.log(positions / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
 

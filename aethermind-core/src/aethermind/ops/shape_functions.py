@@ -46,7 +46,7 @@ def positive_dims(dim: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
 
 
 def reduce(shape: Shape, dim: int | Sequence[int], keepdim: bool) -> Shape:
-    """Return the shape without the reduced dims, or with 1 in their place; no dims are all dims."""
+    """Return the shape without the reduced dims, or with 1 in their place; the empty tuple stands for all dims."""
     reduced = positive_dims(dim, len(shape)) if dim != () else tuple(range(len(shape)))
     if keepdim:
         return tuple(1 if position in reduced else size for position, size in enumerate(shape))

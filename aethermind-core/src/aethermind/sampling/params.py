@@ -176,7 +176,7 @@ document_fields(StructuredOutputs)
 
 
 def _schema(value: object) -> str:
-    """Return the schema as compact text in the order of its keys, which is the order of properties in answers."""
+    """Return the schema as one line of JSON in the order of its keys, which is the order of properties in answers."""
     try:
         schema = json_module.loads(value) if isinstance(value, str) else value
         text = json_module.dumps(schema, ensure_ascii=False, allow_nan=False)
@@ -312,9 +312,9 @@ class SamplingParams:
     is_masked: bool = field(init=False, repr=False, compare=False)
     """Derived: whether every token needs a mask of allowed ones."""
     is_plain: bool = field(init=False, repr=False, compare=False)
-    """Derived: whether no token needs more than the plain sampler."""
+    """Derived: whether no token needs adjusted logits (penalties, bias, masks, logits processors)."""
     looks_back: bool = field(init=False, repr=False, compare=False)
-    """Derived: whether a token's constraints depend on the tokens before it, which the host has to know first."""
+    """Derived: whether a token's logits or mask may depend on the tokens before it, which the host must know first."""
 
     @short_traceback
     def __init__(

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connection protocol with limits on header size, request time and send buffers.
+"""HTTP/1.1 connection protocol with limits on the size of headers, the time until they are complete, and send buffers.
 
 It extends uvicorn's httptools protocol, which buffers headers of any length and has no timeout for them.
 """
@@ -49,7 +49,7 @@ def bounded_protocol(limits: Limits, on_rejection: Callable[[str], None]) -> typ
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """One connection, mutable. It stops reading after a protocol error or an exceeded limit.
+    """One connection, mutable. It ignores what it receives after a protocol error or an exceeded limit.
 
     `state` of each request gets `disconnected`, a future that is done once the client disconnects, and the functions
     `abort`, which closes the connection at once, `send_chunk` (see `SendChunk`) and `flush`.
@@ -198,7 +198,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._fail(400, None, message)
 
     def _fail(self, status: int, code: str | None, message: str) -> None:
-        """Stop reading, and send an error response after the responses to earlier requests."""
+        """Ignore further data, and send an error response after the responses to earlier requests."""
         if self._has_failed or self.transport.is_closing():
             return
         self._has_failed = True

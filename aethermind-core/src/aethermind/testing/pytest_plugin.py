@@ -37,7 +37,9 @@ _PLUGIN = "aethermind-conformance"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("aethermind")
     group.addoption("--backend", help="the device to test, such as cpu or mychip:1")
-    group.addoption("--model-package", help="test a model family instead of a device: the plugin or architecture")
+    group.addoption(
+        "--model-package", help="test a model family (a plugin or an architecture), on numpy without --backend"
+    )
     group.addoption("--conformance-model", default="demo", help="the model of the models suite")
     group.addoption(
         "--expectations", help=f"the file of expected failures; by default the {EXPECTATIONS_FILE} of its package"
@@ -258,12 +260,12 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> CaseResult:
     elif report.passed:
         outcome, reason = Outcome.PASSED, ""
     else:
-        outcome, reason = Outcome.FAILED, _last_line(report)
+        outcome, reason = Outcome.FAILED, _first_line(report)
     details = report.longreprtext if outcome is Outcome.FAILED else ""
     return CaseResult(_name(item), outcome, is_required, reason.removeprefix("Skipped: "), details, report.duration)
 
 
-def _last_line(report: pytest.TestReport) -> str:
+def _first_line(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = report.longreprtext if crash is None else str(crash.message)
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -162,7 +162,7 @@ def _sums(
 ) -> Iterator[tuple[Iterator[Work], DeviceArray, int]]:
     """The sums of all products side by side, some rows at a time: what computes them, the sums, and the first row.
 
-    Each has columns for its weight's outputs and for the rows of its scales, which are ignored.
+    Each has columns for its weight's outputs, and each but the last for the rows of its scales, which are ignored.
     """
     row_bytes = quantized.codes.shape[1]
     width = sum(product.layout(row_bytes).num_rows for product in products[:-1]) + products[-1].width

@@ -1,8 +1,9 @@
 """The protocol between a server's process and an engine's process: its messages, and their encoding in msgpack.
 
 The encoding knows a closed list of types and can carry nothing executable. A decoded value equals the value that was
-encoded, types and tuples included. The exception is an integer beyond 64 bits: it is clamped to the 64-bit range, which
-does not change the meaning of a limit, or whether a value is out of range.
+encoded, tuples included. NumPy scalars become int and float, subclasses become their base class, and an error becomes
+the nearest class of `aethermind.errors`. An integer beyond 64 bits is clamped to the 64-bit range, which does not
+change the meaning of a limit, or whether a value is out of range.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class EngineOutputs:
     """Progress of loading: done, total."""
     loaded: Loaded | None = None
     failure: Exception | None = None
-    """Why the model could not be loaded. No message follows."""
+    """Why the model could not be loaded, or why the engine failed later. No message follows."""
     results: list[UtilityResult] | None = None
     refused: list[tuple[int, Exception]] | None = None
     """Handles of requests that could not be added, with the errors."""
@@ -209,7 +210,7 @@ def pack(value: Any) -> bytes:
 
 _packers: list[Any] = []
 """Idle packers with their buffers: allocating a buffer costs more than encoding a small value. A nested record needs a
-packer of its logprob.
+packer of its own.
 """
 
 

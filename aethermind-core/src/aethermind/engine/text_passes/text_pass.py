@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["POOLINGS", "TextPiece", "embed_text", "run_text", "score_prompt", "text_logits"]
 
 TextPiece = tuple[int, int, tuple[int, ...]]
-"""A chunk of a text: its first token, its number of tokens, and the symbols for reading the executor's outputs."""
+"""A chunk of a text: the index of its first token, its number of tokens, and the sizes of the plan's symbolic dims
+(T, R, …), with which the executor's outputs are read.
+"""
 
 _SEQUENCE_ID = "text of its own"
 
@@ -50,7 +52,8 @@ def run_text(
     """Compute a text between steps of the engine, in chunks of the executor's size; `memory` is the cache's.
 
     Every token has a logits row. `fill(start, count)` writes further inputs of the rows. A chunk's outputs can be read
-    when it is yielded. With `is_published` the complete text is published to the prefix cache under `extra_key`.
+    when it is yielded. With `is_published` the full blocks of the text are published to the prefix cache under
+    `extra_key`, once all of it is computed.
     `run(symbols)` replaces the executor's.
     OutOfMemoryError if the KV cache has too few free blocks.
     """
@@ -111,7 +114,7 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
 def text_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
     """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
 
-    The text is at chunk_size as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
+    The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
     InvalidArgumentError for ids outside the model's vocabulary, which kernels do not check. OutOfMemoryError if the KV
     cache has too few free blocks. ComputationError if the logits are not finite.
     """

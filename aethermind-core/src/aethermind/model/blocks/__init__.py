@@ -1,4 +1,4 @@
-"""The building blocks of models, as functions that write to a GraphBuilder."""
+"""The building blocks of models: functions that write to a GraphBuilder, and their configurations."""
 
 from aethermind.model.blocks.attention import attention, cached_attention, rope_table, rope_tables
 from aethermind.model.blocks.decoder import (

@@ -54,7 +54,8 @@ def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
     """Check that every sequence has as many keys as queries at least, in blocks that are in `k_cache`.
 
-    Entries of blocks that `window` hides from all queries of the sequence may be -1.
+    Entries may be -1 for blocks that end before the first key that `window` shows to any query of the sequence, rounded
+    down to a multiple of HIDDEN_KEYS.
     """
     check_heads(shapes["q"][1], shapes["k_cache"][1])
     cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
