@@ -123,17 +123,17 @@ def checked_level(level: str) -> str:
 
 
 def check_numbers(**values: float | None) -> None:
-    """InvalidArgumentError for the first option whose value is given and not a number above 0."""
+    """InvalidArgumentError for the first option whose value is given and not a number above 0 and below 1e9."""
     for name, value in values.items():
         if value is not None and not 0 < value < 1e9:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0.")
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0 and below 1e9.")
 
 
 def check_sizes(**values: int | None) -> None:
-    """InvalidArgumentError for the first option whose value is given and not an integer from 1 on."""
+    """InvalidArgumentError for the first option whose value is given and not an integer from 1 to 2147483647."""
     for name, value in values.items():
         if value is not None and not 0 < value < 2**31:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be an integer of 1 or more.")
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be an integer from 1 to 2147483647.")
 
 
 def chosen_model(model: str | None) -> str:

@@ -62,5 +62,5 @@ def test_an_invalid_size_is_refused(text: str) -> None:
 
 
 def test_a_size_of_zero_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="A KV store of 0GiB holds nothing"):
+    with pytest.raises(InvalidArgumentError, match="0GiB is less than a byte"):
         parse_size("0GiB")

@@ -87,7 +87,7 @@ def test_without_matplotlib_plots_are_a_one_line_error(
         ((str(SMALL), "--urgent-share", "nan"), "--urgent-share is nan"),
         ((str(SMALL), "--device", "cpu"), "--device is about the model that --calibrate measures"),
         ((str(SMALL), "--load-format", "dummy"), "--load-format is about the model that --calibrate measures"),
-        ((str(SMALL), "--num-kv-blocks", "0"), "--num-kv-blocks is 0 but must be an integer of 1 or more"),
+        ((str(SMALL), "--num-kv-blocks", "0"), "--num-kv-blocks is 0 but must be an integer from 1 to 2147483647"),
         ((str(SMALL), "--max-num-seqs", "0"), "max_num_seqs is 0"),
         ((str(SMALL), "--max-num-batched-tokens", "7"), "must be at least max_num_seqs"),
         ((str(SMALL), "--cost-model", str(SMALL)), "is not JSON"),
