@@ -126,14 +126,16 @@ def check_numbers(**values: float | None) -> None:
     """InvalidArgumentError for the first option whose value is given and not a number above 0 and below 1e9."""
     for name, value in values.items():
         if value is not None and not 0 < value < 1e9:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0 and below 1e9.")
+            option = name.replace("_", "-")
+            raise InvalidArgumentError(f"--{option} is {value} but must be a number above 0 and below 1e9.")
 
 
 def check_sizes(**values: int | None) -> None:
     """InvalidArgumentError for the first option whose value is given and not an integer from 1 to 2147483647."""
     for name, value in values.items():
         if value is not None and not 0 < value < 2**31:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be an integer from 1 to 2147483647.")
+            option = name.replace("_", "-")
+            raise InvalidArgumentError(f"--{option} is {value} but must be an integer from 1 to 2147483647.")
 
 
 def chosen_model(model: str | None) -> str:
