@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -407,3 +408,105 @@ def test_a_request_that_waits_for_too_long_is_told_when_to_try_again(loop: Virtu
     assert (waiting.error.status, waiting.error.code) == (503, "model_loading")
     assert waiting.error.retry_after_s == 1
     bench.end(busy)
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A loaded model whose adapters load when the test says so; `replace` makes an adapter of it."""
+
+    name: str
+    engine: Any
+    info: Any
+    parent: str | None = None
+
+    def with_adapters(self) -> list[AdaptedModel]:
+        return [self]
+
+
+class AdapterEngine:
+    """Loads adapters when the test says so, or fails."""
+
+    failure = None
+
+    def __init__(self, *, waits: bool) -> None:
+        self.pending: list[asyncio.Future[None]] = []
+        self.closed = False
+        self._waits = waits
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        if self._waits:
+            self.pending.append(asyncio.get_running_loop().create_future())
+            await self.pending[-1]
+
+
+def adapted_source(name: str, engines: list[AdapterEngine], **options: Any) -> ModelSource:
+    @asynccontextmanager
+    async def open_model(_: Any) -> AsyncIterator[Any]:
+        engine = AdapterEngine(waits=bool(engines))
+        engines.append(engine)
+        try:
+            yield AdaptedModel(name, engine, fake_model(name).info)
+        finally:
+            engine.closed = True
+
+    return ModelSource(name, open_model, **options)
+
+
+def reloaded(loop: VirtualLoop, engines: list[AdapterEngine]) -> ModelPool:
+    """A pool whose model `a` is loading its adapter `r` again, for a client that waits."""
+    pool = ModelPool([adapted_source("a", engines), FakeLoader().source("b")], max_loaded=1)
+    loop.run_until_complete(pool.load_adapter("a", "r", "path"))
+    loop.run_until_complete(pool.unload("a"))
+    return pool
+
+
+def test_requests_wait_until_the_adapters_of_a_reloaded_model_are_loaded(loop: VirtualLoop) -> None:
+    engines: list[AdapterEngine] = []
+    pool = reloaded(loop, engines)
+    first = loop.create_task(hold(pool, "r"))
+    loop.settle()
+    (waiting,) = engines[1].pending
+    second, other = loop.create_task(hold(pool, "r")), loop.create_task(hold(pool, "b"))
+    loop.settle()
+    assert not any(task.done() for task in (first, second))
+    assert not engines[1].closed
+    waiting.set_result(None)
+    loop.settle()
+    assert first.result() == second.result() == "r"
+    other.cancel()
+
+
+def test_an_engine_whose_adapters_cannot_be_loaded_again_is_closed(loop: VirtualLoop) -> None:
+    engines: list[AdapterEngine] = []
+    pool = reloaded(loop, engines)
+    request = loop.create_task(hold(pool, "a"))
+    loop.settle()
+    (waiting,) = engines[1].pending
+    waiting.set_exception(RuntimeError("a bug"))
+    loop.settle()
+    assert isinstance(request.exception(), ApiError)
+    assert engines[1].closed
+    assert pool.status("a").state is ModelState.FAILED
+
+
+def test_a_name_is_that_of_one_adapter_from_the_moment_it_is_asked_for(loop: VirtualLoop) -> None:
+    engines: list[AdapterEngine] = []
+    pool = ModelPool([adapted_source("a", engines), adapted_source("b", engines)])
+    first, second = (loop.create_task(pool.load_adapter(name, "r", "path")) for name in "ab")
+    loop.settle()
+    for engine in engines:
+        for waiting in engine.pending:
+            waiting.set_result(None)
+    loop.settle()
+    assert first.exception() is None
+    assert isinstance(second.exception(), ApiError)
+    assert loop.run_until_complete(adapters_of(pool)) == [("r",), ()]
+
+
+async def hold(pool: ModelPool, name: str) -> str:
+    async with pool.lease(name) as model:
+        return str(model.name)
+
+
+async def adapters_of(pool: ModelPool) -> list[tuple[str, ...]]:
+    return [status.adapters for status in pool.statuses()]

@@ -234,7 +234,8 @@ def test_administrators_load_and_unload_models(http: httpx.Client, held: Held) -
 
 def test_ps_shows_what_is_loaded(http: httpx.Client, held: Held) -> None:
     held.may_load.set()
-    http.post("/v1/completions", json=ask("two"))
+    for name in ("two", "broken"):
+        http.post("/v1/completions", json=ask(name))
     url = ("--url", str(http.base_url), "--api-key", "user")
     records = json.loads(run("ps", *url, "--json").stdout)["models"]
     assert [(record["id"], record["status"]["value"]) for record in records] == [("two", "loaded")]
@@ -274,8 +275,19 @@ def test_lists_of_models(folder: Path, tmp_path: Path) -> None:
     }
     both = listed_models(["x=demo"], None, ModelPoolOptions(models_file=str(file), models_dir=str(folder)))
     assert list(both) == ["x", "tall", "plain", "four", "one", "three", "two"]
-    with pytest.raises(InvalidArgumentError, match="Two models are called 'one', one of them by --models-dir"):
+    with pytest.raises(InvalidArgumentError, match="Two models are called 'one', at least one of them by --models-dir"):
         listed_models(["one=demo"], None, ModelPoolOptions(models_dir=str(folder)))
+
+
+def test_a_relative_path_stays_a_path_when_its_model_is_gone(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "model").symlink_to(folder / "one")
+    monkeypatch.chdir(tmp_path)
+    for given in (["m=here/model"], None):
+        models = listed_models(given, None, ModelPoolOptions(models_dir=None if given else "here"))
+        assert [model.path for model in models.values()] == [str(tmp_path / "here" / "model")]
 
 
 @pytest.mark.parametrize(
@@ -285,6 +297,10 @@ def test_lists_of_models(folder: Path, tmp_path: Path) -> None:
         ("models: {a: {size: 1}}", "a should be a model, or a mapping with `path`"),
         ("models: {a: {path: demo, quantisation: int8}}", "unknown field 'quantisation'.*quantization"),
         ("models: {a: {path: demo, max_model_len: -1}}", "a: max_model_len should be a positive integer"),
+        ("models: {a: {path: demo, ttll: 3}}", "unknown field 'ttll'; did you mean ttl"),
+        ("models: {'': demo}", "a model without a name"),
+        ("models: {null: demo}", "a model without a name"),
+        ("models: {a: ''}", "a should be a model, or a mapping with `path`"),
         ("models: {a: {path: demo, ttl: 0}}", "a: ttl should be a number of seconds above 0"),
         ("models: {a: {path: demo, load_on_startup: 1}}", "load_on_startup should be true or false"),
     ],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "ps"]
 
+_TIMEOUT_S = 10.0
+
 EXAMPLES = console.examples(
     "aethermind ps --url http://127.0.0.1:8000", "aethermind ps --url http://127.0.0.1:8000 --all --json"
 )
@@ -68,7 +70,7 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
     client: httpx.Client
     with closing(httpx.Client(**client_options(url, api_key))) as client:
         try:
-            response = client.get("/v1/models")
+            response = client.get("/v1/models", timeout=_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise connection_error(client, error) from None
         check_key(client, response)

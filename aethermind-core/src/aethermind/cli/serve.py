@@ -100,8 +100,10 @@ def serve(
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
         models: Mapping[str, LLM | EngineProcess] | server.ModelPool
+        names = list(paths)
         if pool.is_on_demand:
             models = model_pool(listed, as_arguments(*groups), pool, process, template)
+            names = list(models.names)
         else:
             models = {name: _open_engine(path, groups, process, stack) for name, path in paths.items()}
         tracing = None
@@ -119,7 +121,7 @@ def serve(
                 strict_requests=access.strict_requests,
                 admin_key=access.admin_key,
                 chat_template=template,
-                on_ready=partial(_on_ready, list(paths), *listening.getsockname()[:2]),
+                on_ready=partial(_on_ready, names, *listening.getsockname()[:2]),
             )
         )
 

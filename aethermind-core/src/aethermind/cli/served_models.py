@@ -43,7 +43,10 @@ _OWN_FIELDS = ("path", "ttl", "load_on_startup", "chat_template")
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model, and what was set for it alone: options of its engine, its TTL, and whether it is loaded at start."""
+    """A model, and what was set for it alone: options of its engine, its TTL, and whether it is loaded at start.
+
+    A path with a slash that exists becomes absolute: were it gone later, it would be a name on the Hugging Face Hub.
+    """
 
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -52,6 +55,10 @@ class ListedModel:
     chat_template: str | None = None
     is_found: bool = False
     """Whether it was found in a directory, so that it is left out if it cannot be used."""
+
+    def __post_init__(self) -> None:
+        if "/" in self.path and (found := env.expand_home(self.path)).exists():
+            object.__setattr__(self, "path", str(found.absolute()))
 
 
 def named_models(given: Sequence[str] | None, served_model_name: str | None) -> dict[str, str]:
@@ -98,7 +105,7 @@ def listed_models(
 
 def _add(models: dict[str, ListedModel], more: Mapping[str, ListedModel], flag: str) -> None:
     if twice := sorted(models.keys() & more.keys()):
-        raise InvalidArgumentError(f"Two models are called {twice[0]!r}, one of them by {flag}; rename one.")
+        raise InvalidArgumentError(f"Two models are called {twice[0]!r}, at least one of them by {flag}; rename one.")
     models |= more
 
 
@@ -129,18 +136,23 @@ def _in_file(file: Path) -> dict[str, ListedModel]:
     entries = content.get("models")
     if not isinstance(entries, dict) or not entries or len(content) > 1:
         raise SettingsError(f"{file} should have one section, `models`, with a model's options under each name.")
+    if any(name is None or not str(name).strip() for name in entries):
+        raise SettingsError(f"{file} has a model without a name; write what clients call it before the colon.")
     return {str(name): _entry(entry, f"{file}: {name}") for name, entry in entries.items()}
 
 
 def _entry(entry: Any, where: str) -> ListedModel:
     """A model of a file. SettingsError for an unknown field, or a value that is not allowed."""
     if isinstance(entry, str):
-        return ListedModel(entry)
-    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        entry = {"path": entry}
+    path = entry.get("path") if isinstance(entry, dict) else None
+    if not isinstance(path, str) or not path.strip():
         raise SettingsError(f"{where} should be a model, or a mapping with `path` and options of its engine.")
     names = [item.name for item in fields(EngineConfig) if item.init]
     if unknown := [name for name in entry if name not in (*_OWN_FIELDS, *names)]:
-        raise SettingsError(f"{where} has an unknown field {unknown[0]!r}{did_you_mean(unknown[0], names)}")
+        raise SettingsError(
+            f"{where} has an unknown field {unknown[0]!r}{did_you_mean(unknown[0], [*_OWN_FIELDS, *names])}"
+        )
     ttl_s, at_start, template = entry.get("ttl"), entry.get("load_on_startup", False), entry.get("chat_template")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0):
         raise SettingsError(f"{where}: ttl should be a number of seconds above 0.")
@@ -153,7 +165,7 @@ def _entry(entry: Any, where: str) -> ListedModel:
         EngineConfig(**own)
     except AetherMindError as error:
         raise SettingsError(f"{where}: {error}") from None
-    return ListedModel(entry["path"], own, ttl_s, at_start, template)
+    return ListedModel(path, own, ttl_s, at_start, template)
 
 
 def model_pool(

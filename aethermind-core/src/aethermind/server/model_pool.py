@@ -20,6 +20,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from aethermind import env
 from aethermind.errors import AetherMindError, InvalidArgumentError, describe_exception
 from aethermind.log import get_logger
 from aethermind.server.model_source import ModelSource
@@ -95,6 +96,7 @@ class ModelPool:
         )
         for model in served:
             pool._entries[model.name].adopt(model)
+            pool._entries[model.name].mark_loaded()
         return pool
 
     def _claim(self, name: str, entry: PoolEntry) -> None:
@@ -201,11 +203,17 @@ class ModelPool:
         """
         if adapter in self._owners:
             raise ApiError(400, f"There is a model or an adapter {adapter!r:.100} already.", param="lora_name")
+        if (found := env.expand_home(path)).exists():
+            path = str(found.absolute())  # it stays a path, even if it is gone when the model is loaded again
         entry = self._owner(name)
-        async with self.lease(name) as model:
-            await model.engine.load_adapter(adapter, path)
-            entry.add_adapter(adapter, path)
-            self._owners[adapter] = entry
+        self._owners[adapter] = entry  # at once, so that no other request takes the name
+        try:
+            async with self.lease(name) as model:
+                await model.engine.load_adapter(adapter, path)
+                entry.add_adapter(adapter, path)
+        except BaseException:
+            del self._owners[adapter]
+            raise
 
     async def unload_adapter(self, adapter: str) -> None:
         """Unload a LoRA adapter; open requests finish with it. ApiError 404 for an unknown one."""
@@ -452,9 +460,15 @@ class ModelPool:
             model = await context.__aenter__()
         finally:
             entry.progress = None
+        try:
+            entry.adopt(model)
+            await self._restore_adapters(entry, model)
+        except BaseException as error:
+            entry.models = {}
+            await context.__aexit__(type(error), error, error.__traceback__)
+            raise
         entry.context = context
-        entry.adopt(model)
-        await self._restore_adapters(entry, model)
+        entry.mark_loaded()
         entry.loaded_s = entry.idle_since_s = asyncio.get_running_loop().time()
 
     async def _restore_adapters(self, entry: PoolEntry, model: ServedModel) -> None:

@@ -88,11 +88,14 @@ class PoolEntry:
         self.removed_adapters: set[str] = set()
 
     def adopt(self, model: ServedModel) -> None:
-        """Note that the model is loaded."""
+        """Take the model of an engine that was opened. It serves requests once `mark_loaded` was called."""
         self.models = {served.name: served for served in model.with_adapters()}
         self.max_model_len = model.info.max_model_len
         info = model.info
         self.num_bytes = self.num_bytes or info.weight_bytes + info.kv_cache_bytes + info.arena_bytes
+
+    def mark_loaded(self) -> None:
+        """Note that the model and its adapters are loaded."""
         self.state = ModelState.LOADED
         self.failure = None
         self.num_loads += 1
