@@ -177,17 +177,57 @@ def test_what_exists_is_replaced_by_force_only_and_if_it_is_a_model(checkpoint: 
     written(source, "--out", out, *options)
     refused = run(source, "--out", out, *options)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
-    (out / "left.txt").write_text("from before")
+    (out / "left.json").write_text("from before")
     written(source, "--out", out, *options, "--force")
-    assert not (out / "left.txt").exists()
+    assert not (out / "left.json").exists()
     other = tmp_path / "letters"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
     refused = run(source, "--out", other, *options, "--force")
-    assert (refused.exit_code, "is not a model" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "not a folder of a quantised model alone" in refused.stderr) == (2, True)
     assert (other / "letter.txt").exists()
     refused = run(source, "--out", source, *options, "--force")
     assert (refused.exit_code, "the model itself" in refused.stderr) == (2, True)
+
+
+def test_force_keeps_files_that_are_not_part_of_a_quantised_model(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", ("--to", "int8_channel", "--quality-tokens", "0", "--force")
+    written(checkpoint(CASE), "--out", out, *options)
+    for foreign in (out / "notes.txt", out / "sub" / "precious.json"):
+        foreign.parent.mkdir(exist_ok=True)
+        foreign.write_text("mine")
+        assert run(checkpoint(CASE), "--out", out, *options).exit_code == 2
+        assert foreign.read_text() == "mine"
+        shutil.rmtree(foreign.parent) if foreign.parent != out else foreign.unlink()
+    dense = tmp_path / "dense"
+    shutil.copytree(checkpoint(CASE), dense)
+    assert run(checkpoint(CASE), "--out", dense, *options).exit_code == 2, "not one that was quantised"
+    thesis = tmp_path / "thesis.gguf"
+    thesis.write_text("chapter 1")
+    assert run(checkpoint(CASE), "--to", "q8_0", "--out", thesis, "--force").exit_code == 2
+    assert thesis.read_text() == "chapter 1"
+
+
+def test_links_lead_to_no_loss(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    """Neither to a folder that holds the source's files, nor to one that the name of the output is a link to."""
+    options = ("--to", "int8_channel", "--quality-tokens", "0", "--force")
+    quantised, links, link = tmp_path / "quantised", tmp_path / "links", tmp_path / "link"
+    written(checkpoint(CASE), "--out", quantised, *options)
+    links.mkdir()
+    for file in quantised.iterdir():
+        (links / file.name).symlink_to(file)
+    link.symlink_to(quantised)
+    for source, out in ((links, quantised), (checkpoint(CASE), link)):
+        assert run(source, "--out", out, *options).exit_code == 2
+    assert {file.name for file in quantised.iterdir()} == {file.name for file in links.iterdir()}
+    assert link.is_symlink()
+
+
+def test_a_text_without_tokens_is_told_before_the_work(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    for more in (("--quality", tmp_path / "empty.txt"), ("--quality-tokens", "1")):
+        result = run(checkpoint(CASE), "--to", "fp8", "--out", tmp_path / "x", *more)
+        assert (result.exit_code, (tmp_path / "x").exists()) == (2, False), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -213,7 +253,7 @@ def test_a_full_disk_is_told_before_and_during_the_work(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
         result = run(checkpoint(CASE), "--to", "fp8", "--out", tmp_path / "x")
-    assert (result.exit_code, "0.00 GB free" in result.stderr) == (2, True)
+    assert (result.exit_code, " 0 MB free" in result.stderr) == (2, True)
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -105,6 +105,7 @@ def with_state(**changed: Any) -> dict[str, Array]:
         (with_state(blocksize=0), "sizes are positive numbers"),
         (with_state(blocksize=128), "36 numbers of F32|18 numbers of F32"),
         (with_state(nested_offset="x"), "does not describe a matrix"),
+        (with_state(nested_offset=10**400), "does not describe a matrix"),
         ({"layer.weight.quant_state.bitsandbytes__nf4": np.full(9, 0xFF, np.uint8)}, "does not describe a matrix"),
         ({"layer.weight.quant_map": np.zeros((2, 7), np.float32)}, "16 numbers of F32 are expected"),
         ({"layer.weight.absmax": np.zeros(36, np.uint8)}, "36 numbers of F32 are expected"),

@@ -109,6 +109,7 @@ def test_a_checkpoint_without_codes_is_refused(tmp_path: Path) -> None:
     [
         ({"weight_block_size": [128]}, "has blocks of"),
         ({"weight_block_size": 128}, "has blocks of"),
+        ({"weight_block_size": [[16], [32]]}, "has blocks of"),
     ],
 )
 def test_other_blocks_are_refused(described: Any, says: str) -> None:

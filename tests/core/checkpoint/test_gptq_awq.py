@@ -220,6 +220,7 @@ def test_a_requantised_matrix_is_read_by_the_same_zero_points(tmp_path: Path) ->
         (gptq(bits=5), "to 5 bits; 2 or 3 or 4 or 8"),
         (gptq(bits=True), "to True bits"),
         (gptq(bits=None), "to None bits"),
+        (gptq(bits=4.0), "to 4.0 bits"),
         (gptq(bits=[4]), r"to \[4\] bits"),
         (awq(bits=8), "to 8 bits; 4 bits"),
         (gptq(group_size=0), "group_size of 0"),

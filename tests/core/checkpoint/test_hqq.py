@@ -84,6 +84,8 @@ def test_codes_may_be_stored_as_floats(tmp_path: Path) -> None:
         ({"shape": np.array([ROWS, 2 * COLUMNS])}, "which take 10240 bytes"),
         ({"shape": np.array([2**40, 2**40])}, "of shape"),
         ({"shape": np.array([ROWS])}, "of shape"),
+        ({"shape": np.array([np.nan, 1.0])}, "of shape"),
+        ({"shape": np.array([np.inf, 1.0])}, "of shape"),
         ({"axis": np.array(2, np.int32)}, "axis 2"),
         ({"axis": np.array([1, 1], np.int32)}, "which is not a number"),
         ({"group_size": np.array(0, np.int32)}, "groups of 0"),

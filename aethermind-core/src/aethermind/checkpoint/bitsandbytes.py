@@ -174,7 +174,7 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
                 raise ValueError("sizes are positive numbers, of nf4 or fp4")
             nested = sizes[3] if f"{name}{_NESTED_ABSMAX}" in self._names else 0
             return _State(kind, (rows, columns), sizes[2], nested, float(described.get("nested_offset", 0.0)))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             self._fail(state_name, f"does not describe a matrix ({error!s:.80})")
 
     def _scb(self, name: str) -> str:

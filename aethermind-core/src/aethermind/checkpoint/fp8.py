@@ -61,14 +61,18 @@ def read_block_size(described: Mapping[str, Any], where: str) -> tuple[int, int]
         sizes.append(weights.get("block_structure"))
         if weights.get("strategy") in _GROUP_STRATEGIES:
             sizes.append([1, weights.get("group_size")])
-    found = {tuple(size) if isinstance(size, list) else size for size in sizes if size is not None}
+    found = [tuple(size) if isinstance(size, list) else size for size in sizes if size is not None]
     if not found:
         return None
-    (size, *others) = found
-    if others or not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
-        raise ConfigError(
-            f"{where!r} has blocks of {sorted(map(str, found))} values that share a scale; that is [n, k]."
-        )
+    size = found[0]
+    if (
+        any(other != size for other in found)
+        or not isinstance(size, tuple)
+        or len(size) != 2
+        or not all(type(n) is int and n > 0 for n in size)
+    ):
+        listed = sorted({str(size) for size in found})
+        raise ConfigError(f"{where!r} has blocks of {listed} values that share a scale; that is [n, k].")
     return size
 
 

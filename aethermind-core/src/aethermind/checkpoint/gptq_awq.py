@@ -231,7 +231,7 @@ def read_packing(described: Any, where: str) -> Packing:
         bits = int(bits)
     group_size = _first(described, "group_size", "q_group_size")
     group_size = -1 if group_size is None else group_size
-    if isinstance(bits, bool) or bits not in _BITS[method]:
+    if type(bits) is not int or bits not in _BITS[method]:
         wanted = " or ".join(map(str, _BITS[method]))
         raise ConfigError(f"{where!r} is quantised by {method} to {bits!r:.80} bits; {wanted} bits can be read.")
     if type(group_size) is not int or not (group_size == -1 or group_size > 0):

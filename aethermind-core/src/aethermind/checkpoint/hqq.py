@@ -74,7 +74,7 @@ class _Matrix:
         """Unpack the codes: uint8 of `grouped_shape`."""
         per_word, bits = _PACKINGS[self.packing]
         rows, columns = self.grouped_shape
-        words = np.ascontiguousarray(stored).view(np.uint32 if self.packing == "3bit_32" else np.uint8)
+        words = np.ascontiguousarray(stored).reshape(-1).view(np.uint32 if self.packing == "3bit_32" else np.uint8)
         words = words.reshape(-(-rows // per_word), columns)
         shifts = (np.arange(per_word)[::-1] * bits).astype(words.dtype)
         parts = [words >> shift for shift in shifts]
@@ -159,7 +159,8 @@ class HqqCheckpoint(QuantizedTensors):
             if any(self._note(module, note)):
                 self._fail(module, f"has quantised {note.removeprefix('quant_')}s, which are not read")
         axis, group_size, bits = (self._number(module, note) for note in _NUMBERS)
-        shape = tuple(int(size) for size in self._note(module, "shape"))
+        sizes = self._note(module, "shape")
+        shape = tuple(int(size) for size in sizes) if np.isfinite(sizes).all() else ()
         packing = "".join(chr(int(char)) for char in self._note(module, "packing") if 0 < char < 128)
         is_matrix = len(shape) == 2 and min(shape) > 0 and prod(shape) < 2**60
         if not is_matrix or axis not in (0, 1) or packing not in _PACKINGS or not 0 < group_size <= prod(shape):

@@ -87,14 +87,22 @@ def quantize(
     from aethermind.engine.quantize.output import check_output, check_space, writing_to
     from aethermind.runtime import Runtime
 
+    to = to.lower()
     is_folder = to in SCHEMES
     if not is_folder and to not in GGUF_FORMATS:
         known = f"{', '.join(SCHEMES)} (compressed-tensors), {', '.join(GGUF_FORMATS)} (GGUF)"
         raise InvalidArgumentError(f"There is no format {to!r} to write. There are {known}.")
     if out is None:
         raise InvalidArgumentError(f"Say where to write the model: --out {'FOLDER' if is_folder else 'FILE.gguf'}.")
-    if not is_folder and out.suffix != ".gguf":
-        raise InvalidArgumentError(f"{to} is a format of GGUF: --out {out} should end with .gguf.")
+    if is_folder == (out.suffix.lower() == ".gguf"):
+        kind = (
+            "of compressed-tensors: --out {} should be a folder"
+            if is_folder
+            else "of GGUF: --out {} should end with .gguf"
+        )
+        raise InvalidArgumentError(f"{to} is a format {kind.format(out)}.")
+    if quality_tokens == 1:
+        raise InvalidArgumentError("--quality-tokens is 1, and one token predicts nothing. Pass 2 or more, or 0.")
     for text in (imatrix, quality):
         if text is not None and not text.is_file():
             raise InvalidArgumentError(f"There is no text {text}. Pass a UTF-8 file.")
@@ -109,9 +117,11 @@ def quantize(
     else:
         planned = plan_gguf(compiled, runtime, GGUF_FORMATS[to])
     check_space(out, planned.nbytes)
+    if quality is not None:
+        _windows(compiled, quality, quality_tokens, "--quality")
     importance: dict[str, Any] = {}
     if imatrix is not None:
-        windows = _windows(compiled, imatrix, imatrix_tokens)
+        windows = _windows(compiled, imatrix, imatrix_tokens, "--imatrix")
         with LoadProgress() as loading, LoadProgress("Importance matrix") as progress:
             importance = activation_importance(compiled, windows, progress, loading)
     with writing_to(out, is_folder=is_folder) as partial, LoadProgress("Quantizing") as progress:
@@ -150,10 +160,10 @@ def _run_settings(**run: Any) -> dict[str, Any]:
     }
 
 
-def _windows(compiled: CompiledModel, text: Path, num_tokens: int) -> list[list[int]]:
-    """The first tokens of a text in pieces of a step."""
-    ids = compiled.source.tokenizer().encode(read_text(None, text, noun="text", option="--imatrix"))[:num_tokens]
-    if not ids:
+def _windows(compiled: CompiledModel, text: Path, num_tokens: int, option: str) -> list[list[int]]:
+    """The first tokens of a text in pieces of a step; InvalidArgumentError if there are none."""
+    ids = compiled.source.tokenizer().encode(read_text(None, text, noun="text", option=option))[:num_tokens]
+    if not ids and num_tokens:
         raise InvalidArgumentError(f"Text {text} is empty. Pass another one.")
     size = min(_WINDOW, compiled.max_model_len)
     return [ids[begin : begin + size] for begin in range(0, len(ids), size)]

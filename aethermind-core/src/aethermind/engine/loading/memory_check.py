@@ -55,9 +55,9 @@ def fitting_options(
     weight formats.
     """
     planner, found = MemoryPlanner(compiled), []
-    if not compiled.is_encoder and (context := planner.largest_context(limit)):
+    if not compiled.is_encoder and 0 < (context := planner.largest_context(limit)) < compiled.max_model_len:
         found.append(f"--max-model-len {context}")
-    if not compiled.is_encoder and (batch := planner.largest_batch(limit)):
+    if not compiled.is_encoder and 0 < (batch := planner.largest_batch(limit)) < config.max_num_seqs:
         found.append(f"--max-num-seqs {batch}")
     started = time.monotonic()
     for format in _FORMATS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +17,21 @@ __all__ = ["check_output", "check_space", "writing_to"]
 
 _MARGIN_BYTES = 64 << 20
 """For configuration and tokenizer, and for what else is written meanwhile."""
-_MARKS = ("config.json", "model.safetensors")
+_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".tiktoken")
+_FILES = ("merges.txt", "vocab.txt", "README.md", "LICENSE", "LICENSE.txt", ".gitattributes")
+_FOLDERS = re.compile(r"additional_chat_templates|\d+_[A-Z][A-Za-z]*")
+"""What a folder of a model has in it: files with these suffixes and names, and these folders."""
 
 
 def check_output(path: Path, source: Path, *, is_forced: bool, is_folder: bool) -> None:
     """InvalidArgumentError if `path` exists already and is not to be replaced, or is not a place to write to.
 
-    With `is_forced` a model is replaced, and nothing else: neither the source nor a folder of other files.
+    With `is_forced` a quantised model is replaced, and nothing else: neither the source nor a folder of other files.
     """
+    if path.is_symlink():
+        raise InvalidArgumentError(f"{path} is a symbolic link. Give the place itself with --out.")
+    if path.is_dir() and (path.resolve() == Path.cwd() or os.path.ismount(path)):
+        raise InvalidArgumentError(f"{path} cannot be replaced as a whole. Give a new folder in it with --out.")
     parent = path.absolute().parent
     if not parent.is_dir():
         raise InvalidArgumentError(f"{parent} is not a directory. Create it first.")
@@ -30,25 +39,46 @@ def check_output(path: Path, source: Path, *, is_forced: bool, is_folder: bool) 
         raise InvalidArgumentError(f"{parent} cannot be written to. Choose another place with --out.")
     if not path.exists():
         return
-    if source.resolve().is_relative_to(path.resolve()):
+    files = [source, *source.iterdir()] if source.is_dir() else [source]
+    if any(file.resolve().is_relative_to(path.resolve()) for file in files):
         raise InvalidArgumentError(f"{path} is the model itself, or holds it. Choose another place with --out.")
     is_empty = path.is_dir() and not any(path.iterdir())
     if is_empty and is_folder:
         return
     if not is_forced:
         raise InvalidArgumentError(f"{path} exists. Choose another place with --out, or replace it with --force.")
-    is_model = path.is_dir() and any((path / name).is_file() for name in _MARKS) if is_folder else path.is_file()
-    if not is_model:
-        raise InvalidArgumentError(f"{path} is not a model, so --force does not replace it. Choose another place.")
+    if not (_is_quantized_folder(path) if is_folder else _is_gguf(path)):
+        kind = "a folder of a quantised model alone" if is_folder else "a .gguf file"
+        raise InvalidArgumentError(f"{path} is not {kind}, so --force does not replace it. Choose another place.")
+
+
+def _is_quantized_folder(path: Path) -> bool:
+    """Whether a folder has a model of compressed-tensors in it, and nothing else."""
+    try:
+        described = json.loads((path / "config.json").read_bytes())["quantization_config"]["quant_method"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    are_parts = (
+        _FOLDERS.fullmatch(entry.name) if entry.is_dir() else entry.suffix in _SUFFIXES or entry.name in _FILES
+        for entry in path.iterdir()
+    )
+    return described == "compressed-tensors" and all(are_parts)
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def check_space(path: Path, nbytes: int) -> None:
-    """InvalidArgumentError if the disk of a new file or folder has less than `nbytes` free."""
-    free = shutil.disk_usage(path.absolute().parent).free
-    if free < nbytes + _MARGIN_BYTES:
+    """InvalidArgumentError if the disk of a new file or folder has less than `nbytes` and a margin free."""
+    free, needed = shutil.disk_usage(path.absolute().parent).free, nbytes + _MARGIN_BYTES
+    if free < needed:
         raise InvalidArgumentError(
-            f"The model takes {nbytes / 1e9:,.2f} GB, and the disk of {path} has {free / 1e9:,.2f} GB free. Free some, "
-            "or choose another place with --out."
+            f"Writing the model needs {needed / 1e6:,.0f} MB, and the disk of {path} has {free / 1e6:,.0f} MB free. "
+            "Free some, or choose another place with --out."
         )
 
 
@@ -56,7 +86,8 @@ def check_space(path: Path, nbytes: int) -> None:
 def writing_to(path: Path, *, is_folder: bool) -> Iterator[Path]:
     """Yield a path beside `path`, of an empty folder or of no file, which replaces it at the end of the block.
 
-    Nothing is left of it if the block raises. OSError if it cannot be renamed.
+    Nothing is left of it if the block raises. InvalidArgumentError if it cannot be written, as on a
+    full disk; OSError if it cannot be renamed.
     """
     path = path.absolute()
     partial = path.with_name(f"{path.name[:100]}-{os.getpid()}{PARTIAL}")
@@ -71,6 +102,11 @@ def writing_to(path: Path, *, is_folder: bool) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             partial.replace(path)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        reason = error.strerror or str(error)
+        raise InvalidArgumentError(f"{path} cannot be written: {reason}. Choose another place with --out.") from error
     finally:
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
