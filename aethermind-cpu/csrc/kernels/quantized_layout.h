@@ -18,7 +18,8 @@
 // points or offsets store code + 2^(bits−1) (1-bit formats: 1 for positive). Codes of mxfp4 are E2M1 numbers as they
 // are; a table turns them into integers, twice the elements, for which the scale is halved. Scales are interleaved with
 // codes, so that a panel is a single stream for the hardware prefetcher, although steps then straddle cache lines.
-// Columns past N have scales of zero (mxfp4: exponents and codes of zero); codes past K are arbitrary, their activations are zero.
+// Columns past N have scales of zero (mxfp4: exponents and codes of zero); codes past K are arbitrary, their
+// activations are zero.
 #pragma once
 
 #include <cstddef>
