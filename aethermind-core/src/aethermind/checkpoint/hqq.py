@@ -74,8 +74,8 @@ class _Matrix:
         """Unpack the codes: uint8 of `grouped_shape`."""
         per_word, bits = _PACKINGS[self.packing]
         rows, columns = self.grouped_shape
-        words = np.ascontiguousarray(stored).reshape(-1).view(np.uint32 if self.packing == "3bit_32" else np.uint8)
-        words = words.reshape(-(-rows // per_word), columns)
+        flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint32 if self.packing == "3bit_32" else np.uint8)
+        words = flat.reshape(-(-rows // per_word), columns)
         shifts = (np.arange(per_word)[::-1] * bits).astype(words.dtype)
         parts = [words >> shift for shift in shifts]
         codes: Array = (np.concatenate(parts) & ((1 << bits) - 1)).astype(np.uint8)
