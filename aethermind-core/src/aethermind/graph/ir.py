@@ -96,7 +96,7 @@ class Graph:
 
 
 def without_unused_nodes(graph: Graph) -> Graph:
-    """Return the graph without nodes that no output depends on. Nodes that take a state as an input stay, with
+    """Return the graph without nodes that no output depends on. Nodes that take a state as an input are kept, with
     what they depend on.
     """
     wanted = set(graph.outputs.values())

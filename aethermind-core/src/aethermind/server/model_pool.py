@@ -204,7 +204,7 @@ class ModelPool:
         if adapter in self._owners:
             raise ApiError(400, f"There is a model or an adapter {adapter!r:.100} already.", param="lora_name")
         if (found := env.expand_home(path)).exists():
-            path = str(found.absolute())  # it stays a path, even if it is gone when the model is loaded again
+            path = str(found.absolute())  # it remains a path, even if it is gone when the model is loaded again
         entry = self._owner(name)
         self._owners[adapter] = entry  # at once, so that no other request takes the name
         try:
