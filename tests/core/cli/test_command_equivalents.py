@@ -20,7 +20,6 @@ from aethermind.cli.commands import COMMANDS
         (("cli", "./a model"), "aethermind run './a model'"),
         (("download", "Qwen/Qwen3-0.6B"), "aethermind pull Qwen/Qwen3-0.6B"),
         (("list",), "aethermind models list"),
-        (("ps",), "curl http://127.0.0.1:8000/v1/models"),
         (("show", "./llama", "--verbose"), "aethermind models show ./llama"),
         (("rm", "org/llama"), "aethermind models rm org/llama"),
         (("version",), "aethermind --version"),

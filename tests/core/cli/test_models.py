@@ -109,6 +109,7 @@ def test_the_estimate_equals_the_memory_that_loading_takes(
     runtime: Runtime, device: str, formats: dict[str, str]
 ) -> None:
     options: dict[str, Any] = {"device": device, "dtype": "float32", "max_model_len": 96, "num_kv_blocks": 9, **formats}
+    options["max_num_batched_tokens"] = 96  # no more than the cache holds
     estimate = estimate_memory(runtime, DEMO, EngineConfig(**options, fallback="allow"))
     with LLM(DEMO, runtime=runtime, **options, fallback="allow") as llm:
         info = llm.info

@@ -25,14 +25,6 @@ def _pull(words: Sequence[str]) -> str:
     return f"`aethermind pull {shlex.quote(words[0]) if words else 'ORG/NAME'}`"
 
 
-def _ps(words: Sequence[str]) -> str:
-    del words
-    return (
-        "`curl http://127.0.0.1:8000/v1/models` for the models of a running `aethermind serve`, "
-        "which keeps them loaded until it ends"
-    )
-
-
 def _show(words: Sequence[str]) -> str:
     return f"`aethermind models show {_model(words)}`, with `--estimate` for the memory that it needs here"
 
@@ -75,7 +67,6 @@ EQUIVALENTS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "launch_server": _serve,
     "list": lambda _: "`aethermind models list`, or `aethermind models FOLDER` for the models in a folder",
     "ls": lambda _: "`aethermind models list`, or `aethermind models FOLDER` for the models in a folder",
-    "ps": _ps,
     "rm": _remove,
     "server": _serve,
     "show": _show,

@@ -111,17 +111,18 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
     return tuple(sizes.get(name, 0) for name in executor.plan.symbols)
 
 
-def text_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
+def text_logits(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor | None = None) -> np.ndarray[Any, Any]:
     """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
 
     The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
+    `executor` is that of a variant of the step, such as an adapter's.
     InvalidArgumentError for ids outside the model's vocabulary, which kernels do not check. OutOfMemoryError if the KV
     cache has too few free blocks. ComputationError if the logits are not finite.
     """
     import numpy as np
 
     check_token_ids(engine.compiled, token_ids)
-    executor, count = engine.runner.executor, len(token_ids)
+    executor, count = executor or engine.runner.executor, len(token_ids)
     chunk_size = min(executor.plan.symbols[name] for name in ("T", "R"))
     assert 0 < count <= chunk_size, f"a text of {count} tokens does not fit a step of {chunk_size}"
     for name in ("temperature", "top_k", "min_p", "uniform"):
