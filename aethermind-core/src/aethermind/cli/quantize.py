@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.bench.quality import diverge, single_step_settings, window_logits, windows_of_text
+from aethermind.cli.bench.quality import diverge, single_step_settings, tokens_of_text, window_logits, windows_of_text
 from aethermind.cli.flags import with_settings
 from aethermind.cli.progress import LoadProgress, open_llm
-from aethermind.cli.prompt_text import read_text
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -117,8 +116,8 @@ def quantize(
     else:
         planned = plan_gguf(compiled, runtime, GGUF_FORMATS[to])
     check_space(out, planned.nbytes)
-    if quality is not None:
-        _windows(compiled, quality, quality_tokens, "--quality")
+    if quality is not None and quality_tokens:
+        tokens_of_text(source.tokenizer(), quality, quality_tokens, "--quality")
     importance: dict[str, Any] = {}
     if imatrix is not None:
         windows = _windows(compiled, imatrix, imatrix_tokens, "--imatrix")
@@ -162,9 +161,7 @@ def _run_settings(**run: Any) -> dict[str, Any]:
 
 def _windows(compiled: CompiledModel, text: Path, num_tokens: int, option: str) -> list[list[int]]:
     """The first tokens of a text in pieces of a step; InvalidArgumentError if there are none."""
-    ids = compiled.source.tokenizer().encode(read_text(None, text, noun="text", option=option))[:num_tokens]
-    if not ids and num_tokens:
-        raise InvalidArgumentError(f"Text {text} is empty. Pass another one.")
+    ids = tokens_of_text(compiled.source.tokenizer(), text, num_tokens, option)
     size = min(_WINDOW, compiled.max_model_len)
     return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
 

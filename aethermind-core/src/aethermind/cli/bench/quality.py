@@ -12,6 +12,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
+from aethermind.cli.prompt_text import read_text
 from aethermind.cli.weight_format_report import as_record
 from aethermind.errors import InvalidArgumentError
 
@@ -19,8 +20,18 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aethermind.llm import LLM
+    from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Divergence", "EXAMPLES", "diverge", "quality", "single_step_settings", "window_logits", "windows_of_text"]
+__all__ = [
+    "Divergence",
+    "EXAMPLES",
+    "diverge",
+    "quality",
+    "single_step_settings",
+    "tokens_of_text",
+    "window_logits",
+    "windows_of_text",
+]
 
 EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
@@ -158,13 +169,10 @@ def _open(model: str, **settings: Any) -> LLM:
 
 def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -> list[list[int]]:
     """The text in pieces of at most `window` tokens."""
-    from aethermind.cli.prompt_text import read_text
     from aethermind.sampling.params import SamplingParams
 
     if text is not None:
-        ids = llm.tokenizer.encode(read_text(None, text, noun="text", option="--text"))[:num_tokens]
-        if not ids:
-            raise InvalidArgumentError(f"Text {text} is empty. Pass another one.")
+        ids = tokens_of_text(llm.tokenizer, text, num_tokens, "--text")
         return [ids[begin : begin + window] for begin in range(0, len(ids), window)]
     opening = llm.tokenizer.encode(_OPENING)[: window - 1]
     found = []
@@ -174,6 +182,14 @@ def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -
         (output,) = llm.generate({"prompt_token_ids": opening}, params)
         found.append([*opening, *output.outputs[0].token_ids][:size])
     return found
+
+
+def tokens_of_text(tokenizer: Tokenizer, text: Path, num_tokens: int, option: str) -> list[int]:
+    """The first tokens of the text that `option` names; InvalidArgumentError if it has none."""
+    ids = tokenizer.encode(read_text(None, text, noun="text", option=option))
+    if not ids:
+        raise InvalidArgumentError(f"Text {text} is empty. Pass another one.")
+    return ids[:num_tokens]
 
 
 def window_logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
