@@ -17,8 +17,8 @@ from aethermind.checkpoint import AdaptedTensors, StackedTensors, TensorStack
 from aethermind.cli.app import app
 from aethermind.errors import InvalidArgumentError
 from aethermind.testing.families import Bench, Checkpoints, ModelCase, cases_of, checks_of
-from aethermind.testing.families.bench import reference_of
 from aethermind.testing.families.case import architectures_of, standard_cases
+from aethermind.testing.families.parity import reference_of
 from aethermind_bert.architecture import Bert, BertArchitecture
 from aethermind_bert.conformance import CASES as BERT_CASES
 from aethermind_gpt2.architecture import Gpt2

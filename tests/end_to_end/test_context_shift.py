@@ -19,8 +19,7 @@ from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.testing.families import ModelCase
-from aethermind.testing.families.bench import Checkpoints
-from aethermind.testing.families.parity import random_prompts
+from aethermind.testing.families.parity import Checkpoints, random_prompts
 from aethermind.testing.families.transformers_reference import pretrained
 
 CONTEXT, BLOCK, NUM_KEPT, NUM_DROPPED = 24, 4, 4, 8

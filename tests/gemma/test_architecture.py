@@ -19,8 +19,7 @@ from aethermind.hal import DType
 from aethermind.model import Paged, Window
 from aethermind.model.rope import FREQUENCIES, RopeConfig, inverse_frequencies
 from aethermind.runtime import Runtime
-from aethermind.testing.families.bench import _write_tokenizer
-from aethermind.testing.families.parity import assert_close_to, random_prompts
+from aethermind.testing.families.parity import _write_tokenizer, assert_close_to, random_prompts
 from aethermind_gemma.architecture import GEMMA2, GEMMA3, GEMMA3_WITH_IMAGES, Gemma
 
 SIZES: dict[str, Any] = {

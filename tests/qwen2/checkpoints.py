@@ -12,8 +12,8 @@ import torch
 
 import aethermind_qwen2
 from aethermind.testing.families import SMALL, ModelCase
-from aethermind.testing.families.bench import reference_of
 from aethermind.testing.families.case import Outputs
+from aethermind.testing.families.parity import reference_of
 from aethermind.testing.families.transformers_reference import outputs_of, pretrained
 from aethermind_qwen2.conformance import CASES
 

@@ -13,8 +13,7 @@ from aethermind import LLM
 from aethermind.engine.text_passes.text_pass import text_logits
 from aethermind.errors import ConfigError
 from aethermind.model import Paged, Recurrent
-from aethermind.testing.families.bench import _write_tokenizer
-from aethermind.testing.families.parity import assert_close_to, random_prompts
+from aethermind.testing.families.parity import _write_tokenizer, assert_close_to, random_prompts
 from aethermind_qwen2.hybrid import QWEN3_5, QWEN3_5_WITH_IMAGES, QWEN3_NEXT
 
 SIZES: dict[str, Any] = {

@@ -25,7 +25,7 @@ from aethermind.cli.settings import ModelPoolOptions, ProcessOptions
 from aethermind.engine.config import EngineConfig
 from aethermind.errors import ConfigError, InvalidArgumentError, SettingsError
 from aethermind.server import ModelPool, ModelSource, ServedModel, Tenants
-from aethermind.server.model_source import OpenModel, ProgressCallback, engine_inprocess
+from aethermind.server.pool_entry import OpenModel, ProgressCallback, engine_inprocess
 
 THETAS = {"one": 1e4, "two": 1e3, "three": 100.0, "four": 5.0}
 """Bases of the rotary frequencies: they make models that answer differently from one checkpoint."""

@@ -23,7 +23,7 @@ from aethermind.log import get_logger
 if TYPE_CHECKING:
     from aethermind.runtime import Runtime
     from aethermind.server.model_pool import ModelPool
-    from aethermind.server.model_source import OpenModel, ProgressCallback
+    from aethermind.server.pool_entry import OpenModel, ProgressCallback
     from aethermind.server.served_model import ServedModel
     from aethermind.text.chat_templates import ChosenTemplate
 
@@ -183,7 +183,7 @@ def model_pool(
     from aethermind.engine.process import RestartPolicy, StandbyProcess
     from aethermind.runtime import Runtime
     from aethermind.server.model_pool import ModelPool
-    from aethermind.server.model_source import ModelSource, engine_inprocess, engine_process
+    from aethermind.server.pool_entry import ModelSource, engine_inprocess, engine_process
     from aethermind.text.chat_templates import ChosenTemplate
 
     runtime = Runtime.boot()

@@ -6,8 +6,8 @@ from aethermind.server.access import Quota, Tenants, read_tenants
 from aethermind.server.admission import Limits
 from aethermind.server.app import create_app
 from aethermind.server.model_pool import ModelPool
-from aethermind.server.model_source import ModelSource
 from aethermind.server.observation.tracing import open_tracing
+from aethermind.server.pool_entry import ModelSource
 from aethermind.server.run import bind, running, serve
 from aethermind.server.served_model import ServedModel
 

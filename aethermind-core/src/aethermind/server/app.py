@@ -10,20 +10,17 @@ from starlette.middleware.cors import CORSMiddleware
 
 from aethermind import __version__
 from aethermind.server.access import AccessMiddleware, Tenants, admin_key_hash
-from aethermind.server.admin import router as admin_routes
 from aethermind.server.admission import AdmissionController, Limits
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
+from aethermind.server.management import router as management_routes
 from aethermind.server.model_pool import ModelPool
-from aethermind.server.models_api import admin_router as model_admin_routes
-from aethermind.server.models_api import router as model_routes
 from aethermind.server.observation import Metrics, Observer
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import DirectDispatch
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.openai.unknown_fields import IgnoredFields
-from aethermind.server.sessions import router as session_routes
 from aethermind.server.web_ui import router as web_ui_routes
 
 if TYPE_CHECKING:
@@ -99,18 +96,11 @@ def create_app(
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     app.include_router(openai_routes)
     _add_probes(app)
-    for routes in (
-        model_routes,
-        model_admin_routes,
-        token_routes,
-        session_routes,
-        request_routes,
-        admin_routes,
-        web_ui_routes,
-    ):
+    for routes in (management_routes, token_routes, request_routes, web_ui_routes):
         app.include_router(routes)
-    state.documented_paths = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
-    state.documented_paths += [*_paths(session_routes), *_paths(admin_routes), *_paths(model_admin_routes)]
+    state.documented_paths = [*_PROBES]
+    for routes in (openai_routes, management_routes, token_routes):
+        state.documented_paths += _paths(routes)
     return app
 
 

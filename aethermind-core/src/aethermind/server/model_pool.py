@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from aethermind import env
 from aethermind.errors import AetherMindError, InvalidArgumentError, describe_exception
 from aethermind.log import get_logger
-from aethermind.server.model_source import ModelSource
 from aethermind.server.openai.errors import ApiError, draining
-from aethermind.server.pool_entry import ModelState, ModelStatus, PoolEntry
+from aethermind.server.pool_entry import ModelSource, ModelState, ModelStatus, PoolEntry
 
 if TYPE_CHECKING:
-    from aethermind.server.model_source import ProgressCallback
+    from aethermind.server.pool_entry import ProgressCallback
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus"]

@@ -9,9 +9,9 @@ A package may declare variations of a small configuration, which it registers wi
 `aethermind conform llama` then runs them; in a package's own tests, `checks_of` a case are functions of a `Bench`.
 """
 
-from aethermind.testing.families.bench import Bench, Checkpoints
 from aethermind.testing.families.case import SMALL, ModelCase, NumpyReference, Reference, cases_of, variations
 from aethermind.testing.families.checks import checks_of
+from aethermind.testing.families.parity import Bench, Checkpoints
 
 __all__ = [
     "Bench",

@@ -25,9 +25,8 @@ from aethermind.llm import SamplingParams
 from aethermind.model.architecture import AdaptsWeights, TextEncoder, cache_layout
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.runtime import Runtime
-from aethermind.testing.families.bench import Bench
 from aethermind.testing.families.case import ModelCase
-from aethermind.testing.families.parity import assert_close_to, assert_matches, generate, random_prompts
+from aethermind.testing.families.parity import Bench, assert_close_to, assert_matches, generate, random_prompts
 
 __all__ = ["AlteredTensors", "checks_of", "gguf_names", "read_parameters"]
 

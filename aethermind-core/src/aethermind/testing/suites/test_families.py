@@ -10,8 +10,8 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.hal import DeviceId
 from aethermind.runtime import Runtime
 from aethermind.testing.families import Bench, Checkpoints, ModelCase
-from aethermind.testing.families.bench import reference_of
 from aethermind.testing.families.checks import gguf_names
+from aethermind.testing.families.parity import reference_of
 
 __all__: list[str] = []
 
