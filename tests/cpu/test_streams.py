@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.cpu.native_kernel import native_kernel, plan, step
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal import Tensor
 from aethermind.hal.device import DeviceId
+from aethermind.hal.topology import host_topology
 from aethermind_cpu import devices
 from aethermind_cpu.backend import CpuBackend
 from aethermind_cpu.devices import num_physical_cores
@@ -186,7 +188,8 @@ def test_workers_are_pinned_with_one_worker_per_core_and_not_otherwise(
 
     monkeypatch.delenv("AETHERMIND_NUM_THREADS", raising=False)
     monkeypatch.delenv("AETHERMIND_CPU_AFFINITY", raising=False)
-    monkeypatch.setattr(devices, "processor_quota", lambda: None)  # a container's quota leaves fewer workers than cores
+    unlimited = replace(host_topology(), quota=None)  # a container's quota leaves fewer workers than cores
+    monkeypatch.setattr(devices, "host_topology", lambda: unlimited)
     everywhere = os.sched_getaffinity(0)
     on_cores = cpu_sets_of(None)
     assert set[int]().union(*on_cores) == everywhere

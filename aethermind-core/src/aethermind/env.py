@@ -7,10 +7,26 @@ from pathlib import Path
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["NAMES", "cache_directory", "expand_home", "log_level", "model_path", "num_threads", "plugin_allow_list"]
+__all__ = [
+    "NAMES",
+    "cache_directory",
+    "expand_home",
+    "host_root",
+    "log_level",
+    "model_path",
+    "num_threads",
+    "plugin_allow_list",
+]
 
 NAMES = frozenset(
-    {"AETHERMIND_CONFIG", "AETHERMIND_LOG", "AETHERMIND_MODEL", "AETHERMIND_NUM_THREADS", "AETHERMIND_PLUGINS"}
+    {
+        "AETHERMIND_CONFIG",
+        "AETHERMIND_HOST_ROOT",
+        "AETHERMIND_LOG",
+        "AETHERMIND_MODEL",
+        "AETHERMIND_NUM_THREADS",
+        "AETHERMIND_PLUGINS",
+    }
 )
 """Variables with names of their own. All others are settings (`AETHERMIND_SECTION__KEY` and short forms) or those of
 plugins.
@@ -73,6 +89,11 @@ def num_threads() -> int | None:
     if not value.isdecimal() or int(value) == 0:
         raise InvalidArgumentError(f"AETHERMIND_NUM_THREADS is {value!r}; set it to a positive number, or unset it.")
     return int(value)
+
+
+def host_root() -> Path:
+    """Return `AETHERMIND_HOST_ROOT`: the directory whose `sys` and `proc` describe the processors; `/` by default."""
+    return Path(os.environ.get("AETHERMIND_HOST_ROOT") or "/")
 
 
 def model_path() -> str | None:

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aethermind.errors import DeviceError, InvalidArgumentError
+from aethermind.hal.cgroup import available_memory, memory_limit
 from aethermind.hal.device import DeviceManager, DeviceProperties
 from aethermind.hal.host_memory import host_memory_bytes
-from aethermind_cpu.cgroup import available_memory, memory_limit, processor_quota
+from aethermind.hal.topology import host_topology
 
 __all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "total_memory_bytes", "worker_cpu_sets"]
 
-_CPUS = Path("/sys/devices/system/cpu")
-
 
 def num_physical_cores() -> int:
-    """Count this process's physical cores: its CPU affinity without hyperthreads, limited by a container's quota."""
-    num_cores, quota = len(_cores()), processor_quota()
-    return max(1, num_cores if quota is None else min(num_cores, round(quota)))
+    """Count this process's physical cores: its CPU affinity without hyperthreads, limited by a container's quota.
+
+    Efficiency cores of a hybrid processor are left out.
+    """
+    return host_topology().num_default_threads
 
 
 def worker_cpu_sets(num_threads: int) -> list[list[int]]:
@@ -28,16 +29,18 @@ def worker_cpu_sets(num_threads: int) -> list[list[int]]:
 
     With one worker per physical core, each worker is pinned to its core with all hyperthreads: without pinning, the
     scheduler at times puts two workers on one core, and the others wait for them at every barrier. Other numbers of
-    workers are not pinned, so that several processes with few workers do not share the first cores.
+    workers are not pinned, so that several processes with few workers do not share the first cores. No worker leaves
+    the affinity mask of the process.
     `AETHERMIND_CPU_AFFINITY=none` disables pinning (default: `cores`; InvalidArgumentError for anything else).
     """
     affinity = os.environ.get("AETHERMIND_CPU_AFFINITY") or "cores"
     if affinity not in ("cores", "none"):
         raise InvalidArgumentError(f"AETHERMIND_CPU_AFFINITY is {affinity!r}; set it to cores or none, or unset it.")
-    cores = _cores()
-    if affinity == "cores" and num_threads == len(cores) == num_physical_cores():
-        return cores
-    return [sorted(_allowed_cpus())] * num_threads
+    topology = host_topology()
+    cores = topology.worker_cores
+    if affinity == "cores" and num_threads == len(cores) == topology.num_default_threads:
+        return [list(core.cpus) for core in cores]
+    return [sorted(topology.cpus)] * num_threads
 
 
 def available_memory_bytes() -> int:
@@ -68,7 +71,7 @@ class CpuDevices(DeviceManager):
 
     def properties(self, index: int) -> DeviceProperties:
         self._check(index)
-        details = {"logical_cpus": str(len(_allowed_cpus())), "architecture": platform.machine()}
+        details = {"logical_cpus": str(len(host_topology().cpus)), "architecture": platform.machine()}
         return DeviceProperties(
             _model_name(), total_memory_bytes(), num_physical_cores(), isa=self._isa, details=details
         )
@@ -86,25 +89,6 @@ class CpuDevices(DeviceManager):
     def _check(self, index: int) -> None:
         if index != 0:
             raise DeviceError(f"Device cpu:{index} does not exist: a host has one CPU device, cpu:0.")
-
-
-def _allowed_cpus() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def _cores() -> list[list[int]]:
-    """Return the processors of this process, grouped by physical core."""
-    cores: dict[tuple[str, str], list[int]] = {}
-    for cpu in sorted(_allowed_cpus()):
-        cores.setdefault(_core_of(cpu), []).append(cpu)
-    return list(cores.values())
-
-
-def _core_of(cpu: int) -> tuple[str, str]:
-    topology = _CPUS / f"cpu{cpu}" / "topology"
-    return (_read(topology / "physical_package_id"), _read(topology / "core_id") or str(cpu))
 
 
 def _model_name() -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.made_up_host import write_host
 
 HOOK = "from aethermind.plugins import hookimpl\n"
 
@@ -30,6 +31,17 @@ def test_text_has_the_same_facts_as_json(invoke: Any) -> None:
     assert result.exit_code == 0
     for word in ("Machine", "Devices (auto is ", "Plugins", "numpy", "available", "qwen2", "Qwen3ForCausalLM"):
         assert word in result.stdout
+
+
+def test_shows_the_topology(invoke: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_host(tmp_path, packages=2, cores_per_node=64, threads_per_core=2)
+    monkeypatch.setenv("AETHERMIND_HOST_ROOT", str(root))
+    text = invoke("doctor").stdout
+    assert "2 packages, 2 NUMA nodes, 128 cores with 256 hardware threads; 128 threads by default" in text
+    assert "0 has 64 cores, 68.72 GB; 1 has 64 cores, 68.72 GB" in text
+    topology = json.loads(invoke("doctor", "--json").stdout)["machine"]["topology"]
+    assert (topology["num_physical_cores"], topology["num_hardware_threads"]) == (128, 256)
+    assert topology["numa_nodes"][1]["cpus"] == [*range(64, 128), *range(192, 256)]
 
 
 def test_devices_are_listed_by_priority(invoke: Any) -> None:

@@ -67,13 +67,17 @@ def examine(runtime: Runtime) -> dict[str, Any]:
 
 def _examine_machine() -> dict[str, Any]:
     from aethermind.hal.host_memory import host_memory_bytes
+    from aethermind.hal.topology import host_topology
 
+    topology = host_topology()
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor_name(),
         "machine": platform.machine(),
         "num_cores": os.cpu_count(),
-        "num_usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "num_usable_cores": len(topology.cpus),
+        "topology": topology.as_record(),
+        "topology_summary": topology.describe(),
         "memory_bytes": host_memory_bytes(),
         "python": platform.python_version(),
         "python_executable": sys.executable,
@@ -132,6 +136,8 @@ def _print_report(report: dict[str, Any]) -> None:
         ("system", f"{machine['system']} ({machine['machine']})"),
         ("processor", machine["processor"]),
         ("cores", f"{machine['num_cores']}, of which this process may use {machine['num_usable_cores']}"),
+        ("topology", machine["topology_summary"]),
+        *_node_rows(machine["topology"]["numa_nodes"]),
         ("memory", memory),
         ("python", f"{machine['python']} ({machine['python_executable']})"),
     ]
@@ -150,6 +156,17 @@ def _print_report(report: dict[str, Any]) -> None:
     _print_section("Installed", [*installed, ("libraries", libraries)])
     if report["checks"]:
         _print_section("Checks", [(check["plugin"], check["title"], check["result"]) for check in report["checks"]])
+
+
+def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """One row on the NUMA nodes where there are several."""
+    if len(nodes) == 1:
+        return []
+    each = (
+        f"{node['node']} has {node['num_physical_cores']} cores, {console.quantity(node['memory_bytes'], 'B')}"
+        for node in nodes
+    )
+    return [("NUMA nodes", "; ".join(each))]
 
 
 def _print_section(title: str, rows: list[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from aethermind.graph.tensor_parallel.collectives import with_collectives
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
 from aethermind.hal.registry import DeviceRegistry, Selection
+from aethermind.hal.topology import host_topology
 from aethermind.log import get_logger
 from aethermind.model.registry import ArchitectureRegistry, ModelRegistry, gguf_families, input_processors
 from aethermind.model.source import ModelSource, RetokenizedSource, open_source
@@ -206,7 +206,7 @@ class Runtime:
         selection, backend = self.devices.open(text)
         threads = backend.set_num_threads(num_threads)
         if num_threads is not None and backend.capabilities.is_host_accessible:
-            _warn_of_more_threads_than_cpus(threads)
+            _warn_of_more_threads_than_cores(threads)
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
         kernels = self.kernels.kernels(backend.name)
@@ -304,14 +304,14 @@ def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str,
     return all(record.error is None for record in working)
 
 
-def _warn_of_more_threads_than_cpus(num_threads: int) -> None:
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or num_threads
-    if num_threads > num_cpus:
+def _warn_of_more_threads_than_cores(num_threads: int) -> None:
+    num_cores = host_topology().num_usable_cores
+    if num_threads > num_cores:
         logger.warning(
-            "%d threads on %d CPUs wait for each other, which is many times slower. Ask for at most %d.",
+            "%d threads on %d cores wait for each other, which is slower: ask for at most %d.",
             num_threads,
-            num_cpus,
-            num_cpus,
+            num_cores,
+            num_cores,
         )
 
 

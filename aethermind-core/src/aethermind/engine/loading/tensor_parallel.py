@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +18,7 @@ from aethermind.graph.tensor_parallel import (
     without_results,
 )
 from aethermind.graph.tensor_parallel.share import along
+from aethermind.hal.topology import host_topology
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import (
@@ -115,11 +115,10 @@ class PartialTensors:
 
 
 def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
-    """Worker threads of one of several ranks on this machine, which share its processors."""
+    """Worker threads of one of several ranks on this machine, which share its cores."""
     if num_ranks == 1 or num_threads is not None or env.num_threads():
         return num_threads
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return max(1, (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1) // num_ranks)
+    return max(1, host_topology().num_default_threads // num_ranks)
 
 
 def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:

@@ -1,4 +1,4 @@
-"""Limits of this process's control groups (cgroup v1 and v2): processor time and memory.
+"""Limits of this process's control groups (cgroup v1 and v2): processor time, processors and memory.
 
 A group is limited by the groups above it as well, so all of them are read. See `cgroups(7)`; other systems than
 Linux have no limits.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_memory", "memory_limit", "processor_quota"]
+__all__ = ["allowed_by_cpuset", "available_memory", "memory_limit", "parse_cpu_list", "processor_quota"]
 
 _ROOT = Path("/")
 
@@ -24,6 +24,28 @@ def processor_quota(root: Path = _ROOT) -> float | None:
         if quota.isdecimal() and period.isdecimal():  # not "max" or -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
+
+
+def allowed_by_cpuset(root: Path = _ROOT) -> frozenset[int] | None:
+    """Return the processors of this process's cpuset, or None without one."""
+    for group in _groups(root, "cpuset"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            if cpus := parse_cpu_list(_read(group / name)):
+                return cpus
+    return None
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the numbers in a list of the kernel, such as `0-3,8`; empty for a malformed one."""
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, dash, last = part.partition("-")
+        if not dash:
+            last = first
+        if not (first.isdecimal() and last.isdecimal()):
+            return frozenset()
+        numbers.update(range(int(first), int(last) + 1))
+    return frozenset(numbers)
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:

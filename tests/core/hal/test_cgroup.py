@@ -1,22 +1,13 @@
-"""Control group limits of both versions, read from a fake file system, and the resulting number of cores."""
+"""Control group limits of both versions, read from a fake file system."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from tests.made_up_host import write_files as write
 
-from aethermind.hal.host_memory import host_memory_bytes
-from aethermind_cpu import devices
-from aethermind_cpu.cgroup import available_memory, memory_limit, processor_quota
-from aethermind_cpu.devices import CpuDevices
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+from aethermind.hal.cgroup import available_memory, memory_limit, processor_quota
 
 
 def test_no_limits_without_cgroup_files(tmp_path: Path) -> None:
@@ -79,33 +70,3 @@ def test_the_page_cache_counts_as_available_memory(tmp_path: Path, stat: str, av
     assert available_memory(tmp_path) is None
     write(tmp_path, {"sys/fs/cgroup/memory.current": "900"})
     assert available_memory(tmp_path) == available
-
-
-def test_total_memory_is_a_containers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "memory_limit", lambda: 1000)
-    assert CpuDevices((), lambda: None).properties(0).total_memory_bytes == 1000
-    monkeypatch.setattr(devices, "memory_limit", lambda: 1 << 60)
-    assert CpuDevices((), lambda: None).properties(0).total_memory_bytes == host_memory_bytes()
-
-
-@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (8.0, 4), (2.4, 2), (1.5, 2), (0.2, 1)])
-def test_default_threads_are_physical_cores_within_the_quota(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
-) -> None:
-    """Eight processors, two per core."""
-    monkeypatch.setattr(devices, "_allowed_cpus", lambda: set(range(8)))
-    monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu // 2)))
-    monkeypatch.setattr(devices, "processor_quota", lambda: quota)
-    assert devices.num_physical_cores() == expected
-
-
-def test_workers_are_pinned_only_with_one_worker_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AETHERMIND_CPU_AFFINITY", raising=False)
-    monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 4, 5})
-    monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu % 4)))  # 0 and 4 are hyperthreads of one core
-    monkeypatch.setattr(devices, "processor_quota", lambda: None)
-    assert devices.worker_cpu_sets(2) == [[0, 4], [1, 5]]
-    assert devices.worker_cpu_sets(1) == [[0, 1, 4, 5]]
-    assert devices.worker_cpu_sets(3) == [[0, 1, 4, 5]] * 3
-    monkeypatch.setattr(devices, "processor_quota", lambda: 1.0)
-    assert devices.worker_cpu_sets(2) == [[0, 1, 4, 5]] * 2
