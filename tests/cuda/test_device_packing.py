@@ -112,7 +112,7 @@ def test_loading_needs_at_most_one_matrix_beside_the_weights(
     gc.collect()  # of stores of the tests before
     before = backend.allocator.stats()
     assert before.allocated_bytes == 0
-    store = ConstantStore(backend, CUDA, {"w": array}.__getitem__, types)
+    store = ConstantStore(backend, CUDA, lambda name, _: {"w": array}[name], types)
     store.load(plan)
     (key,) = plan.constants
     assert downloaded(backend, store.tensor(key)).tobytes() == packed("int4", array).tobytes()
@@ -125,4 +125,4 @@ def test_unrepresentable_values_are_named(backend: CudaBackend, runtime: Runtime
     plan, types = plan_of(runtime, (16, 32), "int8")
     array = np.full((16, 32), np.inf, ml_dtypes.bfloat16)
     with pytest.raises(CheckpointError, match=r"Weight 'w' cannot be loaded\. Values that are not finite"):
-        ConstantStore(backend, CUDA, {"w": array}.__getitem__, types).load(plan)
+        ConstantStore(backend, CUDA, lambda name, _: {"w": array}[name], types).load(plan)

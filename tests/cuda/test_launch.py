@@ -145,7 +145,9 @@ def test_a_plan_launches_its_steps_with_the_sizes_of_the_run(runtime: Runtime, t
     compiled = compile_graph(graph, runtime.operators, Dispatcher(load_kernels()), "cuda", {"T": 8})
     weights = {"table": np.ones((11, 24), DType.BFLOAT16.numpy), "weight": np.ones(24, DType.BFLOAT16.numpy)}
     device = DeviceId("cuda", 0)
-    constants = ConstantStore(backend, device, weights.__getitem__, {v.name: v.type for v in graph.parameters})
+    constants = ConstantStore(
+        backend, device, lambda name, _: weights[name], {v.name: v.type for v in graph.parameters}
+    )
     constants.load(compiled.plan)
     executor = PlanExecutor(compiled.plan, backend, device, constants, {})
     executor.host_inputs["token_ids"][:3] = [1, 2, 3]

@@ -53,8 +53,15 @@ def dequantised_model(directory: Path, path: Path) -> Any:
     return model
 
 
-def distance(directory: Path, expected: np.ndarray[Any, Any], runtime: Runtime, device: str = "numpy") -> float:
-    with LLM(directory, device=device, dtype="float32", max_num_seqs=32, fallback="allow", runtime=runtime) as llm:
+def distance(
+    directory: Path,
+    expected: np.ndarray[Any, Any],
+    runtime: Runtime,
+    device: str = "numpy",
+    quantization: str | None = None,
+) -> float:
+    settings: Any = {"dtype": "float32", "max_num_seqs": 32, "fallback": "allow", "quantization": quantization}
+    with LLM(directory, device=device, runtime=runtime, **settings) as llm:
         actual = text_logits(llm.engine, TEXT)
     return float((np.abs(actual - expected).max(axis=1) / np.abs(expected).max(axis=1)).max())
 
@@ -80,7 +87,9 @@ def test_gguf(
 ) -> None:
     directory = checkpoint(family)
     path = write_gguf(directory, tmp_path / "model.gguf", quantised=quantised)
-    assert distance(path, outputs_of(dequantised_model(directory, path), TEXT), runtime) < tolerance
+    expected = outputs_of(dequantised_model(directory, path), TEXT)
+    assert distance(path, expected, runtime) < tolerance
+    assert distance(path, expected, runtime, quantization="dense") < 1e-5
 
 
 def write_packed(directory: Path, to: Path, described: Mapping[str, Any], **options: Any) -> Any:

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.source import StoredTensors
 from aethermind.model.source import DirectorySource
 from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["opened", "packed_words", "read_layer", "within_int8"]
+__all__ = ["check_values", "opened", "packed_words", "read_layer", "within_int8"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +36,15 @@ def read_layer(tensors: StoredTensors, name: str = "layer.weight") -> tuple[Arra
     assert (tensors.info(name).shape, tensors.info(name).weight_format) == (weight.shape, weight.format)
     values: Array = weight.format.dequantize(weight)
     return values, weight.format.name
+
+
+def check_values(tensors: StoredTensors, wanted: Array, name: str = "layer.weight") -> None:
+    """Assert that the values of a quantised matrix are these float64 ones, computed in float32 and rounded once."""
+    exact = dequantized(tensors, np.float32).array(name)
+    np.testing.assert_allclose(exact, wanted, rtol=4e-7, atol=1e-30)
+    narrow = dequantized(tensors, ml_dtypes.bfloat16).array(name)
+    np.testing.assert_array_equal(narrow, np.asarray(exact).astype(ml_dtypes.bfloat16))
+    assert isinstance(tensors.array(name), QuantizedWeight)
 
 
 def packed_words(codes: Array, bits: int, *, has_gaps: bool = False) -> Array:

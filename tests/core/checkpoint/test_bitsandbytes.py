@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.core.checkpoint.quantised_files import opened, read_layer, within_int8
+from tests.core.checkpoint.quantised_files import check_values, opened, read_layer, within_int8
 
 from aethermind.errors import CheckpointError
 
@@ -69,6 +69,7 @@ def test_four_bits_are_requantised_and_this_is_said(
     found, format = read_layer(view)
     assert (format, view.info("layer.weight").kind) == ("int8", kind)
     within_int8(found, values)
+    check_values(view, values)
 
 
 @pytest.mark.parametrize("storage", [np.float32, np.float16, np.uint16])
@@ -83,8 +84,10 @@ def test_int8_is_exact_but_for_the_rounding_of_scales(tmp_path: Path) -> None:
     codes = rng.integers(-127, 128, (ROWS, COLUMNS)).astype(np.int8)
     scb = rng.uniform(0.05, 0.5, ROWS).astype(np.float32)
     tensors = {"layer.weight": codes, "layer.SCB": scb, "layer.weight_format": np.zeros((), np.uint8)}
-    found, format = read_layer(opened(tmp_path, {"load_in_8bit": True}, tensors))
+    view = opened(tmp_path, {"load_in_8bit": True}, tensors)
+    found, format = read_layer(view)
     assert format == "int8_channel"
+    check_values(view, codes * (scb / 127.0)[:, None])
     scales = (scb / np.float32(127)).astype(np.float16)
     np.testing.assert_array_equal(found, codes * scales.astype(np.float64)[:, None])
     np.testing.assert_allclose(found, codes * (scb / 127.0)[:, None], rtol=2.0**-11)

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.core.checkpoint.quantised_files import opened, packed_words, read_layer, within_int8
+from tests.core.checkpoint.quantised_files import check_values, opened, packed_words, read_layer, within_int8
 
 from aethermind.errors import CheckpointError, ConfigError
 
@@ -68,6 +68,19 @@ def test_scales_in_bfloat16_are_exact(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, dequantised(codes, 8, scales))
 
 
+def test_scales_in_float32_are_rounded_in_a_weight_format_only(tmp_path: Path) -> None:
+    codes, zeros, scales = random_codes(4, 2, np.float32)
+    tensors = {
+        "layer.weight_packed": packed_words(codes, 4),
+        "layer.weight_shape": np.array([ROWS, COLUMNS]),
+        "layer.weight_scale": scales,
+        "layer.weight_zero_point": packed_words(zeros.T, 4).T,
+    }
+    view, wanted = opened(tmp_path, described(), tensors), dequantised(codes, zeros, scales)
+    check_values(view, wanted)
+    np.testing.assert_allclose(read_layer(view)[0], wanted, rtol=2.0**-11)
+
+
 def test_columns_in_another_order_are_requantised_and_this_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,10 +94,13 @@ def test_columns_in_another_order_are_requantised_and_this_is_said(
         "layer.weight_g_idx": order.astype(np.int32),
     }
     with caplog.at_level(logging.WARNING, "aethermind"):
-        found, format = read_layer(opened(tmp_path, described(actorder="group"), tensors))
+        view = opened(tmp_path, described(actorder="group"), tensors)
+        found, format = read_layer(view)
     assert format == "int8"
     assert "1 of its 1 quantised matrices have groups in an order" in caplog.text
-    within_int8(found, scales.astype(np.float64)[:, order] * (codes - zeros[:, order]))
+    wanted = scales.astype(np.float64)[:, order] * (codes - zeros[:, order])
+    within_int8(found, wanted)
+    check_values(view, wanted)
 
 
 @pytest.mark.parametrize("order", [np.full(COLUMNS, -1), np.arange(COLUMNS) // 64])
@@ -153,10 +169,12 @@ def test_nvfp4_is_requantised(tmp_path: Path, is_modelopt: bool, caplog: pytest.
         wanted = values / np.float32(1 / factor)
     tensors |= {"layer.weight_scale": scales, "layer.input_global_scale": np.ones(1, np.float32)}
     with caplog.at_level(logging.WARNING, "aethermind"):
-        found, format = read_layer(opened(tmp_path, config, tensors))
+        view = opened(tmp_path, config, tensors)
+        found, format = read_layer(view)
     assert format == "int8"
     assert "are NVFP4, with a scale for each 16 values" in caplog.text
     within_int8(found, wanted)
+    check_values(view, wanted)
 
 
 def test_mxfp4_is_exact(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from aethermind.checkpoint import (
     expert_stacks,
 )
 from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
+from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight, parse_format
 
@@ -154,6 +155,13 @@ def test_experts_in_several_formats_are_dense(tmp_path: Path) -> None:
     assert isinstance(stack, np.ndarray)
     assert (info.weight_format, info.shape, info.dtype, stack.dtype) == (None, (96, 128), np.float16, np.float16)
     np.testing.assert_allclose(stack, values, rtol=2e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"e1": True}])
+def test_values_of_quantised_experts_are_rounded_once(tmp_path: Path, options: dict[str, bool]) -> None:
+    tensors, values = packed(tmp_path, **options)
+    stack = StackedTensors(dequantized(tensors.stored, np.float32), {"stack": tensors._stacks["stack"]})
+    np.testing.assert_array_equal(stack.array("stack"), values.astype(np.float32))
 
 
 HEADS = RNG.standard_normal((3 * 5, 64)).astype(np.float32)  # three heads of five rows

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -89,6 +90,26 @@ def test_every_type_is_read_or_named() -> None:
     for number, block in BLOCK_TYPES.items():
         type = gguf.GGMLQuantizationType(number)
         assert (block.name, (block.num_values, block.num_bytes)) == (type.name, gguf.GGML_QUANT_SIZES[type])
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_values_are_those_of_the_library_rounded_once(tmp_path: Path, name: str) -> None:
+    stored = random_blocks(name)
+    file, wanted = written(tmp_path / "w.gguf", name, stored), theirs(name, stored)
+    np.testing.assert_array_equal(file.values("w", np.float32), wanted)
+    for dtype in (ml_dtypes.bfloat16, np.float16):
+        if np.abs(wanted).max() < 65504 or dtype is not np.float16:
+            np.testing.assert_array_equal(file.values("w", dtype), wanted.astype(dtype))
+
+
+def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
+    stored = random_blocks("Q6_K")
+    stored[0, 208:210] = np.array([1e4], np.float16).view(np.uint8)
+    stored[0, 192:208] = 127
+    file = written(tmp_path / "w.gguf", "Q6_K", stored)
+    assert np.isfinite(file.values("w", np.float32)).all()
+    with pytest.raises(CheckpointError, match=r"'w' of type Q6_K with values that are not finite in float16"):
+        file.values("w", "float16")
 
 
 @pytest.mark.parametrize(

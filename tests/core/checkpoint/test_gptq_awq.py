@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.core.checkpoint.packed_layers import Layer, random_layer
+from tests.core.checkpoint.quantised_files import check_values, read_layer, within_int8
 from tests.core.checkpoint.quantised_files import opened as open_files
-from tests.core.checkpoint.quantised_files import read_layer, within_int8
 
 from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 from aethermind.checkpoint.sharded_index import Checkpoint
@@ -135,6 +135,8 @@ def test_reordered_columns_are_requantised(tmp_path: Path, caplog: pytest.LogCap
     values, format = read_layer(checkpoint, "m0.weight")
     assert (format, read_layer(checkpoint, "m1.weight")[1]) == ("int8", "int4_zp_g64")
     within_int8(values, layers[0].values)
+    for number, layer in enumerate(layers):
+        check_values(checkpoint, layer.values, f"m{number}.weight")
 
 
 def test_unsupported_group_sizes_are_requantised(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.core.checkpoint.quantised_files import opened, read_layer, within_int8
+from tests.core.checkpoint.quantised_files import check_values, opened, read_layer, within_int8
 
 from aethermind.errors import CheckpointError
 
@@ -61,15 +61,18 @@ def test_groups_of_a_row_become_a_format_with_offsets(tmp_path: Path, bits: int,
     assert format == ("int8_offset" if bits > 4 else "int4_offset" if group_size == 32 else "int4_offset_g64")
     offsets = 0.01 * (1 << bits)  # of which float16 has eleven bits
     assert np.abs(found - values).max() <= offsets * 2.0**-11
+    check_values(view, values)
 
 
 @pytest.mark.parametrize("bits", PER_WORD)
 @pytest.mark.parametrize(("axis", "group_size"), [(0, 64), (0, 20), (1, 16), (1, 512)])
 def test_other_groups_are_requantised(tmp_path: Path, bits: int, axis: int, group_size: int) -> None:
     tensors, values = layer(bits, axis, group_size)
-    found, format = read_layer(opened(tmp_path, CONFIG, tensors))
+    view = opened(tmp_path, CONFIG, tensors)
+    found, format = read_layer(view)
     assert format == "int8"
     within_int8(found, values)
+    check_values(view, values)
 
 
 def test_codes_may_be_stored_as_floats(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Source:
         self.array: Any = array
         self.reads: list[str] = []
 
-    def read(self, name: str) -> np.ndarray[Any, Any] | QuantizedWeight:
+    def read(self, name: str, _: Any) -> np.ndarray[Any, Any] | QuantizedWeight:
         self.reads.append(name)
         return self.array
 
@@ -93,6 +93,11 @@ def test_a_function_gets_the_bytes_of_its_own_layout() -> None:
 def store_of(source: Source, dtype: DType = DType.FLOAT32, backend: Any = None) -> ConstantStore:
     types: Mapping[str, TensorType] = {"w": TensorType(dtype, SHAPE)}
     return ConstantStore(backend or NumpyBackend(), NUMPY, source.read, types)
+
+
+def reader(values: Mapping[str, Any]) -> Any:
+    """A function that reads a parameter, in whichever format."""
+    return lambda name, _: values[name]
 
 
 def numbers(dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -228,7 +233,7 @@ def random_weights(*names: str, inner: int = 32) -> dict[str, np.ndarray[Any, An
 def test_constants_of_a_step_are_adjacent_where_they_are_copied() -> None:
     plan, types = gated_plan("gate", "up")
     weights, backend = random_weights("gate", "up"), RemoteBackend()
-    store = ConstantStore(backend, NUMPY, weights.__getitem__, types)
+    store = ConstantStore(backend, NUMPY, reader(weights), types)
     progress: list[tuple[int, int]] = []
     store.load(plan, lambda done, total: progress.append((done, total)))
     gate, up = store.tensor("gate"), store.tensor("up")
@@ -248,7 +253,7 @@ def test_constants_of_a_step_are_adjacent_where_they_are_copied() -> None:
 def test_a_device_that_reads_in_place_gets_no_copies() -> None:
     plan, types = gated_plan("gate", "up")
     weights = random_weights("gate", "up")
-    store = ConstantStore(NumpyBackend(), NUMPY, weights.__getitem__, types)
+    store = ConstantStore(NumpyBackend(), NUMPY, reader(weights), types)
     store.load(plan)
     assert all(store.address(name) == array.ctypes.data for name, array in weights.items())
 
@@ -256,7 +261,7 @@ def test_a_device_that_reads_in_place_gets_no_copies() -> None:
 def test_sizes_between_multiples_of_256_bytes_have_allocations_of_their_own() -> None:
     plan, types = gated_plan("gate", "up", inner=31)
     backend = RemoteBackend()
-    ConstantStore(backend, NUMPY, random_weights("gate", "up", inner=31).__getitem__, types).load(plan)
+    ConstantStore(backend, NUMPY, reader(random_weights("gate", "up", inner=31)), types).load(plan)
     assert backend.allocator.stats().num_allocations == 2
 
 
@@ -266,7 +271,7 @@ def test_a_constant_that_is_there_already_is_not_moved() -> None:
     first, types = gated_plan("gate")
     second, more = gated_plan("gate", "up", name="second")
     weights = random_weights("gate", "up")
-    store = ConstantStore(backend, NUMPY, weights.__getitem__, types | more)
+    store = ConstantStore(backend, NUMPY, reader(weights), types | more)
     store.load(first)
     address = store.address("gate")
     store.load(second)
@@ -279,7 +284,7 @@ def test_a_constant_that_is_there_already_is_not_moved() -> None:
 def test_one_constant_for_two_inputs_of_a_step_is_loaded_once() -> None:
     plan, types = gated_plan("gate", "gate")
     backend = RemoteBackend()
-    store = ConstantStore(backend, NUMPY, random_weights("gate").__getitem__, types)
+    store = ConstantStore(backend, NUMPY, reader(random_weights("gate")), types)
     store.load(plan)
     assert store.nbytes == backend.allocator.stats().allocated_bytes == 32 * 8 * 4
 
@@ -288,7 +293,7 @@ def test_what_was_placed_before_a_weight_that_cannot_be_loaded_stays() -> None:
     plan, types = gated_plan("gate", "up")
     weights, backend = random_weights("gate", "up"), RemoteBackend()
     given = {"gate": weights["gate"], "up": np.full((32, 8), 1e300)}
-    store = ConstantStore(backend, NUMPY, given.__getitem__, types)
+    store = ConstantStore(backend, NUMPY, reader(given), types)
     with pytest.raises(CheckpointError, match="'up' cannot be loaded"):
         store.load(plan)
     given["up"] = weights["up"]

@@ -48,7 +48,7 @@ class Run:
         self.backend = backend or NumpyBackend()
         self.compiled = compile_graph(builder.finish(), OPERATORS, dispatcher_of(fused), "numpy", greatest, fuse=fuse)
         types = {value.name: value.type for value in self.compiled.graph.parameters}
-        constants = ConstantStore(self.backend, NUMPY, values.__getitem__, types)
+        constants = ConstantStore(self.backend, NUMPY, lambda name, _: values[name], types)
         constants.load(self.compiled.plan)
         self.states = {value.name: self.on_device(values[value.name]) for value in self.compiled.graph.states}
         self.executor = PlanExecutor(self.compiled.plan, self.backend, NUMPY, constants, self.states)

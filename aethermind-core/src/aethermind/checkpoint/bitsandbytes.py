@@ -81,23 +81,23 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
         kinds = " or ".join(sorted({state.kind for state in self._states.values()}))
         warn_of_requantised(where, len(self._states), len(self._infos), f"are {kinds}")
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values, a QuantizedWeight for a quantised matrix.
-
-        Raises CheckpointError for an unknown name, and for scales that are not finite.
-        """
-        info = self._infos.get(name)
-        if info is None:
-            return self._stored.array(name)
+    def _weight(self, name: str) -> QuantizedWeight:
+        if name not in self._states:
+            return self._int8(name, self._infos[name])
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused
-                if name in self._states:
-                    return INT8.quantize(self._values(name, self._states[name]))
-                return self._int8(name, info)
+                return INT8.quantize(self._values_of_4_bits(name, self._states[name]))
         except InvalidArgumentError as error:
             raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
 
-    def _values(self, name: str, state: _State) -> Array:
+    def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
+        if name in self._states:
+            return self._values_of_4_bits(name, self._states[name])
+        values: Array = self._part(name) * self._part(self._scb(name)).astype(np.float32).reshape(-1, 1)
+        values *= 1 / _INT8_STEPS
+        return values
+
+    def _values_of_4_bits(self, name: str, state: _State) -> Array:
         """The float32 values of a matrix of 4 bits."""
         packed = np.ascontiguousarray(self._part(name)).reshape(-1).view(np.uint8)
         values = self._part(f"{name}{_MAP}").astype(np.float32).reshape(-1)
@@ -120,7 +120,8 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
 
     def _int8(self, name: str, info: TensorInfo) -> QuantizedWeight:
         assert info.weight_format is not None
-        scales = (self._part(self._scb(name)).astype(np.float32) / _INT8_STEPS).astype(np.float16)
+        with np.errstate(over="ignore"):
+            scales = (self._part(self._scb(name)).astype(np.float32) / _INT8_STEPS).astype(np.float16)
         if not np.isfinite(scales).all():
             raise CheckpointError(f"{self._where} has {self._scb(name)} that are not finite. Fetch the weights again.")
         return QuantizedWeight(info.weight_format, self._part(name), scales.reshape(-1, 1))

@@ -33,7 +33,7 @@ from aethermind.checkpoint.integer_groups import INT8, dense_groups, group_forma
 from aethermind.checkpoint.quantized_tensors import QuantizedTensors, warn_of_requantised, without_activation_scales
 from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
-from aethermind.errors import CheckpointError, ConfigError
+from aethermind.errors import CheckpointError, ConfigError, InvalidArgumentError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
 __all__ = ["IntegerCheckpoint", "open_compressed_tensors", "open_modelopt", "open_torchao"]
@@ -246,31 +246,39 @@ class IntegerCheckpoint(QuantizedTensors):
         regrouped = [matrix for matrix in self._matrices.values() if matrix.format is None]
         warn_of_requantised(where, len(regrouped), len(modules), "have groups in an order or size of their own")
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values, a QuantizedWeight for a quantised matrix.
-
-        Raises CheckpointError for an unknown name, and for scales that are not finite in float16.
-        """
-        if name not in self._infos:
-            return self._stored.array(name)
+    def _weight(self, name: str) -> QuantizedWeight:
         module = name.removesuffix(_WEIGHT)
+        matrix = self._matrices[module]
+        if matrix.format is None:
+            try:
+                return INT8.quantize(self._values(name, np.float32))
+            except InvalidArgumentError as error:
+                raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
+        codes, stored, zeros = self._parts(module)
+        with np.errstate(over="ignore"):
+            scales = stored.astype(np.float16)
+        if not np.isfinite(scales).all():
+            raise CheckpointError(
+                f"{self._where} has {module}{_SCALE} that are not finite in float16. Fetch the weights again."
+            )
+        return group_weight(matrix.format, codes, scales, zeros, matrix.middle)
+
+    def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
+        module = name.removesuffix(_WEIGHT)
+        matrix = self._matrices[module]
+        return dense_groups(*self._parts(module), matrix.middle, self._groups(module, matrix), dtype)
+
+    def _parts(self, module: str) -> tuple[Array, Array, Array | None]:
+        """Codes from 0 [N, K], scales as they are stored [N, groups], and zero points from 0 [N, groups] or None."""
         matrix = self._matrices[module]
         rows, columns = matrix.shape
         if matrix.is_packed:
             codes = matrix.unpacked(self._part(module, _PACKED), columns)
         else:
             codes = self._from_zero(module, self._part(module, _WEIGHT), matrix)
-        with np.errstate(over="ignore"):
-            scales = self._part(module, _SCALE).astype(np.float16)
-        scales = np.ascontiguousarray(np.broadcast_to(scales.reshape(-1, matrix.num_groups), (rows, matrix.num_groups)))
-        if not np.isfinite(scales).all():
-            raise CheckpointError(
-                f"{self._where} has {module}{_SCALE} that are not finite in float16. Fetch the weights again."
-            )
-        zeros = self._zeros(module, matrix) if matrix.has_zeros else None
-        if matrix.format is not None:
-            return group_weight(matrix.format, codes, scales, zeros, matrix.middle)
-        return INT8.quantize(dense_groups(codes, scales, zeros, matrix.middle, self._groups(module, matrix)))
+        scales = self._part(module, _SCALE).reshape(-1, matrix.num_groups)
+        scales = np.ascontiguousarray(np.broadcast_to(scales, (rows, matrix.num_groups)))
+        return codes, scales, self._zeros(module, matrix) if matrix.has_zeros else None
 
     def _from_zero(self, module: str, stored: Array, matrix: _Matrix) -> Array:
         """Return codes of either sign as codes from 0; CheckpointError for one that is beyond its bits."""

@@ -134,7 +134,7 @@ class StackedTensors:
         if len(stack.stored_names) == 1:
             return self.stored.array(stack.stored_names[0])
         info = self._info_of_stack(stack)
-        return self._dense(stack, info) if info.weight_format is None else self._quantised(stack, info)
+        return self._dense(stack, info) if info.weight_format is None else self._alike(stack, info)
 
     def stored_rows(self, name: str) -> StoredRows | None:
         """Return which stored matrix a tensor is; None for experts, and for no tensor."""
@@ -242,11 +242,14 @@ class StackedTensors:
         assert stacked is not None, "a stack has experts"
         return stacked
 
-    def _quantised(self, stack: TensorStack, info: TensorInfo) -> QuantizedWeight:
+    def _alike(self, stack: TensorStack, info: TensorInfo) -> Array | QuantizedWeight:
+        """Stack tensors of one weight format; they are all values if the stored tensors are dequantised."""
         assert info.weight_format is not None
         arrays: dict[str, Array] = {}
         names = [one.name for one in fields(QuantizedWeight) if one.name != "format"]
         for rows, values in self._by_rows(stack, info.shape[0]):
+            if not isinstance(values, QuantizedWeight):
+                return self._dense(stack, info)
             for name in names:
                 part = getattr(values, name)
                 if part is None:

@@ -14,6 +14,7 @@ used. (OCP Microscaling Formats 1.0 has the elements; the layouts are those of t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -61,6 +62,14 @@ def unpack_pairs(packed: Array) -> Array:
     return codes
 
 
+def _values_of(codes: Array, scales: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield rows of NVFP4, some at a time, with their float32 values."""
+    for chunk in row_chunks(codes.shape):
+        with np.errstate(all="ignore"):  # values that are not finite are refused
+            values = E2M1[codes[chunk]] * np.repeat(scales[chunk], _NVFP4_GROUP, axis=1)
+        yield chunk, values
+
+
 class Fp4Checkpoint(QuantizedTensors):
     """A checkpoint whose matrices of 4-bit elements are QuantizedWeights `X.weight`, in mxfp4, or int8 for NVFP4;
     implements `StoredTensors`. Immutable.
@@ -79,25 +88,41 @@ class Fp4Checkpoint(QuantizedTensors):
         num_nvfp4 = sum(info.weight_format == INT8 for info in self._infos.values())
         warn_of_requantised(where, num_nvfp4, len(self._infos), "are NVFP4, with a scale for each 16 values")
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values, a QuantizedWeight for 4-bit elements.
+    def _weight(self, name: str) -> QuantizedWeight:
+        codes, scales = self._groups(name)
+        try:
+            if self._infos[name].weight_format == MXFP4:
+                check_scales(scales)
+                return QuantizedWeight(MXFP4, codes, scales)
+            rows, columns = codes.shape
+            found = QuantizedWeight(
+                INT8, np.empty((rows, columns), np.int8), np.empty((rows, INT8.num_blocks(columns)), np.float16)
+            )
+            for chunk, values in _values_of(codes, scales):
+                part = INT8.quantize(values)
+                found.codes[chunk], found.scales[chunk] = part.codes, part.scales
+            return found
+        except InvalidArgumentError as error:
+            raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
 
-        Raises CheckpointError for an unknown name, and for scales that are not finite.
-        """
-        info = self._infos.get(name)
-        if info is None:
-            return self._stored.array(name)
+    def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
+        if self._infos[name].weight_format == MXFP4:
+            return super()._values(name, dtype)
+        codes, scales = self._groups(name)
+        found = np.empty(codes.shape, dtype)
+        for chunk, values in _values_of(codes, scales):
+            found[chunk] = values
+        return found
+
+    def _groups(self, name: str) -> tuple[Array, Array]:
+        """The codes of a matrix, and the scales of its groups: bytes for MXFP4, float32 for NVFP4."""
         module = name.removesuffix(_WEIGHT)
         codes = unpack_pairs(self._plain(self._packed[module]))
         scales = self._plain(f"{module}{_SCALE}")
-        try:
-            if info.weight_format == MXFP4:
-                check_scales(scales)
-                return QuantizedWeight(MXFP4, codes, scales)
-            with np.errstate(all="ignore"):  # values that are not finite are refused
-                return self._requantised(codes, self._scales(module, scales))
-        except InvalidArgumentError as error:
-            raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
+        if self._infos[name].weight_format == MXFP4:
+            return codes, scales
+        with np.errstate(all="ignore"):  # values that are not finite are refused
+            return codes, self._scales(module, scales)
 
     def _scales(self, module: str, scales: Array) -> Array:
         """The factors of groups of 16 values, float32 [N, groups]."""
@@ -106,17 +131,6 @@ class Fp4Checkpoint(QuantizedTensors):
             return of_groups * self._plain(f"{module}{_SECOND_SCALE}").astype(np.float32).reshape(1, 1)
         divisor = self._plain(f"{module}{_GLOBAL_SCALE}").astype(np.float32).reshape(1, 1)
         return of_groups / divisor
-
-    def _requantised(self, codes: Array, scales: Array) -> QuantizedWeight:
-        rows, columns = codes.shape
-        found = QuantizedWeight(
-            INT8, np.empty((rows, columns), np.int8), np.empty((rows, INT8.num_blocks(columns)), np.float16)
-        )
-        for chunk in row_chunks(codes.shape):
-            values = E2M1[codes[chunk]] * np.repeat(scales[chunk], _NVFP4_GROUP, axis=1)
-            part = INT8.quantize(values)
-            found.codes[chunk], found.scales[chunk] = part.codes, part.scales
-        return found
 
     def _describe(self, module: str) -> TensorInfo:
         packed = self._stored.info(self._packed[module])
@@ -170,14 +184,8 @@ class Mxfp4Checkpoint(QuantizedTensors):
         parts = {f"{name}{part}" for name in self._infos for part in (_BLOCKS, _SCALES)}
         self._others = tuple(name for name in stored.names if name not in parts)
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values, a QuantizedWeight for weights in mxfp4.
-
-        Raises CheckpointError for an unknown name, and for scales that are no numbers.
-        """
-        info = self._infos.get(name)
-        if info is None:
-            return self._stored.array(name)
+    def _weight(self, name: str) -> QuantizedWeight:
+        info = self._infos[name]
         rows, columns = prod(info.shape[:-1]), info.shape[-1]
         packed, scales = (np.asarray(self._stored.array(f"{name}{part}")) for part in (_BLOCKS, _SCALES))
         codes = np.empty((rows, columns), np.uint8)
@@ -190,6 +198,9 @@ class Mxfp4Checkpoint(QuantizedTensors):
         except InvalidArgumentError as error:
             raise CheckpointError(f"{self._where}: {name}{_SCALES}: {error} Fetch the weights again.") from None
         return QuantizedWeight(MXFP4, codes, scales.reshape(rows, -1))
+
+    def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
+        return super()._values(name, dtype).reshape(self._infos[name].shape)
 
     def _describe(self, name: str) -> TensorInfo:
         blocks = self._stored.info(f"{name}{_BLOCKS}")

@@ -101,13 +101,7 @@ class Fp8Checkpoint(QuantizedTensors):
         unused = {*self._scales, *self._scales.values()}
         self._others = tuple(name for name in stored.names if name not in unused and not name.endswith(_INPUT_SCALES))
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values, a QuantizedWeight for weights in FP8.
-
-        Raises CheckpointError for an unknown name, and for codes or scales that are not finite.
-        """
-        if name not in self._infos:
-            return self._stored.array(name)
+    def _weight(self, name: str) -> QuantizedWeight:
         codes = np.asarray(self._stored.array(name))
         scales = np.asarray(self._stored.array(self._scales[name]))
         scales = exponents(scales.view(np.uint8)) if scales.dtype.itemsize == 1 else scales.astype(np.float32)

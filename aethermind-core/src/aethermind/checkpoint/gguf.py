@@ -28,6 +28,7 @@ from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.file_faults import remedy
 from aethermind.first_party import pip_install
+from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = ["GgufFile", "GgufStrings", "TruncatedHeaderError"]
@@ -206,12 +207,31 @@ class GgufFile:
             return self._quantised(name, info)
         return np.ndarray(info.shape, info.dtype, buffer=self.map, offset=self._data_begin + info.begin)
 
+    def values(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a tensor as `array` does, a quantised one as its values, computed in float32 and rounded to `dtype`.
+
+        CheckpointError as of `array`, and for values that are not finite in `dtype`.
+        """
+        info = self.info(name)
+        if info.weight_format is None:
+            return np.asarray(self.array(name))
+        block, rows, columns = BLOCK_TYPES[self._types[name]], *info.shape
+        try:
+            values = block.values(self._bytes(info), (rows, columns), dtype)
+        except InvalidArgumentError as error:
+            self.fail(f"has a tensor {name!r:.80} of type {block.name} that is not valid ({error})")
+        if not all(np.isfinite(values[chunk]).all() for chunk in row_chunks(values.shape)):
+            self.fail(f"has a tensor {name!r:.80} of type {block.name} with values that are not finite in {dtype}")
+        return values
+
+    def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        return np.ndarray((info.num_bytes,), np.uint8, buffer=self.map, offset=self._data_begin + info.begin)
+
     def _quantised(self, name: str, info: TensorInfo) -> QuantizedWeight:
         block = BLOCK_TYPES[self._types[name]]
-        stored = np.ndarray((info.num_bytes,), np.uint8, buffer=self.map, offset=self._data_begin + info.begin)
         rows, columns = info.shape
         try:
-            weight = block.read(stored, (rows, columns))
+            weight = block.read(self._bytes(info), (rows, columns))
         except InvalidArgumentError as error:
             self.fail(f"has a tensor {name!r:.80} of type {block.name} that is not valid ({error})")
         for side in (weight.scales, weight.offsets, weight.super_block_scales):

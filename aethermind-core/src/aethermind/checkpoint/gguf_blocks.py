@@ -17,12 +17,13 @@ A row is a sequence of blocks, each with its own scales (ggml's `block_q4_0` and
     Q2_K Q3_K Q6_K    16 values share a scale, which no weight format has: requantised as int8 of 32 values. The error
     NVFP4             of a value is half a step of int8 at most, 1/254 of the largest magnitude of its 32
 
-Integer codes remain unchanged, except those that are requantised.
+Integer codes remain unchanged, except those that are requantised. Where a tensor's values are needed instead of a
+weight format, nothing of this is rounded: they are those of the block type, in float32, rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,12 +45,24 @@ _VALUES_PER_CHUNK = 1 << 20
 
 
 class _Parts(NamedTuple):
-    """Decoded blocks: codes [n, num_values], scales and offsets [n, num_values / 32], super-block scales [n, 1, 2]."""
+    """Decoded blocks: codes [n, num_values], scales and offsets [n, groups], super-block scales [n, 1, 2].
+
+    Groups have equal numbers of values. Scales and offsets of the dtype float32 are those of the block type where the
+    weight format has others, because they are rounded or their groups are smaller.
+    """
 
     codes: Array
     scales: Array
     offsets: Array | None = None
     super_block_scales: Array | None = None
+
+    def values(self) -> Array:
+        """The values [n, num_values] in float32, for float32 scales."""
+        values = self.codes.reshape(*self.scales.shape, -1) * self.scales[..., None]
+        if self.offsets is not None:
+            values += self.offsets[..., None]
+        found: Array = values.reshape(self.codes.shape)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,7 @@ class BlockType:
         return count // self.num_values * self.num_bytes
 
     def read(self, stored: Array, shape: tuple[int, int]) -> QuantizedWeight:
-        """Decode a tensor's bytes as the weight [N, K]."""
+        """Decode a tensor's bytes as the weight [N, K]; InvalidArgumentError for values that it cannot hold."""
         rows, columns = shape
         blocks = (rows, columns // _BLOCK)
         format = self.format
@@ -91,15 +104,52 @@ class BlockType:
         offsets = np.empty(blocks, format.scale_dtype) if format.has_offset else None
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
-        by_row = stored.reshape(rows, stored.size // max(rows, 1))
-        rows_per_chunk = max(1, _VALUES_PER_CHUNK // max(columns, 1))
-        for begin in range(0, rows if columns else 0, rows_per_chunk):
-            chunk = slice(begin, min(begin + rows_per_chunk, rows))
-            found = self.decode(by_row[chunk].reshape(-1, self.num_bytes))
+        for chunk, encoded in self._chunks(stored, shape):
+            found = self._held(self.decode(encoded))
             for array, values in zip((codes, scales, offsets, super_block_scales), found, strict=True):
                 if array is not None and values is not None:
                     array[chunk] = values.reshape(array[chunk].shape)
         return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
+
+    def values(self, stored: Array, shape: tuple[int, int], dtype: npt.DTypeLike) -> Array:
+        """Decode a tensor's bytes as its values [N, K], computed in float32 and rounded once to `dtype`."""
+        format = self.format
+        values = np.empty(shape, dtype)
+        for chunk, encoded in self._chunks(stored, shape):
+            parts = self.decode(encoded)
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that they are finite
+                if parts.scales.dtype == np.float32:
+                    found = parts.values()
+                else:
+                    codes, scales, offsets, super_block_scales = self._held(parts)
+                    zeros = np.ones(scales.shape, np.uint8) if format.has_zero_point else None
+                    found = format.dequantize(
+                        QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
+                    )
+                values[chunk] = found.reshape(values[chunk].shape)
+        return values
+
+    def _chunks(self, stored: Array, shape: tuple[int, int]) -> Iterator[tuple[slice, Array]]:
+        """Yield rows, some at a time, and their blocks [n, num_bytes]."""
+        rows, columns = shape
+        by_row = stored.reshape(rows, stored.size // max(rows, 1))
+        rows_per_chunk = max(1, _VALUES_PER_CHUNK // max(columns, 1))
+        for begin in range(0, rows if columns else 0, rows_per_chunk):
+            chunk = slice(begin, min(begin + rows_per_chunk, rows))
+            yield chunk, by_row[chunk].reshape(-1, self.num_bytes)
+
+    def _held(self, parts: _Parts) -> _Parts:
+        """Return blocks with a scale, and perhaps an offset, for each block of the weight format."""
+        codes, scales, offsets, super_block_scales = parts
+        num_blocks = self.num_values // _BLOCK
+        if scales.shape[1] > num_blocks:
+            found = INT8.quantize(parts.values())
+            return _Parts(found.codes, found.scales)
+        if scales.dtype == np.float32:
+            with np.errstate(over="ignore"):  # the caller checks that they are finite
+                scales = scales.astype(np.float16)
+                offsets = None if offsets is None else offsets.astype(np.float16)
+        return _Parts(codes, np.repeat(scales, num_blocks // scales.shape[1], axis=1), offsets, super_block_scales)
 
 
 def _float16(blocks: Array, begin: int, count: int = 1) -> Array:
@@ -164,10 +214,7 @@ def _decode_q5_k(blocks: Array) -> _Parts:
     codes = _nibbles(blocks[:, 48:], 32) | fifth.reshape(len(blocks), -1)
     scales, offsets, super_block_scales = _k_scales(blocks)
     factors = super_block_scales.astype(np.float32)
-    with np.errstate(over="ignore"):  # the caller checks that they are finite
-        return _Parts(
-            codes, (factors[..., 0] * scales).astype(np.float16), (factors[..., 1] * offsets).astype(np.float16)
-        )
+    return _Parts(codes, factors[..., 0] * scales, factors[..., 1] * offsets)
 
 
 def _pairs_of_bits(stored: Array) -> Array:
@@ -176,19 +223,10 @@ def _pairs_of_bits(stored: Array) -> Array:
     return pairs.reshape(len(stored), -1)
 
 
-def _requantised(codes: Array, scales: Array, offsets: Array | None = None) -> _Parts:
-    """Requantise codes [n, 256], with a scale and perhaps an offset for each 16, as int8 with groups of 32."""
-    values = codes.reshape(-1, 16, 16) * scales[..., None]
-    if offsets is not None:
-        values += offsets[..., None]
-    found = INT8.quantize(values.reshape(-1, 256))
-    return _Parts(found.codes, found.scales)
-
-
 def _decode_q2_k(blocks: Array) -> _Parts:
     factors = _float16(blocks, 80, 2).astype(np.float32)
     scales, offsets = factors[:, :1] * (blocks[:, :16] & 15), factors[:, 1:] * (blocks[:, :16] >> 4)
-    return _requantised(_pairs_of_bits(blocks[:, 16:80]), scales, -offsets)
+    return _Parts(_pairs_of_bits(blocks[:, 16:80]), scales, -offsets)
 
 
 def _decode_q3_k(blocks: Array) -> _Parts:
@@ -198,13 +236,13 @@ def _decode_q3_k(blocks: Array) -> _Parts:
     low = np.concatenate([blocks[:, 96:104] & 15, blocks[:, 96:104] >> 4], axis=1)
     upper = blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
-    return _requantised(codes, multiples * _float16(blocks, 108).astype(np.float32))
+    return _Parts(codes, multiples * _float16(blocks, 108).astype(np.float32))
 
 
 def _decode_q6_k(blocks: Array) -> _Parts:
     low = _nibbles(blocks[:, :128], 64)
     codes = (low | _pairs_of_bits(blocks[:, 128:192]) << 4).view(np.int8) - np.int8(32)
-    return _requantised(codes, blocks[:, 192:208].view(np.int8) * _float16(blocks, 208).astype(np.float32))
+    return _Parts(codes, blocks[:, 192:208].view(np.int8) * _float16(blocks, 208).astype(np.float32))
 
 
 def _decode_iq4_nl(blocks: Array) -> _Parts:
@@ -215,9 +253,7 @@ def _decode_iq4_xs(blocks: Array) -> _Parts:
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
     upper = blocks[:, 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
-    with np.errstate(over="ignore"):  # the caller checks that they are finite
-        scales = (multiples * _float16(blocks, 0).astype(np.float32)).astype(np.float16)
-    return _Parts(_NONLINEAR[_nibbles(blocks[:, 8:], 16)], scales)
+    return _Parts(_NONLINEAR[_nibbles(blocks[:, 8:], 16)], multiples * _float16(blocks, 0).astype(np.float32))
 
 
 def _decode_mxfp4(blocks: Array) -> _Parts:
@@ -231,24 +267,20 @@ def _decode_nvfp4(blocks: Array) -> _Parts:
 
     scales = blocks[:, :4].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     scales[blocks[:, :4] == 127] = 0
-    values = E2M1[_nibbles(blocks[:, 4:], 8)].reshape(-1, 4, 16) * scales[..., None]
-    found = INT8.quantize(values.reshape(-1, 64))
-    return _Parts(found.codes, found.scales)
+    return _Parts(E2M1[_nibbles(blocks[:, 4:], 8)], scales)
 
 
 def _decode_q8_k(blocks: Array) -> _Parts:
-    with np.errstate(over="ignore"):  # the caller checks that they are finite
-        scales = np.ascontiguousarray(blocks[:, :4]).view(np.float32).astype(np.float16)
-    return _Parts(blocks[:, 4:260].view(np.int8), np.repeat(scales, 8, axis=1))
+    return _Parts(blocks[:, 4:260].view(np.int8), np.ascontiguousarray(blocks[:, :4]).view(np.float32))
 
 
 def _decode_q1_0(blocks: Array) -> _Parts:
     signs = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").view(np.int8)
-    return _Parts(2 * signs - np.int8(1), np.repeat(_float16(blocks, 0), 4, axis=1))
+    return _Parts(2 * signs - np.int8(1), _float16(blocks, 0))
 
 
 def _decode_tq2_0(blocks: Array) -> _Parts:
-    return _Parts(_pairs_of_bits(blocks[:, :64]), np.repeat(_float16(blocks, 64), 8, axis=1))
+    return _Parts(_pairs_of_bits(blocks[:, :64]), _float16(blocks, 64))
 
 
 def _decode_tq1_0(blocks: Array) -> _Parts:
@@ -258,7 +290,7 @@ def _decode_tq1_0(blocks: Array) -> _Parts:
         for stored, count in ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
     ]
     codes = np.concatenate(digits, axis=1).astype(np.uint16) * np.uint16(3) >> 8
-    return _Parts(codes.astype(np.uint8), np.repeat(_float16(blocks, 52), 8, axis=1))
+    return _Parts(codes.astype(np.uint8), _float16(blocks, 52))
 
 
 def _by_codebook(name: str, blocks: Array) -> _Parts:

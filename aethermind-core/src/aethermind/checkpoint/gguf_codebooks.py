@@ -4,8 +4,8 @@
     IQ1_S                    the same; a vector of −1, 0 and 1 is shifted by ±1/8, so that codes are 8 · element ± 1
     IQ2_XS IQ2_S IQ1_M       16 values share a scale, which no weight format has: requantised as int8 of 32 values
 
-Products of scales are rounded to float16. The codebooks were found by search, and are those of the `gguf` library, an
-extra that is imported when a file has such a type.
+Products of scales are rounded to float16 in a weight format. The codebooks were found by search, and are those of the
+`gguf` library, an extra that is imported when a file has such a type.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from aethermind.checkpoint.integer_groups import INT8
 
 __all__ = ["CODEBOOK_DECODERS"]
 
@@ -78,18 +76,6 @@ def _by_nibbles(stored: Array) -> Array:
     return nibbles.reshape(len(stored), -1)
 
 
-def _float16(scales: Array) -> Array:
-    with np.errstate(over="ignore"):  # the caller checks that they are finite
-        return scales.astype(np.float16)
-
-
-def _requantised(codes: Array, scales: Array) -> tuple[Array, Array]:
-    """Requantise codes [n, 256] with a scale for each 16 as int8 with groups of 32."""
-    values = codes.reshape(-1, 16, 16) * scales[..., None]
-    found = INT8.quantize(values.reshape(-1, 256))
-    return found.codes, found.scales
-
-
 def _decode_iq2_xxs(blocks: Array) -> tuple[Array, Array]:
     words = _numbers(blocks, 2, 66, "<u4").reshape(len(blocks), 8, 2)
     indices = np.ascontiguousarray(words[:, :, 0]).view(np.uint8)
@@ -104,27 +90,27 @@ def _signed(name: str, indices: Array, words: Array, factors: Array) -> tuple[Ar
     """Decode vectors whose signs and scales are in words [n, 8]: four times seven signs, and four bits of a scale."""
     signs = _with_parity(words[:, :, None] >> _SIGN_SHIFTS & 127).reshape(len(words), -1)
     codes = _taken(_codebook(name), indices) * _taken(_signs(), signs)
-    return codes, _float16(factors * (np.float32(0.5) + (words >> 28).astype(np.float32)))
+    return codes, factors * (np.float32(0.5) + (words >> 28).astype(np.float32))
 
 
 def _decode_iq2_xs(blocks: Array) -> tuple[Array, Array]:
     words = _numbers(blocks, 2, 66, "<u2")
     codes = _taken(_codebook("IQ2_XS"), words & 511) * _taken(_signs(), _with_parity(words >> 9))
-    return _requantised(codes, _factors(blocks) * (np.float32(0.5) + _by_nibbles(blocks[:, 66:74])) * np.float32(0.25))
+    return codes, _factors(blocks) * (np.float32(0.5) + _by_nibbles(blocks[:, 66:74])) * np.float32(0.25)
 
 
 def _decode_iq2_s(blocks: Array) -> tuple[Array, Array]:
     upper = blocks[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
     indices = blocks[:, 2:34] | upper.reshape(len(blocks), -1).astype(np.uint16) << 8
     codes = _taken(_codebook("IQ2_S"), indices) * _taken(_signs(), blocks[:, 34:66])
-    return _requantised(codes, _factors(blocks) * (np.float32(0.5) + _by_nibbles(blocks[:, 74:82])) * np.float32(0.25))
+    return codes, _factors(blocks) * (np.float32(0.5) + _by_nibbles(blocks[:, 74:82])) * np.float32(0.25)
 
 
 def _decode_iq3_s(blocks: Array) -> tuple[Array, Array]:
     upper = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little")
     codes = _taken(_codebook("IQ3_S"), blocks[:, 2:66] | upper.astype(np.uint16) << 8)
     codes *= _taken(_signs(), blocks[:, 74:106])
-    return codes, _float16(_factors(blocks) * (1 + 2 * _by_nibbles(blocks[:, 106:110]).astype(np.float32)))
+    return codes, _factors(blocks) * (1 + 2 * _by_nibbles(blocks[:, 106:110]).astype(np.float32))
 
 
 def _shifted(indices: Array, is_negative: Array) -> Array:
@@ -140,7 +126,7 @@ def _decode_iq1_s(blocks: Array) -> tuple[Array, Array]:
     upper = high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7
     indices = blocks[:, 2:34] | upper.reshape(len(blocks), -1) << 8
     codes = _shifted(indices, np.repeat(high >> 15 == 1, 4, axis=1))
-    return codes, _float16(_factors(blocks) * (2 * (high >> 12 & 7) + 1).astype(np.float32) / np.float32(8))
+    return codes, _factors(blocks) * (2 * (high >> 12 & 7) + 1).astype(np.float32) / np.float32(8)
 
 
 def _decode_iq1_m(blocks: Array) -> tuple[Array, Array]:
@@ -150,7 +136,7 @@ def _decode_iq1_m(blocks: Array) -> tuple[Array, Array]:
     scale = np.bitwise_or.reduce((words & 0xF000) >> np.array([12, 8, 4, 0], np.uint16), axis=1, keepdims=True)
     factors = scale.view(np.float16).astype(np.float32)
     multiples = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
-    return _requantised(codes, factors * (2 * multiples + 1).astype(np.float32) / np.float32(8))
+    return codes, factors * (2 * multiples + 1).astype(np.float32) / np.float32(8)
 
 
 CODEBOOK_DECODERS = {
@@ -162,4 +148,4 @@ CODEBOOK_DECODERS = {
     "IQ3_XXS": _decode_iq3_xxs,
     "IQ3_S": _decode_iq3_s,
 }
-"""Decoders of blocks [n, bytes] by types: codes int8 [n, 256] and scales float16 [n, 8]."""
+"""Decoders of blocks [n, bytes] by types: codes int8 [n, 256] and scales float32 [n, 8], or [n, 16]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -91,6 +92,10 @@ class GgufParts:
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
         """A tensor's values; see `GgufFile.array`."""
         return self._file_of_name.get(name, self._files[0]).array(name)
+
+    def values(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A tensor's values, none of them quantised; see `GgufFile.values`."""
+        return self._file_of_name.get(name, self._files[0]).values(name, dtype)
 
     def fail(self, problem: str) -> NoReturn:
         """Raise a CheckpointError about the first file."""
@@ -251,8 +256,15 @@ class GgufTensors:
         if num_layers is not None:
             self._originals |= _mtp_names(read, names, num_layers)
         self._transforms = transforms
+        self._dtype: npt.DTypeLike | None = None
         for name in self._originals.values():
             file.info(name)
+
+    def dequantized(self, dtype: npt.DTypeLike) -> GgufTensors:
+        """Return the tensors with the values of quantised ones, rounded once to `dtype`; see `GgufFile.values`."""
+        view = copy(self)
+        view._dtype = dtype
+        return view
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -291,7 +303,8 @@ class GgufTensors:
         Raises CheckpointError for an unknown name, and for a tensor that cannot be rearranged.
         """
         original = self.original_name(name)
-        values = self._file.array(original)
+        is_quantised = self._dtype is None
+        values = self._file.array(original) if is_quantised else self._file.values(original, self._dtype)
         transform = self._transforms.get(in_layer(original))
         if transform is not None:
             return transform.apply(values, f"{self._file.path} has a tensor {original!r:.80} that")

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.integer_groups import INT8, dense_groups, group_format, group_weight, unpack_codes
 from aethermind.checkpoint.quantized_tensors import QuantizedTensors, quantization_method, warn_of_requantised
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
-from aethermind.errors import CheckpointError, ConfigError
+from aethermind.errors import CheckpointError, ConfigError, InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind.plugins.compatibility import deprecated_fields
@@ -152,10 +152,9 @@ class Packing:
                 return self._unpacked(np.ascontiguousarray(qweight.T))
 
     def scales(self, stored: Array, columns: int) -> Array:
-        """The scales of groups, float16 [N, groups]."""
+        """The scales of groups as they are stored, [N, groups]."""
         scales = stored if self.layout == "gemv" else stored.T
-        with np.errstate(over="ignore"):  # the caller checks that they are finite
-            return np.ascontiguousarray(scales[:, : self.num_groups(columns)]).astype(np.float16)
+        return np.ascontiguousarray(scales[:, : self.num_groups(columns)])
 
     def zeros(self, qzeros: Array, scales: Array) -> Array:
         """Unpack the zero points, uint8 [N, groups], of a matrix with these `scales`."""
@@ -326,25 +325,33 @@ class PackedCheckpoint(QuantizedTensors):
         biases = [name.removesuffix("weight") + "bias" for name in self._infos]
         return tuple(name for name in biases if name in self._others and not np.any(self._array(name)))
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values; a packed matrix is a QuantizedWeight.
-
-        Raises CheckpointError for an unknown name, and for scales that are not finite in float16.
-        """
-        info = self._infos.get(name)
-        if info is None:
-            return self._stored.array(name)
+    def _weight(self, name: str) -> QuantizedWeight:
         module = name.removesuffix(_WEIGHT)
         packing, format = self._packings[module], self._formats[module]
+        if format is None:
+            try:
+                return INT8.quantize(self._values(name, np.float32))
+            except InvalidArgumentError as error:
+                raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
+        codes, scales, zeros = self._parts(module)
+        with np.errstate(over="ignore"):
+            rounded = scales.astype(np.float16)
+        if not np.isfinite(rounded).all():
+            raise CheckpointError(f"{self._where} has {module}.scales that are not finite. Fetch the weights again.")
+        return group_weight(format, codes, rounded, zeros, packing.middle)
+
+    def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
+        module = name.removesuffix(_WEIGHT)
+        codes, scales, zeros = self._parts(module)
+        groups = self._groups(module, codes.shape[1])
+        return dense_groups(codes, scales, zeros, self._packings[module].middle, groups, dtype)
+
+    def _parts(self, module: str) -> tuple[Array, Array, Array]:
+        """Codes [N, K], scales as they are stored [N, groups], and zero points [N, groups]."""
+        packing = self._packings[module]
         codes = packing.codes(self._part(module, _QWEIGHT))
         scales = packing.scales(self._part(module, _SCALES), codes.shape[1])
-        if not np.isfinite(scales).all():
-            raise CheckpointError(f"{self._where} has {module}.scales that are not finite. Fetch the weights again.")
-        zeros = packing.zeros(self._part(module, _QZEROS), scales)
-        if format is None:
-            groups = self._groups(module, codes.shape[1])
-            return INT8.quantize(dense_groups(codes, scales, zeros, packing.middle, groups))
-        return group_weight(format, codes, scales, zeros, packing.middle)
+        return codes, scales, packing.zeros(self._part(module, _QZEROS), scales)
 
     def _describe_packed(self, module: str) -> TensorInfo:
         """Describe a packed matrix; CheckpointError for inconsistent parts."""

@@ -119,26 +119,16 @@ class HqqCheckpoint(QuantizedTensors):
             where, num_requantised, len(modules), "have groups that are not 32 columns or more of a row"
         )
 
-    def array(self, name: str) -> Array | QuantizedWeight:
-        """A tensor's values, a QuantizedWeight for a quantised matrix.
-
-        Raises CheckpointError for an unknown name, and for scales that are not finite.
-        """
-        info = self._infos.get(name)
-        if info is None:
-            return self._stored.array(name)
+    def _weight(self, name: str) -> QuantizedWeight:
         module = name.removesuffix(_WEIGHT)
         matrix = self._matrices[module]
-        codes = matrix.unpacked(self._plain(f"{module}{_CODES}"))
-        scales, zeros = (self._plain(f"{module}{part}").astype(np.float32).reshape(-1) for part in (_SCALE, _ZERO))
         if matrix.format is None:
-            across = (-1, 1) if matrix.axis else (1, -1)
-            with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused
-                values = (codes - zeros.reshape(across)) * scales.reshape(across)
             try:
-                return INT8.quantize(values.reshape(matrix.shape))
+                with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused
+                    return INT8.quantize(self._values(name, np.float32))
             except InvalidArgumentError as error:
                 raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
+        codes, scales, zeros = self._groups(module)
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = [part.astype(np.float16) for part in (scales, -scales * zeros)]
         if not all(np.isfinite(part).all() for part in rounded):
@@ -152,6 +142,20 @@ class HqqCheckpoint(QuantizedTensors):
             np.repeat(np.broadcast_to(part, matrix.num_groups).reshape(rows, -1), per_group, axis=1) for part in rounded
         ]
         return QuantizedWeight(matrix.format, codes.reshape(matrix.shape), of_blocks[0], None, of_blocks[1])
+
+    def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
+        module = name.removesuffix(_WEIGHT)
+        matrix = self._matrices[module]
+        codes, scales, zeros = self._groups(module)
+        across = (-1, 1) if matrix.axis else (1, -1)
+        values: Array = (codes - zeros.reshape(across)) * scales.reshape(across)
+        return values.reshape(matrix.shape)
+
+    def _groups(self, module: str) -> tuple[Array, Array, Array]:
+        """The codes of a matrix, uint8 of `grouped_shape`, and the scales and zero points, float32 [groups] or [1]."""
+        codes = self._matrices[module].unpacked(self._plain(f"{module}{_CODES}"))
+        scales, zeros = (self._plain(f"{module}{part}").astype(np.float32).reshape(-1) for part in (_SCALE, _ZERO))
+        return codes, scales, zeros
 
     def _describe(self, module: str) -> _Matrix:
         """Describe a matrix; CheckpointError for notes or parts that are missing or do not fit."""

@@ -3,7 +3,7 @@ them.
 
 GPTQ, AWQ and compressed-tensors store such matrices. A value is scale · (code − zero point), with codes from 0; without
 zero points the middle code, 2^(bits − 1), is zero. Codes of up to 4 bits are held in 4, more in 8. Scales are rounded
-to float16.
+to float16 in weight formats.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
 
 __all__ = ["INT8", "dense_groups", "group_format", "group_weight", "unpack_codes"]
@@ -65,8 +66,16 @@ def group_weight(
     return QuantizedWeight(format, (codes - np.uint8(middle)).view(np.int8), scales)
 
 
-def dense_groups(codes: Array, scales: Array, zeros: Array | None, middle: int, groups: Array) -> Array:
-    """Return the float32 values of codes whose columns belong to the `groups` [K], in any order."""
-    offsets = middle if zeros is None else zeros.astype(np.float32)[:, groups]
-    values: Array = (codes.astype(np.float32) - offsets) * scales.astype(np.float32)[:, groups]
-    return values
+def dense_groups(
+    codes: Array, scales: Array, zeros: Array | None, middle: int, groups: Array, dtype: npt.DTypeLike = np.float32
+) -> Array:
+    """Return the values of codes whose columns belong to the `groups` [K], in any order: computed in float32 and
+    rounded to `dtype`.
+    """
+    found = np.empty(codes.shape, dtype)
+    for chunk in row_chunks(codes.shape):
+        values = codes[chunk].astype(np.float32)
+        values -= np.float32(middle) if zeros is None else zeros[chunk].astype(np.float32)[:, groups]
+        values *= scales[chunk].astype(np.float32)[:, groups]
+        found[chunk] = values
+    return found

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
-from aethermind.errors import ConfigError
+from aethermind.errors import CheckpointError, ConfigError
 from aethermind.log import get_logger
+from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = [
     "METHODS",
     "QuantizedTensors",
+    "dequantized",
     "quantization_method",
     "warn_of_requantised",
     "without_activation_scales",
@@ -59,16 +63,63 @@ def _unnamed_method(described: Mapping[str, Any]) -> str | None:
     return "awq" if "w_bit" in described else "gptq" if "bits" in described else None
 
 
+def dequantized(stored: StoredTensors, dtype: npt.DTypeLike) -> StoredTensors:
+    """Return tensors with the values of quantised ones: those of the checkpoint's own format, computed in float32 and
+    rounded once to `dtype`.
+
+    They are described as before. A class without a method of this name is returned as it is.
+    """
+    of_class = getattr(stored, "dequantized", None)
+    found: StoredTensors = stored if of_class is None else of_class(dtype)
+    return found
+
+
 class QuantizedTensors:
-    """Stored tensors, of which some are parts of quantised weights; with `array`, it implements `StoredTensors`.
+    """Stored tensors, of which some are parts of quantised weights; implements `StoredTensors`.
 
     A class fills `_infos`, the descriptions of quantised weights by name, and `_others`, the names of the tensors that
-    are read as they are stored.
+    are read as they are stored. It has `_weight`, and `_values` where values are rounded in a weight.
     """
 
     _stored: StoredTensors
     _infos: Mapping[str, TensorInfo]
     _others: Sequence[str]
+    _dtype: npt.DTypeLike | None = None
+
+    def dequantized(self, dtype: npt.DTypeLike) -> StoredTensors:
+        """Return the tensors with the values of quantised ones; see the function of this name."""
+        view = copy(self)
+        view._stored, view._dtype = dequantized(self._stored, dtype), dtype
+        return view
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """A tensor's values, a QuantizedWeight for a quantised matrix.
+
+        Raises CheckpointError for an unknown name, and for scales or values that are not finite.
+        """
+        if name not in self._infos:
+            return self._stored.array(name)
+        if self._dtype is None:
+            return self._weight(name)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self._values(name, self._dtype).astype(self._dtype, copy=False)
+        by_row = values.reshape(-1, values.shape[-1])
+        if not all(np.isfinite(by_row[chunk]).all() for chunk in row_chunks(by_row.shape)):
+            raise CheckpointError(
+                f"{name} has values that are not finite in {np.dtype(self._dtype)}. Pass float32 or bfloat16 as dtype, "
+                "or fetch the weights again."
+            )
+        return values
+
+    def _weight(self, name: str) -> QuantizedWeight:
+        """A quantised matrix in the weight format that its description names."""
+        raise NotImplementedError
+
+    def _values(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The values of a quantised matrix in its described shape, in `dtype` or in float32, which `array` rounds."""
+        weight = self._weight(name)
+        values: npt.NDArray[Any] = weight.format.dequantize(weight, dtype)
+        return values
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -109,10 +160,6 @@ class _WithoutActivationScales(QuantizedTensors):
         self._stored = stored
         self._infos = {}
         self._others = tuple(name for name in stored.names if not name.endswith(_ACTIVATION_PARTS))
-
-    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """A tensor's values. Raises CheckpointError for an unknown name."""
-        return self._stored.array(name)
 
 
 def without_activation_scales(stored: StoredTensors) -> StoredTensors:

@@ -28,6 +28,7 @@ __all__ = [
     "PackedWeightCache",
     "allocation_sizes",
     "constant_bytes",
+    "has_codes_of",
 ]
 
 Array = Any
@@ -91,9 +92,10 @@ class PackedWeightCache(Protocol):
 class ConstantStore:
     """Loads parameters on demand, in the layouts that plans need, and holds them.
 
-    `read(name)` returns the checkpoint's array (in any floating dtype, possibly memory-mapped), or a QuantizedWeight. A
-    parameter that the device can read in place, in its dtype and layout, is not copied, and neither is a packed one
-    that `cache` finds.
+    `read(name, format)` returns a parameter for a constant in this weight format, None for a dense one: the
+    checkpoint's array (in any floating dtype, possibly memory-mapped), or a QuantizedWeight. One whose codes are of no
+    use there may be returned as its values. A parameter that the device can read in place, in its dtype and layout, is
+    not copied, and neither is a packed one that `cache` finds.
 
     Row-major constants that are copied and first read by one step are adjacent in memory, in the order of its inputs,
     where their sizes are multiples of ADJACENT_ALIGNMENT: a kernel may read the weights of q, k and v as one matrix. So
@@ -104,7 +106,7 @@ class ConstantStore:
         self,
         backend: Backend,
         device: DeviceId,
-        read: Callable[[str], Array],
+        read: Callable[[str, WeightFormat | None], Array | QuantizedWeight],
         types: Mapping[str, TensorType],
         cache: PackedWeightCache | None = None,
         shared: Mapping[str, Tensor] | None = None,
@@ -234,7 +236,7 @@ class ConstantStore:
 
     def _load_one(self, key: str, constant: Constant, pack: Pack | None, group: _Group | None) -> Tensor:
         type, format = self._types[constant.parameter], constant.weight_format
-        original = self._read(constant.parameter)
+        original = self._read(constant.parameter, format)
         if pack is not None:
             buffer = self._preallocated.pop(key, None)
             packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer, key, group)
@@ -376,11 +378,14 @@ def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightForma
 
 def _in_format(source: QuantizedWeight, format: WeightFormat) -> Array | QuantizedWeight:
     """Return the weight in a format where its codes can be reused; else its values."""
-    if source.format == format:
-        return source
-    if source.format.super_block_size and one_level_format(source.format) == format:
-        return without_super_blocks(source)
-    return source.format.dequantize(source)
+    if not has_codes_of(source.format, format):
+        return source.format.dequantize(source)
+    return source if source.format == format else without_super_blocks(source)
+
+
+def has_codes_of(stored: WeightFormat, format: WeightFormat) -> bool:
+    """Whether the codes of a weight that is stored in one format are those of another one."""
+    return stored == format or (bool(stored.super_block_size) and one_level_format(stored) == format)
 
 
 _QUANTIZABLE = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)

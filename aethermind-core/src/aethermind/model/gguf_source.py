@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from aethermind.checkpoint.source import TensorInfo
     from aethermind.model.gguf_family import GgufFamily
-    from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+    from aethermind.ops.weight_format import WeightFormat
     from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
 
@@ -189,9 +189,9 @@ class GgufSource:
         """`general.architecture`; ConfigError if the file has none."""
         return self._family_name
 
-    def stored_array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """Return a tensor by GGUF's name, as the file has it, a stack of matrices as one; see `GgufFile.array`."""
-        return self._file.array(name)
+    def stored_values(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor's values by GGUF's name, a stack of matrices as one, of a quantised tensor in float32."""
+        return self._file.values(name, np.float32)
 
     @property
     def _splits(self) -> dict[str, SplitRule]:

@@ -139,7 +139,7 @@ class KernelCall:
         )
         plan = _in_place(compiled.plan, schema) if in_place else compiled.plan
         types = {value.name: value.type for value in graph.parameters}
-        constants = ConstantStore(opened.backend, opened.device, lambda name: given[name], types)
+        constants = ConstantStore(opened.backend, opened.device, lambda name, _: given[name], types)
         constants.load(plan)
         self._plan = plan
         self._states = {name: on_device(opened.backend, opened.device, given[name]) for name in plan.states}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
 from aethermind.errors import CheckpointError
-from aethermind.graph.constants import ConstantStore
+from aethermind.graph.constants import ConstantStore, has_codes_of
+from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.model.architecture import AdaptsWeights
 from aethermind.ops.schema import TensorType
@@ -32,24 +34,64 @@ _CACHE_SCALES = ("*.k_scale", "*.v_scale")
 """Scales of an 8-bit KV cache that a checkpoint may hold; the cache here computes its own scales."""
 
 
-def open_weights(compiled: CompiledModel) -> TensorSource:
+def open_weights(compiled: CompiledModel, stored: StoredTensors | None = None) -> TensorSource:
     """Open the checkpoint's tensors, and a tensor-parallel rank's parts of them, checked against the model by name.
 
-    CheckpointError says what does not fit.
+    `stored` is the checkpoint where it is open already. CheckpointError says what does not fit.
     """
+    parts = {} if compiled.parallel is None else compiled.parallel.parts
+    whole = _open_checkpoint(compiled, _whole_types(compiled), stored)
+    return PartialTensors(whole, parts) if parts else whole
+
+
+def _whole_types(compiled: CompiledModel) -> dict[str, TensorType]:
+    """The types of the parameters that a checkpoint has, of which a rank may have parts."""
     parts = {} if compiled.parallel is None else compiled.parallel.parts
     of_adapters = () if compiled.adapters is None else compiled.adapters.parameters
     types = {name: type for name, type in compiled.parameter_types.items() if name not in parts}
     wholes = {part.parameter: part.whole for part in parts.values()}
     wholes |= {} if compiled.parallel is None else compiled.parallel.of_rank_0
-    types |= {name: type for name, type in wholes.items() if name not in of_adapters}
-    whole = _open_checkpoint(compiled, types)
-    return PartialTensors(whole, parts) if parts else whole
+    return types | {name: type for name, type in wholes.items() if name not in of_adapters}
+
+
+class _Parameters:
+    """Reads the parameters of a compiled model for constants in one weight format or another."""
+
+    def __init__(self, compiled: CompiledModel, computed: Mapping[str, Any], types: Mapping[str, TensorType]) -> None:
+        self._compiled = compiled
+        self._computed = computed
+        self._types = types
+        self._parts = {} if compiled.parallel is None else compiled.parallel.parts
+        self._checkpoint = None if compiled.config.load_format == "dummy" else compiled.source.weights()
+        self._stored = open_weights(compiled, self._checkpoint)
+        self._dequantized: dict[DType, TensorSource] = {}
+
+    def read(self, name: str, format: WeightFormat | None) -> Any:
+        """Return a parameter for a constant in `format`, None for a dense one: quantised if its codes are of that
+        format, else as its values, which are rounded once.
+        """
+        if name in self._computed:
+            return self._computed[name]
+        whole = self._parts[name].parameter if name in self._parts else name
+        stored = self._stored.info(whole).weight_format
+        if format is not None and stored is not None and has_codes_of(stored, format):
+            return self._stored.array(name)
+        return self._values(self._types[name].dtype if format is None else DType.FLOAT32).array(name)
+
+    def _values(self, dtype: DType) -> TensorSource:
+        """The checkpoint with the values of quantised tensors in `dtype`."""
+        if self._checkpoint is None:
+            return self._stored
+        if dtype not in self._dequantized:
+            model, types = self._compiled.model, _whole_types(self._compiled)
+            found: TensorSource = _in_names_of(dequantized(self._checkpoint, dtype.numpy), model, types)
+            self._dequantized[dtype] = PartialTensors(found, self._parts) if self._parts else found
+        return self._dequantized[dtype]
 
 
 def open_constants(compiled: CompiledModel, shared: Mapping[str, Tensor] | None = None) -> ConstantStore:
     """Open the store from which a model's plans load their weights; `shared` are constants of another model."""
-    source, computed = open_weights(compiled), dict(compiled.computed)
+    computed = dict(compiled.computed)
     if compiled.parallel is not None:
         parts = compiled.parallel.parts
         computed |= {
@@ -63,7 +105,7 @@ def open_constants(compiled: CompiledModel, shared: Mapping[str, Tensor] | None 
     return ConstantStore(
         opened.backend,
         opened.device,
-        lambda name: computed[name] if name in computed else source.array(name),
+        _Parameters(compiled, computed, types).read,
         types,
         WeightCache.of(compiled),
         shared,
@@ -82,7 +124,11 @@ def stored_formats(source: ModelSource, model: CausalLM | TextEncoder) -> dict[s
 
 def stored_tensors(source: ModelSource, model: CausalLM | TextEncoder, wanted: Collection[str]) -> StoredTensors:
     """Return a checkpoint in the names of a model's parameters, which are `wanted`, not checked against the model."""
-    stored = with_whole_names(source.weights(), wanted)
+    return _in_names_of(source.weights(), model, wanted)
+
+
+def _in_names_of(stored: StoredTensors, model: CausalLM | TextEncoder, wanted: Collection[str]) -> StoredTensors:
+    stored = with_whole_names(stored, wanted)
     return model.adapt(stored) if isinstance(model, AdaptsWeights) else stored
 
 
@@ -98,7 +144,9 @@ def remapped_checkpoint(
     return model.adapt(stored), stored
 
 
-def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -> TensorSource:
+def _open_checkpoint(
+    compiled: CompiledModel, types: Mapping[str, TensorType], stored: StoredTensors | None
+) -> TensorSource:
     from aethermind.checkpoint.dummy import DummyCheckpoint
     from aethermind.checkpoint.source import match_names
 
@@ -109,7 +157,7 @@ def _open_checkpoint(compiled: CompiledModel, types: Mapping[str, TensorType]) -
     }
     if compiled.config.load_format == "dummy":
         return DummyCheckpoint(shapes, compiled.dtype.numpy, compiled.config.seed)
-    checkpoint = stored_tensors(compiled.source, compiled.model, shapes)
+    checkpoint = _in_names_of(stored or compiled.source.weights(), compiled.model, shapes)
     without_effect = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES, _MTP)
     found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *without_effect))
     for name, info in found.items():

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.safetensors_writer import TensorGroup, TensorSpec, write_safetensors
 from aethermind.checkpoint.source import dtype_names
 from aethermind.engine.quantize.by_rows import dense_values, encode_by_rows
 from aethermind.engine.quantize.matrices import ModelMatrices, find_matrices
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.source import DirectorySource
-from aethermind.ops.weight_format import QuantizedWeight
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.compressed_tensors_writer import CompressedTensorsScheme
@@ -132,7 +132,8 @@ class CompressedTensorsModel:
         shape_spec, shape = self.scheme.shape_spec(name), np.array(self.stored.info(name).shape, np.int64)
         encode = partial(self.scheme.encode, dtype_name=self._dtype(name), importance=importance.get(parameter))
         specs = self.scheme.specs(name, _matrix_shape(self.stored, name), self._dtype(name))
-        groups = [TensorGroup(specs, lambda: encode_by_rows(pool, encode, self.stored.array(name)))]
+        values = dequantized(self.stored, np.float32)
+        groups = [TensorGroup(specs, lambda: encode_by_rows(pool, encode, values.array(name)))]
         return groups if shape_spec is None else [*groups, TensorGroup((shape_spec,), lambda: [shape])]
 
     def _specs(self, name: str) -> tuple[TensorSpec, ...]:
@@ -145,9 +146,8 @@ class CompressedTensorsModel:
         return specs if shape_spec is None else (*specs, shape_spec)
 
     def _dense(self, name: str) -> Array:
-        stored = self.stored.array(name)
-        is_quantised = isinstance(stored, QuantizedWeight)
-        return dense_values(stored, dtype_names()[self.dtype_name]) if is_quantised else np.asarray(stored)
+        dtype = dtype_names()[self.dtype_name]
+        return dense_values(dequantized(self.stored, dtype).array(name), dtype)
 
     def _dtype(self, name: str) -> str:
         """The dtype of a matrix's scales: its own, if it is a dense one."""

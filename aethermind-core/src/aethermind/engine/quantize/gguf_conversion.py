@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_name
 from aethermind.checkpoint.gguf_transforms import inverse_order
+from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.remapped import pair_order
 from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
 from aethermind.engine.quantize.matrices import find_matrices
@@ -25,7 +26,6 @@ from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
 from aethermind.first_party import pip_install
 from aethermind.model.gguf_source import GgufSource
 from aethermind.model.rope import RopeConfig, inverse_frequencies
-from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.text.chat_templates import DEFAULT
 from aethermind.text.gguf_tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, gguf_tokenizer
 
@@ -132,11 +132,8 @@ def _family_of(compiled: CompiledModel, families: Registry[GgufFamily]) -> tuple
 
 
 def _values(stored: StoredTensors, name: str, order: tuple[int, ...] | None) -> Any:
-    values = stored.array(name)
-    if order is None:
-        return values
-    rows = np.asarray(order, np.int64)
-    return values.take_rows(rows) if isinstance(values, QuantizedWeight) else values[rows]
+    values = dequantized(stored, np.float32).array(name)
+    return values if order is None else values[np.asarray(order, np.int64)]
 
 
 def _row_order(name: str, family: GgufFamily, num_rows: int, head_dim: int) -> tuple[int, ...] | None:

@@ -183,9 +183,8 @@ def requantised_file(compiled: CompiledModel, source: GgufSource, format: GgufFo
         parameter = {**linear, **outputs, **tables}.get(tensor.name)
         if parameter is not None and len(shape) > 1:
             type_name = format.type_of(tensor.name, shape[-1], num_layers, is_output=is_output)
-            tensors.append(
-                GgufTensor(tensor.name, shape, type_name, partial(source.stored_array, tensor.name), parameter)
-            )
+            values = partial(source.stored_values, tensor.name)
+            tensors.append(GgufTensor(tensor.name, shape, type_name, values, parameter))
         else:
             of_type = gguf.GGMLQuantizationType(tensor.tensor_type).name
             copied = partial(getattr, tensor, "data")
