@@ -303,8 +303,8 @@ class GgufTensors:
         Raises CheckpointError for an unknown name, and for a tensor that cannot be rearranged.
         """
         original = self.original_name(name)
-        is_quantised = self._dtype is None
-        values = self._file.array(original) if is_quantised else self._file.values(original, self._dtype)
+        dtype = self._dtype
+        values = self._file.array(original) if dtype is None else self._file.values(original, dtype)
         transform = self._transforms.get(in_layer(original))
         if transform is not None:
             return transform.apply(values, f"{self._file.path} has a tensor {original!r:.80} that")

@@ -20,6 +20,7 @@ from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_nam
 from aethermind.checkpoint.gguf_transforms import inverse_order
 from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.remapped import pair_order
+from aethermind.engine.quantize.by_rows import dense_values
 from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
 from aethermind.engine.quantize.matrices import find_matrices
 from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
@@ -132,7 +133,7 @@ def _family_of(compiled: CompiledModel, families: Registry[GgufFamily]) -> tuple
 
 
 def _values(stored: StoredTensors, name: str, order: tuple[int, ...] | None) -> Any:
-    values = dequantized(stored, np.float32).array(name)
+    values = dense_values(dequantized(stored, np.float32).array(name))
     return values if order is None else values[np.asarray(order, np.int64)]
 
 
