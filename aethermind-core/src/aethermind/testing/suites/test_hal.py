@@ -130,6 +130,59 @@ def test_a_failed_allocation_raises_and_is_not_counted(backend: Backend) -> None
     assert (after.allocated_bytes, after.num_allocations) == (before.allocated_bytes, before.num_allocations)
 
 
+def test_a_buffer_takes_at_least_its_size(backend: Backend) -> None:
+    for nbytes in (0, 1, 63, 4096, 1_000_003):
+        assert backend.allocator.footprint(nbytes) >= nbytes
+
+
+def test_discarding_a_part_of_a_buffer_leaves_the_rest(backend: Backend, device: DeviceId) -> None:
+    size, begin, nbytes = 1 << 20, 4097, 700_001
+    pattern = (np.arange(size) % 251).astype(np.uint8)
+    whole = on_device(backend, device, pattern)
+    returned = backend.allocator.discard(whole.buffer, begin, nbytes)
+    assert 0 <= returned <= nbytes
+    kept = on_host(backend, whole)
+    np.testing.assert_array_equal(kept[:begin], pattern[:begin])
+    np.testing.assert_array_equal(kept[begin + nbytes :], pattern[begin + nbytes :])
+    backend.transfer.copy(whole, Tensor.of_numpy(pattern[::-1].copy(), device))
+    np.testing.assert_array_equal(on_host(backend, whole), pattern[::-1])
+
+
+def test_buffers_made_ahead_are_buffers(backend: Backend, device: DeviceId) -> None:
+    sizes = (100, 1 << 20, 5)
+    buffers = backend.allocator.alloc_ahead(sizes)
+    assert [buffer.nbytes for buffer in buffers] in ([], list(sizes))
+    for number, buffer in enumerate(buffers):
+        assert (buffer.device, buffer.address % ALIGNMENT) == (device, 0)
+        backend.transfer.fill(Tensor.of(buffer, DType.UINT8, (buffer.nbytes,)), number)
+    for number, buffer in enumerate(buffers):
+        assert set(on_host(backend, Tensor.of(buffer, DType.UINT8, (buffer.nbytes,))).tolist()) == {number}
+
+
+def test_prefaulting_keeps_the_contents(backend: Backend, device: DeviceId) -> None:
+    pattern = (np.arange(1 << 20) % 251).astype(np.uint8)
+    tensors = [on_device(backend, device, pattern), on_device(backend, device, pattern[::-1].copy())]
+    backend.allocator.make_ready([tensor.buffer for tensor in tensors], 300_000)
+    np.testing.assert_array_equal(on_host(backend, tensors[0]), pattern)
+    np.testing.assert_array_equal(on_host(backend, tensors[1]), pattern[::-1])
+
+
+def test_devices_that_access_each_other_copy_exactly(backend: Backend, device: DeviceId) -> None:
+    assert not backend.can_access_peer(device.index, device.index)
+    source = on_device(backend, device, np.arange(1000, dtype=np.int32))
+    for other in range(backend.devices.count()):
+        if not backend.can_access_peer(device.index, other):
+            continue
+        backend.devices.set_current(other)
+        try:
+            copy = Tensor.of(backend.allocator.alloc(4000), DType.INT32, (1000,))
+            assert copy.buffer.device.index == other
+            backend.transfer.copy(copy, source)
+        finally:
+            backend.devices.set_current(device.index)
+        np.testing.assert_array_equal(on_host(backend, copy), np.arange(1000))
+
+
 # Streams and events
 
 
@@ -323,3 +376,26 @@ def test_transfer_stats_never_decrease(backend: Backend, device: DeviceId) -> No
         assert after.host_to_device_bytes >= before.host_to_device_bytes >= 0
         assert after.device_to_host_bytes >= before.device_to_host_bytes >= 0
         before = after
+
+
+# Profiler ranges
+
+
+def test_profiler_ranges_nest_and_let_errors_through(backend: Backend, device: DeviceId) -> None:
+    stream = backend.streams.create()
+    try:
+        open_range = backend.profiler_ranges()
+    except DeviceError as error:  # no profiler is installed: the sentence says what to install
+        assert str(error)
+        return
+    target = on_device(backend, device, np.zeros(100, np.uint8))
+    with open_range("outer", stream), open_range("inner", stream):
+        backend.transfer.fill(target, 7, stream)
+    stream.synchronize()
+    assert set(on_host(backend, target).tolist()) == {7}
+    with pytest.raises(LookupError), open_range("fails", stream):
+        raise LookupError
+    with open_range("after a failure", stream):
+        backend.transfer.fill(target, 8, stream)
+    stream.synchronize()
+    assert set(on_host(backend, target).tolist()) == {8}
