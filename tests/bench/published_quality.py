@@ -35,7 +35,7 @@ import numpy as np
 
 from aethermind import LLM
 from aethermind.cli.bench.quality import diverge, single_step_settings, windows_of_text
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.ops.weight_format import parse_format
 
 Array = np.ndarray[Any, Any]

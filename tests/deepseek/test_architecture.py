@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from aethermind import LLM
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.model import Latent, RouterConfig
 from aethermind.runtime import Runtime

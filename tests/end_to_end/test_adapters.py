@@ -20,7 +20,7 @@ from aethermind.engine.engine import Engine
 from aethermind.engine.loading.model_graph import GraphKind
 from aethermind.engine.parts import EngineParts
 from aethermind.engine.requests.request import RequestOptions
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.testing.families import SMALL, ModelCase
 from aethermind.testing.families.parity import assert_close_to, random_prompts
 from aethermind.testing.families.transformers_reference import TransformersReference, outputs_of, pretrained

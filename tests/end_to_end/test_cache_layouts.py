@@ -16,7 +16,7 @@ from aethermind import LLM, SamplingParams
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_weights import open_weights
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, LayerCache, Paged, Shared, StepInputs, Window, read_decoder_config
 from aethermind.model.blocks import cached_attention, embedding, lm_head

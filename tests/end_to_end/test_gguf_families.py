@@ -15,7 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import Split
 
 from aethermind import LLM, Runtime
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import AetherMindError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import TransformersReference

@@ -26,12 +26,12 @@ from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.observation.profiler import Profiler
 from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.engine.scheduling.decision import ScheduleDecision
-from aethermind.engine.speculative.draft import DraftModel
+from aethermind.engine.speculative.model_proposer import DraftModel
 from aethermind.engine.speculative.prompt_lookup import PromptLookup
 from aethermind.engine.speculative.speculator import Speculator
 from aethermind.engine.steps.in_flight_step import InFlightStep
 from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import AetherMindError, CacheContentError
 from aethermind.hal.builtin_backends import NumpyBackend
 from aethermind.hal.device import DeviceProperties

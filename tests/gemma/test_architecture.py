@@ -13,7 +13,7 @@ import transformers
 from aethermind import LLM
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.engine.loading.model_graph import GraphKey, GraphKind, StepGraphs
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import ConfigError
 from aethermind.hal import DType
 from aethermind.model import Paged, Window

@@ -18,7 +18,7 @@ from tests.end_to_end.gguf_files import add_config, add_tokenizer
 from tests.qwen2.checkpoints import write_checkpoint
 
 from aethermind import LLM, Runtime
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import ConfigError
 from aethermind.model import Paged, Window
 from aethermind.testing.families import ModelCase

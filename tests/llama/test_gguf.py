@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import Split
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.checkpoint.gguf_tensors import hf_name
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.testing.families import SMALL, ModelCase

@@ -16,7 +16,7 @@ from tests.end_to_end.gguf_files import with_stacked_experts, write_gguf
 from tests.qwen2.checkpoints import reference_model, write_checkpoint
 
 from aethermind import LLM, Runtime
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of
 from aethermind_llama.conformance import CASES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aethermind import LLM, Runtime
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.testing.families import Checkpoints
 from aethermind.testing.families.parity import random_prompts
 from aethermind_phi.conformance import CASES

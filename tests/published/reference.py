@@ -15,7 +15,7 @@ import torch
 
 from aethermind import LLM
 from aethermind.cli.bench.quality import diverge, single_step_settings
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 
 Array = np.ndarray[Any, Any]
 

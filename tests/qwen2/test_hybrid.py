@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from aethermind import LLM
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import ConfigError
 from aethermind.model import Paged, Recurrent
 from aethermind.testing.families.parity import _write_tokenizer, assert_close_to, random_prompts

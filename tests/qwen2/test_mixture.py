@@ -23,7 +23,7 @@ from tests.qwen2.test_gguf import assert_twins
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.cli.models import estimate_memory
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.testing.families import SMALL, ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of

@@ -23,7 +23,7 @@ from tests.qwen2.checkpoints import qwen2, reference_model
 
 from aethermind import LLM, Runtime
 from aethermind.checkpoint.gguf_tensors import hf_name
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of
 

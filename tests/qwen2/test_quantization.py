@@ -12,7 +12,7 @@ from tests.qwen2.checkpoints import CASES, reference_model
 from tests.qwen2.torch_quantization import dequantized, quantized_model
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.ops.quantization import fake_quantize
 from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
 from aethermind.testing.families import ModelCase

@@ -18,7 +18,7 @@ from tests.qwen2.test_quantize import run, written
 
 from aethermind import LLM, Runtime
 from aethermind.cli.bench.quality import diverge
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.testing.families import ModelCase
 from aethermind.text.split_patterns import GPT_4
 from aethermind.text.tokenizer import Tokenizer

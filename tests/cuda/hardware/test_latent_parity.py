@@ -22,7 +22,7 @@ from tests.qwen2.sixteen_bits import assert_no_further_from_the_truth
 
 import aethermind_deepseek.conformance
 import aethermind_gpt_oss.conformance
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.ops.weight_format import MXFP4
 from aethermind.testing.families import Bench, Checkpoints, ModelCase
 from aethermind.testing.families.checks import checks_of

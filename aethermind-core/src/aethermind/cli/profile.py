@@ -192,7 +192,7 @@ def _ratio(value: float | None, whole: float | None) -> float | None:
 def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, MemoryUse]], device: str) -> None:
     import json
 
-    from aethermind.engine.observation.chrome_trace import chrome_trace
+    from aethermind.engine.observation.profiler import chrome_trace
 
     with writing(path, "Trace file"):
         path.write_text(json.dumps(chrome_trace(steps, memory, device)))

@@ -82,7 +82,7 @@ def quantize(
     from aethermind.engine.quantize import activation_importance
     from aethermind.engine.quantize.compressed_tensors import CompressedTensorsModel
     from aethermind.engine.quantize.gguf_conversion import plan_gguf
-    from aethermind.engine.quantize.gguf_types import GGUF_FORMATS
+    from aethermind.engine.quantize.gguf_model import GGUF_FORMATS
     from aethermind.engine.quantize.output import check_output, check_space, writing_to
     from aethermind.runtime import Runtime
 

@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["Engine", "EngineConfig", "EngineParts", "RequestOutput", "compile_model"]
 
-_HOMES = {
+_MODULE_OF = {
     "Engine": "aethermind.engine.engine",
     "EngineConfig": "aethermind.engine.config",
     "EngineParts": "aethermind.engine.parts",
@@ -16,8 +16,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)

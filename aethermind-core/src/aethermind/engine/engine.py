@@ -31,7 +31,7 @@ from aethermind.engine.speculative import open_speculator
 from aethermind.engine.steps.forced_tokens import forced_prefix, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
-from aethermind.engine.text_passes.text_pass import embed_text, score_prompt
+from aethermind.engine.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.hal.backend import Backend
 from aethermind.hal.usage import UsageSampler
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.engine.executors import Executor
-    from aethermind.engine.loading.adapter_slots import AdapterSlots
+    from aethermind.engine.loading.adapters import AdapterSlots
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.guidance import TokenGuide

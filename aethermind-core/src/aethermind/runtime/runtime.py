@@ -61,7 +61,7 @@ _BUILT_IN = {
     },
     "proposers": {
         "prompt_lookup": "aethermind.engine.speculative.prompt_lookup:PromptLookup",
-        "draft": "aethermind.engine.speculative.draft:DraftModel",
+        "draft": "aethermind.engine.speculative.model_proposer:DraftModel",
         "mtp": "aethermind.engine.speculative.mtp:MTPProposer",
     },
     "executors": {

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.end_to_end.models import copy_demo
 
 from aethermind import LLM, Runtime
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import CheckpointError
 
 ATTENTION = "model.layers.0.self_attn"

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from aethermind.engine.observation.chrome_trace import chrome_trace
-from aethermind.engine.observation.profiler import CallProfile, MemoryUse, StepProfile
+from aethermind.engine.observation.profiler import CallProfile, MemoryUse, StepProfile, chrome_trace
 from aethermind.engine.observation.roofline import Work
 from aethermind.hal.dtype import DType
 from aethermind.ops.operator import Cost

@@ -14,7 +14,7 @@ from tests.core.engine.speculative.drafting import finish, speculate_with
 
 from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
-from aethermind.engine.speculative.draft import DraftModel
+from aethermind.engine.speculative.model_proposer import DraftModel
 from aethermind.errors import InvalidArgumentError
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(3 + 9 * index)] for index in range(4)]

@@ -12,7 +12,7 @@ from tests.end_to_end.models import poisoned_demo
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.steps.model_runner import nonfinite_rows
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import ComputationError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aethermind.engine.weight_cache.weight_cache import IdleScheduler
+from aethermind.engine.weight_cache import IdleScheduler
 from aethermind.graph.constants import BusyTracker
 
 STEP_S, PIECE_S = 0.03, 0.002

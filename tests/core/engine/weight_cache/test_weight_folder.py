@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tests.scale import scaled
 
+from aethermind.engine import weight_cache as folder_module
 from aethermind.engine.weight_cache import WeightFolder
-from aethermind.engine.weight_cache import folder as folder_module
 from aethermind.errors import CheckpointError
 
 KIB = 1 << 10

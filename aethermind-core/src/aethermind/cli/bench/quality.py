@@ -196,7 +196,7 @@ def window_logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any,
     """Compute the logits of all tokens of all windows, float32 [tokens, V]."""
     import numpy as np
 
-    from aethermind.engine.text_passes.text_pass import text_logits
+    from aethermind.engine.text_pass import text_logits
 
     return np.concatenate([text_logits(llm.engine, ids) for ids in windows])
 

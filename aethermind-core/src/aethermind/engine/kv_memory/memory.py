@@ -11,7 +11,7 @@ import numpy as np
 from aethermind.cache.serialization import BlockTensor
 from aethermind.cache.swap_store import BlockMover
 from aethermind.engine.kv_memory.swap_stream import SwapStream, contiguous_runs, copy_blocks
-from aethermind.engine.loading.swap_device import find_swap_device
+from aethermind.engine.loading.kv_plan import find_swap_device
 from aethermind.errors import CacheContentError
 from aethermind.hal.device import DeviceId
 from aethermind.hal.memory import ALIGNMENT, MemoryKind, align_up

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
-from aethermind.engine.loading.adapters import Adapters
+from aethermind.engine.loading.adapters import NO_ADAPTER, AdapterChoice, Adapters
 from aethermind.engine.loading.model_graph import GraphKey, GraphKind, StepGraphs
 from aethermind.engine.loading.tensor_parallel import TensorParallel
 from aethermind.errors import InvalidArgumentError

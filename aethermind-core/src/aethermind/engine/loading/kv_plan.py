@@ -12,11 +12,11 @@ from aethermind.cache.spec import KVCacheSpec
 from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.model_graph import GraphKey
-from aethermind.engine.loading.swap_device import find_swap_device
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.constants import allocation_sizes
 from aethermind.graph.run_inputs import place_inputs
 from aethermind.hal.backend import Backend, Capabilities
+from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KVPlan",
     "MemoryNeeds",
+    "find_swap_device",
     "fitting_num_blocks",
     "for_whole_texts",
     "plan_kv",
@@ -318,6 +319,30 @@ def _with_swap_space(
             "Raise swap_space, or set it to 0 for none."
         )
     return cache, num_blocks
+
+
+def find_swap_device(opened: OpenDevice, name: str) -> DeviceId:
+    """Return the device of this name; InvalidArgumentError unless it is a peer of the opened one.
+
+    Without peer access a copy would go through host memory, so swapping to host memory would be faster.
+    """
+    device, backend = DeviceId.parse(name), opened.backend
+    if backend.capabilities.is_host_accessible:
+        problem = f"{opened.device} computes in host memory"
+    elif device.type != backend.name:
+        problem = f"{opened.device} copies to devices of {backend.name} only"
+    elif device.index >= (count := backend.devices.count()):
+        problem = f"{backend.name} has {count} device(s), counted from 0"
+    elif device == opened.device:
+        problem = "that is the device that computes"
+    elif not backend.can_access_peer(opened.device.index, device.index):
+        problem = f"{opened.device} has no peer access to it, so copies would go through host memory"
+    else:
+        return device
+    raise InvalidArgumentError(
+        f"Blocks cannot be swapped to {device}: {problem}. Leave swap_device out to swap to host memory.",
+        param="swap_device",
+    )
 
 
 @dataclass(frozen=True, slots=True)

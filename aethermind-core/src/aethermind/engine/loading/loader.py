@@ -1,4 +1,4 @@
-"""Compilation of a model: from its files to a plan on a device."""
+"""Compilation of a model, and of the model that drafts for it: from files to plans on a device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.compiled_model import CompiledModel, compile_for
 from aethermind.engine.loading.kv_plan import fitting_num_blocks, for_whole_texts, plan_kv, warn_of_short_context
 from aethermind.engine.loading.memory_estimate import MemoryPlanner, memory_limit
-from aethermind.engine.loading.model_graph import StepGraphs, check_context_shift
+from aethermind.engine.loading.model_graph import StepGraphs, check_context_shift, max_symbols
 from aethermind.engine.loading.model_weights import is_base_model, remapped_checkpoint, stored_formats
-from aethermind.engine.loading.mtp import MTP_METHOD, compile_mtp
-from aethermind.engine.loading.step_sizes import max_symbols
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -26,6 +24,7 @@ from aethermind.log import get_logger
 from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.known_fields import check_fields
+from aethermind.model.mtp import MTP_PROJECTION, SHARED_WITH_MTP, MTPModule
 from aethermind.runtime import OpenDevice, Runtime
 
 if TYPE_CHECKING:
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["compile_model", "open_to_explain"]
 
 logger = get_logger(__name__)
+
+_MTP_METHOD = "mtp"
+"""The speculative method that drafts with a model's MTP module."""
 
 
 def compile_model(
@@ -77,7 +79,7 @@ def compile_model(
     symbols = max_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if isinstance(network, TextEncoder):
         symbols["R"] = symbols["T"]
-    has_mtp = config.speculative_method == MTP_METHOD
+    has_mtp = config.speculative_method == _MTP_METHOD
     graphs = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype, has_mtp)
     network, builder, is_headless = _build_graph(architecture, raw, source, config, graphs)
     graph = builder.finish()
@@ -260,9 +262,9 @@ def _open_device(runtime: Runtime, config: EngineConfig) -> OpenDevice:
 def _compile_draft(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel | None:
     """Compile what drafts for a model, if anything does: its MTP module, or the draft model, with so many KV blocks."""
     config = compiled.config
-    if config.speculative_method == MTP_METHOD:
+    if config.speculative_method == _MTP_METHOD:
         is_first_rank = compiled.parallel is None or compiled.parallel.share.rank == 0
-        return compile_mtp(runtime, compiled, num_blocks) if is_first_rank else None
+        return _compile_mtp(runtime, compiled, num_blocks) if is_first_rank else None
     if config.draft_model is None:
         return None
     draft_config = replace(config.of_draft(num_blocks), max_model_len=None)
@@ -306,3 +308,67 @@ def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> fro
             if not 0 <= item < decoder.vocab_size:
                 logger.warning("eos_token_id in %s is %s, which no token has: no answer ends with it.", file, item)
     return frozenset(item for item in (*decoder.eos_token_ids, *ids) if 0 <= item < decoder.vocab_size)
+
+
+def _compile_mtp(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel:
+    """Compile the MTP module of a model for its device, with a KV cache of `num_blocks` blocks.
+
+    The embeddings and the output matrix are the model's own constants, unless ranks share that. InvalidArgumentError if
+    the model or its checkpoint has no such module.
+    """
+    module = _find_module(runtime, compiled)
+    config = replace(compiled.config.of_draft(num_blocks), max_model_len=compiled.max_model_len, weight_cache=0.0)
+    opened, operators, plan = compiled.open_device, compiled.operators, compiled.step.plan
+    kv = plan_kv(config, compiled.dtype, module, opened)
+    graphs = StepGraphs(
+        module, operators, kv.spec, kv.num_blocks, kv.max_model_len, compiled.dtype, outputs_hidden_states=True
+    )
+    builder = graphs.build()
+    graph = builder.finish()
+    is_dummy = config.load_format == "dummy"
+    stored = {} if is_dummy else held_formats(stored_formats(compiled.source, module), opened.dispatcher)
+    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
+    weight_formats = formats.of_parameters(graph, operators, stored)
+    row_formats = formats.of_rows(weight_formats, stored)
+    shared = frozenset(SHARED_WITH_MTP) if compiled.parallel is None else frozenset[str]()
+    packed = {
+        constant.parameter: constant.pack
+        for constant in plan.constants.values()
+        if constant.pack is not None and constant.parameter in shared
+    }
+    symbols = {**plan.symbols, "R": plan.symbols["S"], "B": kv.spec.table_width(kv.max_model_len)}
+    step = compile_for(opened, graph, operators, symbols, config.fallback, weight_formats, row_formats, packed=packed)
+    return replace(
+        compiled,
+        ignored_names=("*",),
+        model=module,
+        config=config,
+        cache_spec=kv.spec,
+        num_kv_blocks=kv.num_blocks,
+        num_swap_blocks=0,
+        max_model_len=kv.max_model_len,
+        step=step,
+        computed=builder.constants,
+        weight_formats=weight_formats,
+        row_formats=row_formats,
+        draft=None,
+        outputs_hidden_states=True,
+        shared_parameters=shared,
+        parallel=None,
+        adapters=None,
+    )
+
+
+def _find_module(runtime: Runtime, compiled: CompiledModel) -> MTPModule:
+    module = runtime.architectures.create_mtp(compiled.architecture, compiled.source.config())
+    if module is None:
+        raise _refusal(f"{compiled.architecture} of this config.json has no module for multi-token prediction (MTP)")
+    if compiled.config.load_format != "dummy" and MTP_PROJECTION not in module.adapt(compiled.source.weights()).names:
+        raise _refusal(f"{compiled.source.path} has no weights of a module for multi-token prediction (MTP)")
+    return module
+
+
+def _refusal(reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{reason}. Choose another speculative_method, or take a checkpoint with one.", param="speculative_method"
+    )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.kv_plan import KVPlan, plan_one_sequence
+from aethermind.engine.loading.model_graph import max_symbols
 from aethermind.engine.loading.model_weights import stored_tensors
-from aethermind.engine.loading.step_sizes import max_symbols
 from aethermind.errors import AetherMindError, CheckpointError
 from aethermind.graph.constants import constant_sizes
 from aethermind.graph.memory_plan import plan_memory

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aethermind.cache.layers import has_latent
 from aethermind.cache.positions import BlockShift
+from aethermind.cache.spec import KVCacheSpec
+from aethermind.engine.config import EngineConfig
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.executor import PlanExecutor
@@ -28,10 +30,8 @@ from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs, declare_caches, declare_step_inputs
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.sampling.params import MAX_LOGPROBS
-
-if TYPE_CHECKING:
-    from aethermind.cache.spec import KVCacheSpec
+from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from aethermind.text.tokenizer import MAX_END_TOKENS
 
 __all__ = [
     "GraphKey",
@@ -41,6 +41,7 @@ __all__ = [
     "StepGraphs",
     "apply_rope_shift",
     "check_context_shift",
+    "max_symbols",
     "reads_positions",
     "write_key_shift",
 ]
@@ -269,3 +270,29 @@ def apply_rope_shift(executor: PlanExecutor, shifts: Sequence[BlockShift]) -> No
         num_tokens[: len(some)] = [shift.num_tokens for shift in some]
         deltas[: len(some)] = [shift.delta for shift in some]
         executor.run(tuple(len(some) if name == "B" else 0 for name in executor.plan.symbols))
+
+
+_MAX_DRAFTS = 128
+"""The most draft tokens that a step verifies: each takes a row of logits, whose memory is reserved."""
+
+
+def max_symbols(
+    config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
+) -> dict[str, int]:
+    """The symbols of the largest step: T tokens, S sequences, R rows of logits, B width of block tables, X, Y and Z
+    entries of the adjusted sampler's token lists, E embeddings.
+    """
+    sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    if config.speculative_method is not None:
+        rows += min(sequences * config.num_speculative_tokens, _MAX_DRAFTS)
+    longest = vocab_size if config.context_shift else max_model_len
+    return {
+        "T": config.max_num_batched_tokens,
+        "S": sequences,
+        "R": rows,
+        "B": cache.table_width(max_model_len),
+        "X": rows * min(longest, vocab_size),
+        "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + MAX_END_TOKENS + 2 * MAX_BAD_WORDS, vocab_size),
+        "Z": rows * min(MAX_LOGIT_BIAS + longest, vocab_size),
+        "E": config.max_num_batched_tokens,
+    }

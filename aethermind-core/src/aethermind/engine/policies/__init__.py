@@ -10,9 +10,9 @@ from aethermind.engine.policies.base import (
     fits_now,
     ignored_options,
 )
-from aethermind.engine.policies.fair import FairShare
 from aethermind.engine.policies.ordered import (
     EarliestDeadline,
+    FairShare,
     FirstComeFirstServed,
     PriorityWithAging,
     ShortestFirst,

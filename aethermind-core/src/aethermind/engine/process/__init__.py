@@ -2,7 +2,7 @@
 
 EngineProcess (client)     the engine as the server sees it: requests and their output
   └ Supervisor             starts the process, detects its end, restarts it
-      └ Child              one process: a private socket, its exit status (`standby`: started before it is needed)
+      └ Child              one process: a private socket, its exit status (`StandbyProcess` starts one ahead of time)
 ──────────────────────── messages in msgpack, output as deltas (`protocol`) ────────────────────────
 worker                     the process: loads a model, steps an engine, never waits for its reader (`outbox`)
 
@@ -15,16 +15,16 @@ from typing import Any
 
 __all__ = ["EngineProcess", "RestartPolicy", "StandbyProcess"]
 
-_HOMES = {
+_MODULE_OF = {
     "EngineProcess": "aethermind.engine.process.client",
     "RestartPolicy": "aethermind.engine.process.supervisor",
-    "StandbyProcess": "aethermind.engine.process.standby",
+    "StandbyProcess": "aethermind.engine.process.supervisor",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.model.input_processor import InputProcessor
-    from aethermind.runtime import Runtime
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 

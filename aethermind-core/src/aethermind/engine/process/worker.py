@@ -50,7 +50,6 @@ from aethermind.sampling.params import read_sampling_defaults
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from aethermind.engine.observation.engine_stats import EngineStats
     from aethermind.engine.requests.output_delta import OutputSource
     from aethermind.sampling.guidance import TokenGuide
 

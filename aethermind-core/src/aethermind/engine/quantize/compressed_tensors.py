@@ -19,8 +19,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.safetensors_writer import TensorGroup, TensorSpec, write_safetensors
 from aethermind.checkpoint.source import dtype_names
-from aethermind.engine.quantize.by_rows import dense_values, encode_by_rows
-from aethermind.engine.quantize.matrices import ModelMatrices, find_matrices
+from aethermind.engine.quantize.matrices import ModelMatrices, dense_values, encode_by_rows, find_matrices
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.source import DirectorySource
 

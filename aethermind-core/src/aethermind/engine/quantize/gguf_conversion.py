@@ -33,7 +33,7 @@ from aethermind.text.gguf_tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
     from aethermind.engine.loading.compiled_model import CompiledModel
-    from aethermind.engine.quantize.gguf_types import GgufFormat
+    from aethermind.engine.quantize.gguf_model import GgufFormat
     from aethermind.model.config import DecoderConfig
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.plugins.registry import Registry

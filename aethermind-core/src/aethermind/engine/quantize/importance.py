@@ -17,7 +17,7 @@ from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.requests.prompt_reader import check_token_ids
-from aethermind.engine.text_passes.text_pass import run_text
+from aethermind.engine.text_pass import run_text
 from aethermind.errors import ComputationError
 from aethermind.graph.executor import PlanExecutor
 from aethermind.graph.plan import Place, Plan

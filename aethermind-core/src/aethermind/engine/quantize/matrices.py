@@ -1,22 +1,28 @@
-"""Which stored tensors of a model are matrices of linear layers, by the model's graph."""
+"""The matrices of a model that are quantised: which stored tensors they are, and their encoding in several threads."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from aethermind.checkpoint.remapped import matrices_of_stored
 from aethermind.engine.loading.model_weights import with_whole_names
 from aethermind.graph.ir import ValueKind
+from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.model.architecture import AdaptsWeights
+from aethermind.ops.weight_format import QuantizedWeight
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
     from aethermind.engine.loading.compiled_model import CompiledModel
 
-__all__ = ["ModelMatrices", "find_matrices"]
+__all__ = ["ModelMatrices", "dense_values", "encode_by_rows", "find_matrices"]
 
 _HEAD_OPERATOR = "lm_head"
 _WEIGHT = ".weight"
@@ -75,3 +81,39 @@ def find_matrices(compiled: CompiledModel, stored: StoredTensors) -> ModelMatric
     }
     heads = {name: parameter for name, parameter in by_stored_name("heads").items() if name not in tables}
     return ModelMatrices(linear, heads, frozenset(tables))
+
+
+Array = npt.NDArray[Any]
+
+_VALUES = 1 << 20
+"""The values of a thread's part."""
+
+
+def encode_by_rows(
+    pool: ThreadPoolExecutor, encode: Callable[[Array], Sequence[Array]], stored: Array | QuantizedWeight
+) -> list[Array]:
+    """Call `encode` with parts of the rows of a matrix [N, K], and join its arrays along their first axis.
+
+    A quantised matrix is dequantised part by part; the mapped pages of a dense one are dropped at the end.
+    """
+    rows, columns = stored.shape
+    count = max(1, _VALUES // max(columns, 1))
+
+    def encode_part(begin: int) -> Sequence[Array]:
+        part = (
+            stored.rows(begin, begin + count) if isinstance(stored, QuantizedWeight) else stored[begin : begin + count]
+        )
+        return encode(dense_values(part))
+
+    parts = list(pool.map(encode_part, range(0, max(rows, 1), count)))
+    if not isinstance(stored, QuantizedWeight):
+        drop_mapped_pages(stored)
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+
+
+def dense_values(stored: Array | QuantizedWeight, dtype: npt.DTypeLike = np.float32) -> Array:
+    """The values of a tensor; those of a quantised one in `dtype`."""
+    if isinstance(stored, QuantizedWeight):
+        values: Array = stored.format.dequantize(stored, dtype)
+        return values
+    return stored

@@ -9,7 +9,6 @@ from enum import Enum, StrEnum
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.compatibility import deprecated
 from aethermind.python_api import document_fields
@@ -17,6 +16,7 @@ from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.rows import PenaltyState
 
 if TYPE_CHECKING:
+    from aethermind.engine.loading.adapters import AdapterChoice
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.logits_constraints import LogitsConstraints
 
@@ -176,7 +176,7 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         embeddings: Sequence[EmbeddingSpan] = (),
         constraints: LogitsConstraints | None = None,
-        adapter: AdapterChoice = NO_ADAPTER,
+        adapter: AdapterChoice | None = None,
         shifts_context: bool = False,
     ) -> None:
         """Create a waiting request.
@@ -212,9 +212,10 @@ class Request:
         self.embeddings = tuple(embeddings)
         """Input embeddings that replace those of the token ids at some positions of the prompt."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
-        self.adapter = adapter.number
+        self.adapter = -1 if adapter is None else adapter.number
         """The index of its LoRA adapter, negative for none."""
-        self.extra_key = adapter.key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
+        adapter_key = b"" if adapter is None else adapter.key
+        self.extra_key = adapter_key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
         """Part of the prefix cache's key: what keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_model_len = max_model_len

@@ -15,7 +15,6 @@ from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.request import Request
     from aethermind.sampling.logits_constraints import LogitsConstraints
     from aethermind.sampling.params import SamplingParams
     from aethermind.sampling.rows import PenaltyState

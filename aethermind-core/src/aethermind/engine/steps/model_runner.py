@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.engine.requests.request import Request
-    from aethermind.engine.steps.batch import SampledRow
     from aethermind.hal.stream import Stream
 
 __all__ = ["ModelRunner", "NOT_FINITE", "SampledToken", "StepObserver", "nonfinite_rows", "process_logits"]

@@ -19,7 +19,7 @@ from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.model_weights import open_weights
-from aethermind.engine.text_passes.text_pass import text_logits
+from aethermind.engine.text_pass import text_logits
 from aethermind.errors import CheckpointError
 from aethermind.llm import SamplingParams
 from aethermind.model.architecture import AdaptsWeights, TextEncoder, cache_layout
