@@ -14,14 +14,12 @@ from typing import Any, TypedDict, Unpack
 
 from aethermind.config.section import Check, check_fields, one_of, setting
 from aethermind.config.suggest import did_you_mean
+from aethermind.engine.option_checks import SPECULATION_OPTIONS, check_combinations
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.hub_files import HubName
 from aethermind.python_api import describe_options
 
-__all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS", "OPTION_DOCS", "named_adapters"]
-
-MAX_SPECULATIVE_TOKENS = 32
-"""Maximum number of draft tokens of one request in a step."""
+__all__ = ["EngineConfig", "EngineOptions", "OPTION_DOCS", "named_adapters"]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -81,12 +79,12 @@ def _is_number(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _name(words: str) -> Check:
-    return Check(lambda value: isinstance(value, str), words)
+def _name(expected: str) -> Check:
+    return Check(lambda value: isinstance(value, str), expected)
 
 
-def _number(accepts: Callable[[float], bool], words: str) -> Check:
-    return Check(lambda value: _is_number(value, int, float) and accepts(value), words)
+def _number(accepts: Callable[[float], bool], expected: str) -> Check:
+    return Check(lambda value: _is_number(value, int, float) and accepts(value), expected)
 
 
 def _is_size(value: object) -> bool:
@@ -117,14 +115,6 @@ _OTHER_ENGINES_OPTIONS = {
     "trust_remote_code": "code that comes with a model is never run; leave it out",
 }
 """Options of vLLM, llama-cpp-python and transformers, and what to do instead."""
-
-_SPECULATION_OPTIONS = {
-    "draft_model": "draft",
-    "num_speculative_tokens": "prompt_lookup",
-    "prompt_lookup_max": "prompt_lookup",
-    "prompt_lookup_min": "prompt_lookup",
-}
-"""Options without effect unless a speculative method is set, each with a method that uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,20 +391,7 @@ class EngineConfig:
         if _is_number(self.memory, int):
             object.__setattr__(self, "memory", str(self.memory))
         check_fields(self)
-        if self.max_loras is not None and len(self.adapters or ()) > self.max_loras:
-            raise InvalidArgumentError(
-                f"max_loras is {self.max_loras}, and {len(self.adapters or ())} adapters are given. Raise max_loras.",
-                param="max_loras",
-            )
-        self._check_store()
-        self._check_swap_device()
-        self._check_prefill_stream()
-        if self.device_memory_threshold is not None and self.tensor_parallel_size > 1:
-            raise InvalidArgumentError(
-                "device_memory_threshold is for one rank. Leave it out, or tensor_parallel_size.",
-                param="device_memory_threshold",
-            )
-        self._check_speculation()
+        check_combinations(self)
 
     @classmethod
     def of(cls, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -454,7 +431,7 @@ class EngineConfig:
     def of_draft(self, num_kv_blocks: int) -> EngineConfig:
         """The options of the model that drafts for one with these, without an engine of its own and in one process."""
         unset: dict[str, Any] = {
-            option.name: option.default for option in fields(self) if option.name in _SPECULATION_OPTIONS
+            option.name: option.default for option in fields(self) if option.name in SPECULATION_OPTIONS
         }
         return replace(
             self,
@@ -472,65 +449,6 @@ class EngineConfig:
             prefill_stream=False,
             **unset,
         )
-
-    def _check_store(self) -> None:
-        if self.session_dir is not None and not self.enable_prefix_caching:
-            raise InvalidArgumentError(
-                "session_dir needs enable_prefix_caching: the next turn of a session finds it by its beginning.",
-                param="session_dir",
-            )
-        if self.kv_store is None:
-            return
-        from aethermind.cache.stores.kv_store import StoreAddress
-
-        StoreAddress.parse(self.kv_store)
-        if not self.enable_prefix_caching:
-            raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
-
-    def _check_swap_device(self) -> None:
-        if self.swap_device is None:
-            return
-        if not self.swap_space:
-            raise InvalidArgumentError(
-                "swap_device is given and swap_space is 0. Say how many GiB of its memory to use as swap_space.",
-                param="swap_space",
-            )
-        if self.tensor_parallel_size > 1:
-            raise InvalidArgumentError(
-                "swap_device is for one rank, because each rank has a device of its own. Leave it out to swap to host "
-                "memory.",
-                param="swap_device",
-            )
-
-    def _check_prefill_stream(self) -> None:
-        for is_combined, option in (
-            (self.tensor_parallel_size > 1, "tensor_parallel_size"),
-            (self.speculative_method == "mtp", "speculative_method mtp"),
-        ):
-            if self.prefill_stream and is_combined:
-                raise InvalidArgumentError(
-                    f"prefill_stream cannot be combined with {option}. Leave one of them out.", param="prefill_stream"
-                )
-
-    def _check_speculation(self) -> None:
-        if (number := self.num_speculative_tokens) > MAX_SPECULATIVE_TOKENS:
-            raise InvalidArgumentError(
-                f"num_speculative_tokens should be at most {MAX_SPECULATIVE_TOKENS}, got {number}.",
-                param="num_speculative_tokens",
-            )
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise InvalidArgumentError(
-                f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is {self.prompt_lookup_max}; "
-                "lower the one or raise the other.",
-                param="prompt_lookup_min",
-            )
-        for option in fields(self):
-            is_idle = self.speculative_method is None and option.name in _SPECULATION_OPTIONS
-            if is_idle and getattr(self, option.name) != option.default:
-                raise InvalidArgumentError(
-                    f"{option.name} is given and speculative_method is not; set that to "
-                    f"{_SPECULATION_OPTIONS[option.name]}, or leave both out."
-                )
 
 
 def _renamed() -> dict[str, str]:
