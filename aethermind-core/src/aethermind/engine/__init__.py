@@ -1,4 +1,4 @@
-"""What happens each step: requests, scheduler, batch, model runner, and the loop that joins them."""
+"""The inference engine: it loads a model, schedules requests by continuous batching, and runs them step by step."""
 
 from __future__ import annotations
 

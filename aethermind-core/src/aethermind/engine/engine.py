@@ -20,7 +20,7 @@ from aethermind.engine.requests.output import RequestOutput
 from aethermind.engine.requests.output_delta import OutputBuilder, OutputSource
 from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings, check_prompt, check_text
 from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
-from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
+from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, group_request_ids
 from aethermind.engine.requests.sessions import SessionInfo
 from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
@@ -231,11 +231,11 @@ class Engine(ThreadSafeEngine):
         self._num_added += 1
         seed = engine_seed if params.seed is None else params.seed
         requests: list[Request] = []
-        for index, answer_id in enumerate(answer_ids(request_id, params.n)):
+        for index, member_id in enumerate(group_request_ids(request_id, params.n)):
             if index and constraints is not None:
                 constraints = constraints.fork(self._constraints_builder.processors(params))
             request = Request(
-                answer_id,
+                member_id,
                 prompt_token_ids,
                 params,
                 self._clock(),
@@ -505,7 +505,7 @@ class Engine(ThreadSafeEngine):
             scores = score_prompt(self.runner, self.cache, request, num_top)
         except AetherMindError as error:
             return [self._give_up(builder, error, self._clock())]
-        builder.add_prompt(scores)
+        builder.set_prompt_logprobs(scores)
         request.needs_prompt_logprobs = False
         return []
 

@@ -74,7 +74,7 @@ def open_sessions(
         clock,
         cache,
         files,
-        parks=compiled.num_swap_blocks > 0,
+        parks_sequences=compiled.num_swap_blocks > 0,
     )
 
 

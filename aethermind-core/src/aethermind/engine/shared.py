@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protoco
 from weakref import WeakSet
 
 from aethermind.engine.requests.output_delta import OutputReader
-from aethermind.engine.requests.sample_group import answer_ids
+from aethermind.engine.requests.sample_group import group_request_ids
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 from aethermind.hal.host_memory import trim_heap
 from aethermind.log import get_logger
@@ -159,8 +159,8 @@ class ThreadSafeEngine(ABC):
         """Return an id that no open request has. The caller holds the lock until it has added the request."""
         return next(name for name in map(str, self._numbers) if not self._has(name))
 
-    def _check_id(self, request_id: str, num_answers: int) -> None:
-        if any(map(self._has, answer_ids(request_id, num_answers))):
+    def _check_id(self, request_id: str, num_completions: int) -> None:
+        if any(map(self._has, group_request_ids(request_id, num_completions))):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
 
     def abort(self, request_id: str) -> RequestOutput | None:

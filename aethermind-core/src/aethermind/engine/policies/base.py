@@ -1,4 +1,4 @@
-"""The contract of a scheduling policy: the methods it implements and the properties they must have."""
+"""The interface of a scheduling policy: its methods, and the properties that they must have."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ OrderKey: TypeAlias = tuple[float, float, str]
 class SchedulingPolicy(Protocol):
     """Orders requests for admission and preemption. `now` is in seconds of the engine's clock.
 
-    Two properties are required. A request's order key may grow while it waits but never shrink, because the queue
-    compares again only the request at its front. And only finitely many requests may ever precede a given one, so that
-    none starves: in the policies of this package a key is a point in time, and requests that arrive later follow it.
+    Two properties are required. A request's order key may grow while it waits, but must never shrink, because the queue
+    computes only the key of its first request again. Only finitely many requests may ever precede a given one, so that
+    none starves: in the policies of this package a key is a point in time, and requests that arrive much later follow.
 
     A policy may have an attribute `used_options`, a frozenset: which of a request's `priority` and `deadline_ms` it
     uses. A server then refuses options without effect. Without the attribute both count as used. Its name was `heeds`
@@ -46,15 +46,17 @@ class SchedulingPolicy(Protocol):
         ...
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """When blocks run out, the running request with the greatest key is preempted; one with None never is.
+        """Return the sort key of preemption; None exempts a request.
+
+        When blocks run out, the running request with the greatest key is preempted.
 
         The order of two requests must not depend on `now`. A request without a key is admitted only if the cache has
-        enough blocks for it and all running requests without a key at their greatest lengths.
+        enough blocks for it and for all running requests without a key, at their maximum lengths.
         """
         ...
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Whether the first waiting request may start beside the running ones, which may need the same blocks."""
+        """Return whether the first waiting request may start, with these blocks needed and available."""
         ...
 
 
@@ -62,8 +64,8 @@ class SchedulingPolicy(Protocol):
 class SharingPolicy(SchedulingPolicy, Protocol):
     """A policy that shares the engine between tenants.
 
-    Prompts are computed in the policy's order, new requests among running ones, and a new request may preempt a running
-    one.
+    Prompts are computed in the policy's order, those of new and of running requests alike, and a new request may
+    preempt a running one.
     """
 
     def virtual_arrival(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
@@ -120,9 +122,8 @@ class _RenamedMethods:
 
 
 class OrderedPolicy(ABC):
-    """The base of this package's policies: preempt in reverse order of admission.
-
-    Admit a request only if all its tokens fit.
+    """The base of this package's policies. Requests are preempted in the reverse order of admission, and a request is
+    admitted only if all its tokens fit.
     """
 
     __slots__ = ()
@@ -157,9 +158,9 @@ def fits_now(num_blocks_needed: int, num_available_blocks: int) -> bool:
 
 
 def estimated_work_s(request: Request, seconds_per_prompt_token: float, seconds_per_new_token: float) -> float:
-    """Estimate the seconds that a request takes when no other runs, for the longest answer that it allows.
+    """Estimate the seconds that a request takes when no other runs, with the longest output that it allows.
 
-    It is exact if the answer has `max_tokens` tokens, else an upper bound.
+    The estimate is exact if the output has `max_tokens` tokens, else an upper bound.
     """
     num_new_tokens = request.max_total_tokens - request.num_prompt_tokens
     return request.num_prompt_tokens * seconds_per_prompt_token + num_new_tokens * seconds_per_new_token

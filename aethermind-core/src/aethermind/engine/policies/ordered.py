@@ -81,9 +81,9 @@ class PriorityWithAging(OrderedPolicy):
 class ShortestFirst(OrderedPolicy):
     """Shortest first: orders by arrival plus `size_weight` times the estimated seconds of work.
 
-    The estimate is for the prompt and the longest answer allowed, see `estimated_work_s`. Plain shortest-first starves
-    long requests while short ones keep arriving; here a request of `w` seconds is overtaken only by requests that
-    arrive within `size_weight * w` seconds. `patience` is the deprecated name of `size_weight`.
+    The estimate is for the prompt and the longest output allowed, see `estimated_work_s`. Plain shortest-first starves
+    long requests while short ones keep arriving; here a request of *w* seconds is overtaken only by requests that
+    arrive within *size_weight · w* seconds. `patience` is the deprecated name of `size_weight`.
     """
 
     used_options: ClassVar[frozenset[str]] = frozenset()
@@ -111,8 +111,8 @@ class ShortestFirst(OrderedPolicy):
 class EarliestDeadline(OrderedPolicy):
     """Earliest deadline first; a request without a deadline gets one `default_s` seconds after arrival.
 
-    Under overload, plain earliest-deadline-first serves the requests that are about to miss their deadlines, and so
-    makes all miss them. A request whose work no longer fits before its deadline is therefore ordered as if that were
+    Under overload, plain earliest-deadline-first serves the requests that are about to miss their deadlines, so that
+    all miss them. A request whose work no longer fits before its deadline is therefore ordered as if the deadline were
     `lateness_s` later: long enough for others to overtake it, short enough that it does not starve.
     """
 
@@ -152,7 +152,7 @@ class WeightedOrder(OrderedPolicy):
     The sum is `waiting_weight` times the arrival, plus `priority_weight` seconds for each level of `priority`, plus
     `size_weight` times the estimated seconds of work, plus `deadline_weight` times the deadline; a request without a
     deadline has one `default_s` seconds after its arrival. All terms are in seconds. Waiting counts because the sums of
-    later requests are larger: `waiting_weight` has to be above 0, so that none starves.
+    later requests are larger: `waiting_weight` has to be above 0, so that no request starves.
     """
 
     waiting_weight: float = 1.0
@@ -195,8 +195,8 @@ class WeightedOrder(OrderedPolicy):
 class FairShare(OrderedPolicy):
     """Orders by a virtual arrival time: arrival plus `spacing_s` for each request that the tenant had open then.
 
-    So the first request of one tenant precedes the queued requests of another, and none starves: a request that arrives
-    later by more than the offset follows. Within a tenant the order is first come, first served. A request without a
+    So the first request of one tenant precedes the queued requests of another. None starves: a request that arrives
+    later by more than this offset follows. Within a tenant the order is first come, first served. A request without a
     tenant has no offset.
 
     Steps are shared as well: prompts are computed in this order, and if all sequences or blocks are taken, a tenant
@@ -213,9 +213,7 @@ class FairShare(OrderedPolicy):
             )
 
     def virtual_arrival(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
-        """Return a request's virtual arrival time, in seconds of the engine's clock, if it arrives when these wait and
-        run.
-        """
+        """Return the virtual arrival time of a request that arrives now, in seconds of the engine's clock."""
         if not request.tenant:
             return request.arrival
         tenants_waiting = [other.virtual_arrival for other in waiting if other.tenant == request.tenant]

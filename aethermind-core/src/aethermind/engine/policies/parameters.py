@@ -1,7 +1,7 @@
-"""A scheduling policy with its parameters in one text: NAME, or NAME:PARAMETER=VALUE:PARAMETER=VALUE.
+"""Scheduling policies by name and parameters in one text: NAME, or NAME:PARAMETER=VALUE:PARAMETER=VALUE.
 
 The text is the value of `--scheduling-policy`: `priority:aging_s=10:vip_share=0.25` is `PriorityWithAging(aging_s=10.0,
-vip_share=0.25)`. So `aethermind simulate` can compare a policy with itself under other parameters.
+vip_share=0.25)`. `aethermind simulate` can thus compare several parameters of one policy.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ def create_policy(policies: Registry[Callable[..., SchedulingPolicy]], text: str
 
 
 def policy_parameters(create: Callable[..., SchedulingPolicy]) -> Mapping[str, Parameter]:
-    """The named parameters of a policy's constructor, in its order."""
-    found = signature(create, eval_str=True).parameters.values()
-    return {item.name: item for item in found if item.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
+    """Return the named parameters of a policy's constructor, in their order."""
+    parameters = signature(create, eval_str=True).parameters.values()
+    return {
+        each.name: each for each in parameters if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    }
 
 
 def _read(policy: str, parameter: Parameter, text: str) -> Any:
-    """The value of a parameter from text, in the type of its annotation or else of its default."""
+    """Parse the value of a parameter, in the type of its annotation or else of its default."""
     from pydantic import TypeAdapter, ValidationError
 
-    kind = type(parameter.default) if parameter.annotation is Parameter.empty else parameter.annotation
+    annotation = type(parameter.default) if parameter.annotation is Parameter.empty else parameter.annotation
     try:
-        return TypeAdapter(kind).validate_python(text)
+        return TypeAdapter(annotation).validate_python(text)
     except ValidationError as error:
         expected = error.errors(include_url=False)[0]["msg"].partition(",")[0].replace("Input ", "")
         raise InvalidArgumentError(

@@ -1,3 +1,3 @@
-"""Requests: prompts, parameters, sampling groups, sessions, and the output from tokens to deltas."""
+"""Requests: prompts, parameters, parallel sampling, sessions, and output, from tokens to deltas."""
 
 __all__: list[str] = []

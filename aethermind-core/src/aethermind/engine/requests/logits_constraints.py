@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConstraintsBuilder"]
 
-_MAX_LANES = 4
-"""Most threads that compute token masks; more contend for other locks."""
+_MAX_MASK_THREADS = 4
+"""Maximum number of threads that compute token masks; more would contend for locks."""
 
 
 class ConstraintsBuilder:
@@ -39,49 +39,55 @@ class ConstraintsBuilder:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        num_lanes = min(self._compiled.open_device.num_threads, _MAX_LANES)
+        num_threads = min(self._compiled.open_device.num_threads, _MAX_MASK_THREADS)
         return Grammars(
-            self._tokenizer.as_json, self._vocab_size, self._compiled.eos_token_ids, num_lanes=max(num_lanes, 1)
+            self._tokenizer.as_json, self._vocab_size, self._compiled.eos_token_ids, num_lanes=max(num_threads, 1)
         )
 
     def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
-        """Compile the grammar of structured outputs in a thread; None if there is none. Any thread may call this."""
+        """Start to compile the grammar of structured outputs in a thread; None if the parameters have none.
+
+        Any thread may call this.
+        """
         return None if params.structured_outputs is None else self._grammars.prepare(params.structured_outputs)
 
     def build(self, params: SamplingParams, guide: TokenGuide | None = None) -> LogitsConstraints | None:
-        """The constraints of one request, None if it has none. Without a prepared `guide` the grammar is compiled here.
+        """Return the constraints of one request, None if it has none.
 
-        InvalidArgumentError for token ids outside the vocabulary and grammars that cannot be compiled.
+        `guide` is the result of `prepare`; without it the grammar is compiled here. InvalidArgumentError for token ids
+        outside the vocabulary and for grammars that cannot be compiled.
         """
         if params.is_plain:
             return None
-        self._check(params.allowed_token_ids or ())
-        self._check(token_id for token_id, _ in params.logit_bias)
-        constraints = LogitsConstraints(self._bad_words(params.bad_words), processors=self.processors(params))
+        self._check_token_ids(params.allowed_token_ids or ())
+        self._check_token_ids(token_id for token_id, _ in params.logit_bias)
+        constraints = LogitsConstraints(self._bad_word_token_ids(params.bad_words), processors=self.processors(params))
         if params.allowed_token_ids is not None:
-            # Like vLLM: the caller has to allow the tokens that end an answer.
+            # As in vLLM, end tokens are allowed only if the caller lists them.
             constraints.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)
         if params.structured_outputs is not None:
             constraints.guide = guide or self._grammars.guide(params.structured_outputs)
         return constraints
 
     def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
-        """New logits processors: they may have state."""
+        """Create the logits processors of one request; each request gets its own, because they may have state."""
         registry = self._logits_processors
         return tuple(registry.get(name)(params, self._tokenizer) for name in params.logits_processors)
 
-    def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences of each word, within a text, without and with a space before it."""
+    def _bad_word_token_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the token sequences of each word within a text: without and with a space before it."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip() or word
             for spelling in (bare, f" {bare}"):
                 token_ids = tuple(self._tokenizer.encode_behind(spelling))
-                if all(token_id < self._vocab_size for token_id in token_ids):  # other tokens have no logit
+                if all(
+                    token_id < self._vocab_size for token_id in token_ids
+                ):  # token ids beyond the vocabulary have no logit
                     found[token_ids] = None
         return tuple(found)
 
-    def _check(self, token_ids: Iterable[int]) -> None:
+    def _check_token_ids(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
             if token_id >= self._vocab_size:
                 raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""The output of a request, in vLLM's names, and log probabilities of tokens.
+"""The output of a request, with vLLM's names, and log probabilities of tokens.
 
-Outputs are not changed once they are made. They are not frozen because every token makes some, and a frozen dataclass
-takes several times as long to create.
+Outputs are not changed after they are created. Their dataclasses are not frozen, because outputs are created for every
+token, and a frozen dataclass takes several times as long to create.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ class RequestMetrics:
 
 
 class CompletionOutput:
-    """One of the answers to a prompt. `finish_reason` is None until the answer ends, then stop, length or abort;
-    `stop_reason` is the stop string or the id of the stop token.
+    """One completion of a prompt; a request with `n` > 1 has several.
+
+    `finish_reason` is None until the completion ends, then stop, length or abort. `stop_reason` is the stop string or
+    the id of the stop token.
 
     The token lists are shared with later outputs of the same request and copied on access; `since` copies only the
     tokens after a position.
@@ -90,16 +92,16 @@ class CompletionOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens of the answer."""
+        """The generated tokens."""
         return self._token_ids[: self.num_tokens]
 
     @property
     def logprobs(self) -> list[dict[int, Logprob]] | None:
-        """For each token its log probability and those of alternatives, by token id; None if not requested."""
+        """For each generated token, log probabilities of it and of alternatives by token id; None if not requested."""
         return None if self._logprobs is None else self._logprobs[: self._num_logprobs]
 
     def since(self, num_tokens: int) -> tuple[list[int], list[dict[int, Logprob]] | None]:
-        """`token_ids` and `logprobs` after the first `num_tokens`."""
+        """Return `token_ids` and `logprobs` without the first `num_tokens`."""
         logprobs = None if self._logprobs is None else self._logprobs[num_tokens : self._num_logprobs]
         return self._token_ids[num_tokens : self.num_tokens], logprobs
 
@@ -117,11 +119,11 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request with its answers so far. The last output of a request has `finished` set.
+    """A request with its completions so far. The last output of a request has `finished` set.
 
     `error` is the message of the error that ended it, `error_type` its class in `aethermind.errors`.
-    `num_cached_tokens` tokens of the prompt hit the prefix cache. `prompt_logprobs`, if requested, has an entry for
-    each token of the prompt; the first is None.
+    `num_cached_tokens` tokens of the prompt were found in the prefix cache. `prompt_logprobs`, if requested, has an
+    entry for each token of the prompt; the first is None.
     """
 
     request_id: str
@@ -148,23 +150,27 @@ def raise_error(error: str | None, error_type: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities before temperature and penalties: of a sampled token, and of the most likely ones in order."""
+    """Log probabilities before temperature and penalties, of a token and of the most likely tokens.
+
+    `rank` is the token's (1 is the most likely), `top` has (token id, log probability) pairs, the most likely first.
+    """
 
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
 
 
-def read_logprobs(columns: Sequence[np.ndarray[Any, Any]], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
-    """Read the log probabilities of a step from its LOGPROB_OUTPUTS. Each row gets as many of the most likely tokens as
-    `wanted` says, or None where that is None.
+def read_logprobs(outputs: Sequence[np.ndarray[Any, Any]], num_top: Sequence[int | None]) -> list[TokenLogprobs | None]:
+    """Read the log probabilities of a step from its LOGPROB_OUTPUTS (see `model_graph`), one entry for each row.
+
+    `num_top` is the number of most likely tokens that each row gets; a row whose number is None gets None.
     """
-    found: list[TokenLogprobs | None] = []
-    lists = (column.tolist() for column in columns)
-    for num_top, logprob, rank, ids, values in zip(wanted, *lists, strict=True):
-        if num_top is None:
-            found.append(None)
+    rows: list[TokenLogprobs | None] = []
+    lists = (output.tolist() for output in outputs)
+    for count, logprob, rank, token_ids, logprobs in zip(num_top, *lists, strict=True):
+        if count is None:
+            rows.append(None)
             continue
-        top = tuple((token, value) for token, value in zip(ids, values, strict=True) if token >= 0)
-        found.append(TokenLogprobs(logprob, rank, top[:num_top]))
-    return found
+        top = tuple((token_id, value) for token_id, value in zip(token_ids, logprobs, strict=True) if token_id >= 0)
+        rows.append(TokenLogprobs(logprob, rank, top[:count]))
+    return rows

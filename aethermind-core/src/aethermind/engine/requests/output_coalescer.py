@@ -1,4 +1,4 @@
-"""Output queues between an engine and its clients: when output is due, and for how long it is coalesced."""
+"""Output queues between an engine and its clients, which coalesce the output of several steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HAS_ENDED = attrgetter("has_ended")
 
 
 class OutputCoalescer:
-    """Collects the requests that have new output, and writes a delta for each when it is due. Mutable.
+    """Collects the requests that have new output, and returns a delta for each when it is due. Mutable.
 
     The first and the last delta of a request are due at once. So is the output of a step that took at least half of
     the request's hold time, because there is little to coalesce. Other output is due at the next multiple of the hold
@@ -37,14 +37,16 @@ class OutputCoalescer:
         self._open: dict[str, _OpenRequest] = {}
         self._updated: dict[str, OutputSource] = {}
         self._fast_updated: set[OutputSource] = set()
-        self._put_s = -inf
+        self._last_put_s = -inf
+        """When `put` was last called."""
         self._due_s = inf
         """The earliest time at which output may be due."""
-        self._expected: set[OutputSource] = set()
+        self._fast_sources: set[OutputSource] = set()
+        """The requests that the fast path accepts: those of the last examined step that have not ended."""
         self._shortest_hold_s = inf
-        self._next_due_s = inf
-        """`_expected` are the unfinished requests of the last step that was examined; then their shortest hold time,
-        and the time at which the first of them is due."""
+        """The shortest hold time of `_fast_sources`."""
+        self._fast_due_s = inf
+        """The earliest time at which one of `_fast_sources` is due."""
 
     def open(self, name: str, hold_s: float = 0.0) -> None:
         """Accept output of a request, which may be held for `hold_s` seconds."""
@@ -53,11 +55,11 @@ class OutputCoalescer:
     def put(self, sources: Sequence[OutputSource]) -> None:
         """Add the requests that have new output after a step. Those that are not open are ignored."""
         now = self._clock()
-        since_last_s, self._put_s = now - self._put_s, now
-        is_quick = since_last_s < self._shortest_hold_s / 2 and now < self._next_due_s
-        if is_quick and True not in map(_HAS_ENDED, sources) and self._expected.issuperset(sources):
+        since_last_s, self._last_put_s = now - self._last_put_s, now
+        is_quick = since_last_s < self._shortest_hold_s / 2 and now < self._fast_due_s
+        if is_quick and True not in map(_HAS_ENDED, sources) and self._fast_sources.issuperset(sources):
             self._fast_updated.update(sources)
-            self._due_s = min(self._due_s, self._next_due_s)
+            self._due_s = min(self._due_s, self._fast_due_s)
             return
         self._leave_fast_path()
         for source in sources:
@@ -68,22 +70,22 @@ class OutputCoalescer:
                 if since_last_s >= request.hold_s / 2:
                     request.due_s = now
                 if not source.has_ended:
-                    self._expected.add(source)
+                    self._fast_sources.add(source)
                     self._shortest_hold_s = min(self._shortest_hold_s, request.hold_s)
-                    self._next_due_s = min(self._next_due_s, request.due_s)
-        self._due_s = self._earliest()
+                    self._fast_due_s = min(self._fast_due_s, request.due_s)
+        self._due_s = self._earliest_due_s()
 
     def drop(self, name: str) -> bool:
         """Ignore a request from now on; returns whether it was open and had not ended."""
         self._leave_fast_path()
         was_open = self._open.pop(name, None) is not None
         was_open = not _has_ended(self._updated.pop(name, None)) and was_open
-        self._due_s = self._earliest()
+        self._due_s = self._earliest_due_s()
         return was_open
 
     @property
     def names(self) -> KeysView[str]:
-        """The open requests: those whose last delta was not taken yet."""
+        """The ids of open requests: those whose last delta was not taken yet."""
         return self._open.keys()
 
     @property
@@ -92,7 +94,7 @@ class OutputCoalescer:
         return self._due_s <= self._clock()
 
     def take(self) -> list[tuple[str, OutputDelta]]:
-        """Return the deltas that are due, by request. Requests that have finished are closed."""
+        """Return (request id, delta) of the output that is due. Requests that have finished are closed."""
         now = self._clock()
         if self._due_s > now:
             return []
@@ -106,7 +108,7 @@ class OutputCoalescer:
             elif request.hold_s:
                 request.due_s = (now // request.hold_s + 1) * request.hold_s
             taken.append((name, delta))
-        self._due_s = self._earliest()
+        self._due_s = self._earliest_due_s()
         return taken
 
     def _leave_fast_path(self) -> None:
@@ -115,10 +117,10 @@ class OutputCoalescer:
             if source.request_id in self._open:
                 self._updated[source.request_id] = source
         self._fast_updated.clear()
-        self._expected.clear()
-        self._shortest_hold_s = self._next_due_s = inf
+        self._fast_sources.clear()
+        self._shortest_hold_s = self._fast_due_s = inf
 
-    def _earliest(self) -> float:
+    def _earliest_due_s(self) -> float:
         return min((self._due_s_of(name, source) for name, source in self._updated.items()), default=inf)
 
     def _due_s_of(self, name: str, source: OutputSource) -> float:
@@ -127,7 +129,7 @@ class OutputCoalescer:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """An open request: its hold time, when its output is next due, and how much of it was taken."""
+    """An open request: its hold time, when its output is next due, and the position up to which it was taken."""
 
     hold_s: float
     due_s: float = 0.0
@@ -157,7 +159,7 @@ class PendingOutputs:
                 self._updated[name] = source
 
     def closed(self) -> None:
-        """Callers check whether the engine is closed, so there is nothing to do here."""
+        """Do nothing: callers check whether the engine is closed."""
 
     def take(self, request_ids: Collection[str], *, only_last: bool = False) -> list[RequestOutput]:
         """Return the new outputs of these requests; with `only_last`, only of those that have ended."""

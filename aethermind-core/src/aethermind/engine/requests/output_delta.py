@@ -36,16 +36,16 @@ __all__ = [
     "error_type_of",
 ]
 
-_UNSEEN = (-1, 0, False)
-"""The position before the first delta of an answer, which is never omitted, even if it is empty."""
+_START = (-1, 0, False)
+"""The position before the first delta of a completion. That delta is never omitted, even if it is empty."""
 
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """New output of one of a request's answers. `finish_reason` is set in the answer's last delta only.
+    """New output of one of a request's completions. `finish_reason` is set in the completion's last delta only.
 
     `logprobs` has an entry for each new token; it is None if no log probabilities were requested. `num_tokens` counts
-    all tokens of the answer so far.
+    all tokens of the completion so far.
     """
 
     index: int
@@ -69,11 +69,11 @@ class CompletionDelta:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """New output of a request: the answers that have grown or ended, and the current state of the request.
+    """New output of a request: the completions that have grown or ended, and the current state of the request.
 
     `finished` is set in the last delta. `prompt_logprobs` are in one delta only. `error` and `error_type` are those of
-    `RequestOutput`. Its owner may change it; a delta for every token is too frequent for frozen dataclasses, which take
-    several times as long to create.
+    `RequestOutput`. Its owner may change it. It is not frozen, because frozen dataclasses take several times as long to
+    create, and every token creates a delta.
     """
 
     request_id: str
@@ -111,7 +111,7 @@ class OutputCursor:
 
     def __init__(self) -> None:
         self.positions: dict[int, tuple[int, int, bool]] = {}
-        """By the index of an answer: characters and tokens received, and whether its end was."""
+        """By the index of a completion: the characters and tokens received, and whether its end was received."""
         self.has_prompt_logprobs = False
 
 
@@ -154,7 +154,7 @@ class OutputBuilder:
         "_detokenizer",
         "_finished_s",
         "_first_token_s",
-        "_is_begun",
+        "_has_text",
         "_logprobs",
         "_prompt_logprobs",
         "_reader",
@@ -174,7 +174,10 @@ class OutputBuilder:
     def __init__(
         self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0, *, is_chat: bool = False
     ) -> None:
-        """`prompt` is the text of the prompt, `index` the index of the answer among the answers to its prompt."""
+        """`prompt` is the text of the prompt, `index` the index of the completion among those of its prompt.
+
+        With `is_chat` the completion is a message of its own; otherwise it continues the text of the prompt.
+        """
         self.request = request
         self.request_id = request.request_id
         self.index = index
@@ -184,8 +187,8 @@ class OutputBuilder:
         self.error: AetherMindError | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
-        before = _context(request, tokenizer, is_chat=is_chat)
-        self._is_begun = last_text_token(tokenizer, before) is not None
+        before = _preceding_token_ids(request, tokenizer, is_chat=is_chat)
+        self._has_text = last_text_token(tokenizer, before) is not None
         self._detokenizer = Detokenizer(tokenizer, before=before)
         self._stop = StopChecker(request.params.stop) if request.params.stop else None
         self._text = ""
@@ -195,12 +198,14 @@ class OutputBuilder:
         self._finished_s: float | None = None
         self._reader: OutputReader | None = None
 
-    def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
+    def set_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs | None]) -> None:
         """Set the log probabilities of the tokens of the prompt; None where a token has none."""
         self._prompt_logprobs, is_first = [], True
-        for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True):
-            named = None if score is None else _named_logprobs(self._tokenizer, token_id, score, is_first=is_first)
-            self._prompt_logprobs.append(named)
+        for token_id, entry in zip(self.request.prompt_token_ids, logprobs, strict=True):
+            by_token_id = (
+                None if entry is None else _logprobs_by_token_id(self._tokenizer, token_id, entry, is_first=is_first)
+            )
+            self._prompt_logprobs.append(by_token_id)
             is_first = is_first and token_id in self._tokenizer.special_token_ids
 
     def add_forced_token(self, token_id: int) -> None:
@@ -215,8 +220,8 @@ class OutputBuilder:
         if self._first_token_s is None:
             self._first_token_s = now
         if logprobs is not None:
-            is_first = not self._is_begun
-            self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs, is_first=is_first))
+            is_first = not self._has_text
+            self._logprobs.append(_logprobs_by_token_id(self._tokenizer, token_id, logprobs, is_first=is_first))
         if reason is FinishReason.STOP:
             self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
             return self._flush(reason)
@@ -251,9 +256,9 @@ class OutputBuilder:
         return self._reader.read(self)
 
     def completion_delta(self, cursor: OutputCursor) -> CompletionDelta | None:
-        """Return the answer after `cursor` and move the cursor to its end; None if it has not changed."""
+        """Return the completion after `cursor` and move the cursor to its end; None if it has not changed."""
         request, text, token_ids = self.request, self._text, self.request.output_token_ids
-        num_chars, num_tokens, is_finished = cursor.positions.get(self.index, _UNSEEN)
+        num_chars, num_tokens, is_finished = cursor.positions.get(self.index, _START)
         reason = request.finish_reason if self.has_ended else None
         if is_finished or (reason is None and len(token_ids) == num_tokens and len(text) == num_chars):
             return None
@@ -290,7 +295,7 @@ class OutputBuilder:
         )
 
     def _push(self, token_id: int) -> str:
-        self._is_begun = self._is_begun or token_id not in self._tokenizer.special_token_ids
+        self._has_text = self._has_text or token_id not in self._tokenizer.special_token_ids
         return self._detokenizer.push(token_id)
 
     def _emit(self, delta: str) -> bool:
@@ -320,28 +325,28 @@ class OutputAccumulator:
     delta.
     """
 
-    __slots__ = ("_answers", "_prompt", "_prompt_logprobs", "_prompt_token_ids")
+    __slots__ = ("_completions", "_prompt", "_prompt_logprobs", "_prompt_token_ids")
 
     def __init__(self, prompt: str | None, prompt_token_ids: list[int]) -> None:
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self._answers: dict[int, _Answer] = {}
+        self._completions: dict[int, _CumulativeCompletion] = {}
 
     def add(self, delta: OutputDelta) -> RequestOutput:
         """Add a delta and return the output up to its end."""
         for completion in delta.completions:
-            answer = self._answers.get(completion.index)
-            if answer is None:
-                answer = self._answers[completion.index] = _Answer()
-            answer.add(completion)
+            cumulative = self._completions.get(completion.index)
+            if cumulative is None:
+                cumulative = self._completions[completion.index] = _CumulativeCompletion()
+            cumulative.add(completion)
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
         return RequestOutput(
             delta.request_id,
             self._prompt,
             self._prompt_token_ids,
-            [self._answers[index].output(index) for index in sorted(self._answers)],
+            [self._completions[index].output(index) for index in sorted(self._completions)],
             delta.finished,
             delta.metrics,
             delta.error,
@@ -368,7 +373,7 @@ class OutputReader:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _CumulativeCompletion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
@@ -387,10 +392,10 @@ class _Answer:
         return CompletionOutput(index, self.text, self.token_ids, self.logprobs, self.finish_reason, self.stop_reason)
 
 
-def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequence[int]:
-    """Return the tokens that precede an answer in its text: those of the prompt, whose text it continues.
+def _preceding_token_ids(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequence[int]:
+    """Return the tokens after which a completion is detokenised: those of the prompt, whose text it continues.
 
-    The answer to a chat is a text of its own. Structured outputs are exact to the character, so no leading space is
+    The completion of a chat is a text of its own. Structured outputs are exact to the character, so no leading space is
     removed from them.
     """
     if request.params.structured_outputs is not None:
@@ -398,16 +403,18 @@ def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequen
     return () if is_chat else request.prompt_token_ids
 
 
-def _named_logprobs(
+def _logprobs_by_token_id(
     tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, *, is_first: bool
 ) -> dict[int, Logprob]:
-    """Return log probabilities by token id, with tokens' texts: the most likely in order, and the token itself."""
+    """Return log probabilities by token id: of the most likely tokens in order, and of the token itself."""
     text = partial(tokenizer.token_text, is_first=is_first)
-    named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
-    named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
-    return named
+    by_token_id = {
+        token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)
+    }
+    by_token_id.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
+    return by_token_id
 
 
 def error_type_of(error: AetherMindError) -> str:
     """Return the name of the error's class, or of its nearest base class that `aethermind.errors` defines."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AetherMindError.__module__)
+    return next(base.__name__ for base in type(error).__mro__ if base.__module__ == AetherMindError.__module__)

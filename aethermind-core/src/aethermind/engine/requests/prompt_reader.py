@@ -1,4 +1,4 @@
-"""Reads prompts in all their forms into token ids and embeddings, and checks that they can be served."""
+"""Tokenizes prompts of all forms into token ids and embeddings, and checks that the model can serve them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ __all__ = [
 ]
 
 Prompt = str | Mapping[str, Any]
-"""A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]). The first
-two may be accompanied by `multi_modal_data`, the inputs of the model's input processor by modality.
+"""A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]).
+
+`multi_modal_data` may accompany the first two: the inputs of the model's input processor by modality.
 """
 
 _LONG_TEXT_CHARS = 8192
 """Texts from this length on are tokenized in a thread."""
 _MAX_CHARS_PER_TOKEN = 16
-"""A text with more characters per token of the context has too many tokens, unless most of it is runs of spaces."""
+"""A text with more characters than this for each token of the context does not fit, unless most of it is spaces."""
 _TRUNCATION_CHARS_PER_TOKEN = 64
-"""A text to truncate is first encoded up to this many characters per token, which is nearly always enough."""
-_FORMS = ("prompt", "prompt_token_ids", "prompt_embeds")
+"""To truncate a text, this many characters per token are encoded first, which is nearly always enough."""
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
 _PLACEHOLDER_ID = 0
 """The token id at the positions of a prompt that is given as embeddings."""
 
@@ -55,7 +56,7 @@ class TextToEmbed(str):
 
     @classmethod
     def of(cls, prompt: Prompt) -> Prompt:
-        """The prompt with its text, if it has one, marked as a text to embed."""
+        """Return the prompt with its text, if it has one, marked as a text to embed."""
         if isinstance(prompt, str):
             return cls(prompt)
         is_text = isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str)
@@ -64,8 +65,9 @@ class TextToEmbed(str):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """A tokenized prompt, as `Engine.add_request` takes it. `text` is None for prompts that were not given as text;
-    `is_chat` says whether a chat template rendered it.
+    """A tokenized prompt, the argument of `Engine.add_request`.
+
+    `text` is None for prompts that were not given as text. `is_chat` says whether a chat template rendered it.
     """
 
     text: str | None
@@ -74,7 +76,7 @@ class EnginePrompt:
     is_chat: bool = False
 
     def tokens_to_embed(self) -> Sequence[int]:
-        """The token ids of a text to embed; InvalidArgumentError if the prompt has embeddings of its own."""
+        """Return the token ids of a text to embed; InvalidArgumentError if the prompt has input embeddings."""
         if self.embeddings:
             raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and images out.")
         return self.token_ids
@@ -83,7 +85,7 @@ class EnginePrompt:
 class PromptReader:
     """Tokenizes prompts for one model. Its input processor is opened when a prompt first needs it.
 
-    A text far longer than `max_model_len`, where that is known, is rejected after encoding a part of it.
+    If `max_model_len` is given, a text that is far too long is rejected after a part of it is encoded.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class PromptReader:
         max_model_len: int | None = None,
         text_limit: int | None = None,
     ) -> None:
-        """`text_limit` is the number of tokens to which a `TextToEmbed` is truncated."""
+        """`text_limit` is the number of tokens to which a `TextToEmbed` is truncated; None for no limit."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._text_limit = text_limit
@@ -130,18 +132,18 @@ class PromptReader:
             return self._read_text(prompt)
         if not isinstance(prompt, Mapping):
             raise _malformed(prompt)
-        form = _form_of(prompt)
-        given = prompt[form]
-        if form == "prompt_embeds":
-            values = _embeddings(given)
+        key = _prompt_key(prompt)
+        content = prompt[key]
+        if key == "prompt_embeds":
+            values = _embeddings(content)
             return EnginePrompt(None, [_PLACEHOLDER_ID] * len(values), (EmbeddingSpan(0, values),))
-        if not (isinstance(given, str) if form == "prompt" else _is_token_ids(given)):
+        if not (isinstance(content, str) if key == "prompt" else _is_token_ids(content)):
             raise _malformed(prompt)
-        text = str(given) if form == "prompt" else None
+        text = str(content) if key == "prompt" else None
         data = prompt.get("multi_modal_data")
         if not data:
-            return EnginePrompt(None, given) if text is None else self._read_text(given)
-        processed = self._processor_for(data).process(given, data, self._tokenizer)
+            return EnginePrompt(None, content) if text is None else self._read_text(content)
+        processed = self._processor_for(data).process(content, data, self._tokenizer)
         return EnginePrompt(text, processed.token_ids, tuple(processed.embeddings))
 
     def _read_text(self, text: str) -> EnginePrompt:
@@ -161,15 +163,17 @@ class PromptReader:
 
     def _truncate(self, text: str, limit: int) -> list[int]:
         """Return the first `limit` tokens of a text, including the special tokens before and after it."""
-        beginning = text[: limit * _TRUNCATION_CHARS_PER_TOKEN]
-        plain = self._tokenizer.encode(beginning)
-        if len(beginning) < len(text) and len(plain) <= 2 * limit:
-            beginning, plain = text, self._tokenizer.encode(text)
-        whole = self._tokenizer.encode(beginning, add_special_tokens=True)
-        num_around = len(whole) - len(plain)
-        before = next((i for i in range(num_around) if whole[i : i + len(plain)] == plain), num_around)
-        kept = max(min(limit - num_around, len(plain)), 0)
-        return [*whole[: before + kept], *whole[before + len(plain) :]]
+        prefix = text[: limit * _TRUNCATION_CHARS_PER_TOKEN]
+        plain = self._tokenizer.encode(prefix)
+        if len(prefix) < len(text) and len(plain) <= 2 * limit:
+            prefix, plain = text, self._tokenizer.encode(text)
+        with_special = self._tokenizer.encode(prefix, add_special_tokens=True)
+        num_special = len(with_special) - len(plain)
+        num_before = next(
+            (i for i in range(num_special) if with_special[i : i + len(plain)] == plain), num_special
+        )  # special tokens before the text
+        num_kept = max(min(limit - num_special, len(plain)), 0)
+        return [*with_special[: num_before + num_kept], *with_special[num_before + len(plain) :]]
 
     @cached_property
     def _processor(self) -> InputProcessor | None:
@@ -213,22 +217,23 @@ def check_embeddings(spans: Sequence[EmbeddingSpan], num_tokens: int, hidden_siz
         position = span.end
 
 
-def _form_of(prompt: Mapping[str, Any]) -> str:
-    forms = [form for form in _FORMS if form in prompt]
-    unknown = sorted(map(str, set(prompt) - {*_FORMS, "multi_modal_data"}))
-    if len(forms) != 1 or unknown or (forms == ["prompt_embeds"] and "multi_modal_data" in prompt):
+def _prompt_key(prompt: Mapping[str, Any]) -> str:
+    """Return which of the three keys a prompt has; InvalidArgumentError unless it has exactly one."""
+    keys = [key for key in _PROMPT_KEYS if key in prompt]
+    unknown = sorted(map(str, set(prompt) - {*_PROMPT_KEYS, "multi_modal_data"}))
+    if len(keys) != 1 or unknown or (keys == ["prompt_embeds"] and "multi_modal_data" in prompt):
         raise InvalidArgumentError(
-            f"A prompt has one of {', '.join(_FORMS)}, the first two perhaps with multi_modal_data; "
+            f"A prompt has one of {', '.join(_PROMPT_KEYS)}, the first two perhaps with multi_modal_data; "
             f"this one has {', '.join(map(str, prompt)) or 'nothing'}."
         )
-    return forms[0]
+    return keys[0]
 
 
 def _is_token_ids(given: Any) -> bool:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return False
-    kinds = set(map(type, given))  # checking each token would take longer than the step of a short prompt
-    return all(issubclass(kind, int) and not issubclass(kind, bool) for kind in kinds)
+    types = set(map(type, given))  # checking each token would take longer than the step of a short prompt
+    return all(issubclass(type_, int) and not issubclass(type_, bool) for type_ in types)
 
 
 def _embeddings(given: Any) -> npt.NDArray[np.float32]:
@@ -256,7 +261,9 @@ def _malformed(given: Any) -> InvalidArgumentError:
 def check_prompt(
     compiled: CompiledModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
 ) -> None:
-    """InvalidArgumentError for ids outside the vocabulary, ContextLengthError if no token of an answer would fit."""
+    """InvalidArgumentError for ids outside the vocabulary, ContextLengthError if the context has no slot for an output
+    token.
+    """
     if not compiled.generates:
         why = ": the checkpoint has no output matrix" if compiled.is_headless else ""
         raise InvalidArgumentError(
@@ -281,7 +288,9 @@ def check_prompt(
 
 
 def check_text(compiled: CompiledModel, token_ids: Sequence[int]) -> None:
-    """The same checks for a text to embed."""
+    """Check a text to embed: InvalidArgumentError for an empty one and for ids outside the vocabulary,
+    ContextLengthError if it is longer than the context.
+    """
     if not token_ids:
         raise InvalidArgumentError("The text is empty; give it at least one token.")
     if len(token_ids) > compiled.max_model_len:

@@ -1,4 +1,4 @@
-"""A request: its options, prompt and generated tokens, and how many of them have their keys and values in the cache."""
+"""A request: its options, its prompt and generated tokens, and how many of these are computed (in the KV cache)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RequestOptions:
     priority: int = 0
     """Smaller is more urgent; counts under the policy `priority`."""
     deadline_ms: float | None = None
-    """Milliseconds after arrival by which the answer should be complete; counts under the policy `deadline`."""
+    """Milliseconds after arrival by which the output should be complete; counts under the policy `deadline`."""
     max_context_tokens: int | None = None
-    """Maximum number of prompt and answer tokens together; None means the model's context length."""
+    """Maximum number of prompt and output tokens together; None means the model's context length."""
     max_new_tokens: int | None = None
-    """Most tokens of the answer, whatever `SamplingParams.max_tokens` says; None is no limit."""
+    """Upper limit of `SamplingParams.max_tokens`, the number of output tokens; None is no limit."""
     cache_salt: bytes = b""
-    """Prefixes are shared only between requests with the same salt, so that timing reveals no prompts of others."""
+    """Only requests with the same salt share cached prefixes, so that timing does not reveal the prompts of others."""
     session: str = ""
     """Name of the conversation that the request is a turn of; its keys and values are kept for the next turn."""
     tenant: str = ""
@@ -70,7 +70,7 @@ class RequestOptions:
                 )
 
     def within(self, max_new_tokens: int | None) -> RequestOptions:
-        """The options with `max_new_tokens` lowered to a second limit, such as the engine's own."""
+        """Return the options with `max_new_tokens` lowered to this limit, such as the engine's own."""
         if max_new_tokens is None or (self.max_new_tokens is not None and self.max_new_tokens <= max_new_tokens):
             return self
         return replace(self, max_new_tokens=max_new_tokens)
@@ -78,9 +78,10 @@ class RequestOptions:
     def max_total_tokens(
         self, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, shifts_context: bool = False
     ) -> int:
-        """Prompt and output tokens at which a request ends: the lowest of all limits.
+        """Return the number of prompt and output tokens at which a request ends: the lowest of all limits.
 
-        With `shifts_context` it may go on beyond the context, without `max_tokens` by as many tokens as that has.
+        With `shifts_context` a request may have more tokens than the context. Its output then has at most `max_tokens`
+        tokens; without that, at most `max_model_len`.
         """
         limits = [None if shifts_context else max_model_len, self.max_context_tokens]
         if shifts_context and max_tokens is None:
@@ -100,7 +101,7 @@ class RequestState(Enum):
     WAITING = "waiting"
     """Not admitted yet."""
     RUNNING = "running"
-    """Holds KV blocks and is computed step by step."""
+    """Holds KV blocks, and each step may compute some of its tokens."""
     PREEMPTED = "preempted"
     """Its blocks were freed for other requests. It resumes from swapped-out blocks or by recomputation."""
     FINISHED = "finished"
@@ -114,14 +115,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` or the end of the context was reached."""
     ABORT = "abort"
-    """It was cancelled, or failed."""
+    """The request was cancelled, or failed."""
 
 
 class Request:
     """One prompt and its output. The scheduler changes its state; the engine appends tokens. Mutable.
 
-    The first `num_computed_tokens` of `all_token_ids` have their keys and values in the cache. The newest token never
-    has: the step that computes it samples the next one.
+    The first `num_computed_tokens` of `all_token_ids` have their keys and values in the cache. Those of the newest
+    token are never there: the step that computes them samples the next token.
     """
 
     __slots__ = (
@@ -183,7 +184,7 @@ class Request:
 
         `arrival` is in seconds of the engine's clock. `seed` is used if `params.seed` is None. The prompt must have at
         least one token and be shorter than `max_model_len`; callers check that (`check_prompt`). With `shifts_context`
-        the answer may go on beyond `max_model_len` (see `scheduling.context_shift`).
+        prompt and output together may be longer than `max_model_len` (see `scheduling.context_shift`).
         """
         assert 0 < len(prompt_token_ids) < max_model_len, (
             f"request {request_id}: {len(prompt_token_ids)} prompt tokens in a context of {max_model_len}"
@@ -193,30 +194,31 @@ class Request:
         self.params = params
         self.arrival = arrival
         self.virtual_arrival = arrival
-        """Its arrival time as a sharing policy counts it (see `SharingPolicy`); equal to `arrival` under others."""
+        """The arrival time that a `SharingPolicy` orders by; equal to `arrival` under other policies."""
         self.admitted: float | None = None
         """When it was first admitted, in seconds of the engine's clock."""
         self.priority = options.priority
         self.session = options.session
         self.tenant = options.tenant
         self.deadline = None if options.deadline_ms is None else arrival + options.deadline_ms / 1e3
-        """When the answer should be complete, in seconds of the engine's clock."""
+        """When the output should be complete, in seconds of the engine's clock."""
         self.seed = seed if params.seed is None else params.seed
         self.eos_token_ids = frozenset(eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= self.eos_token_ids
-        """The ids that end this request: its own, and the model's unless `ignore_eos`."""
+        """The ids that end this request: those of its parameters, and the model's unless `ignore_eos`."""
         self.constraints = constraints
         """Constraints and processors of its logits; None for most requests."""
         self.embeddings = tuple(embeddings)
         """Input embeddings that replace those of the token ids at some positions of the prompt."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
+        """The position after the last token that has an input embedding."""
         self.adapter = -1 if adapter is None else adapter.number
         """The index of its LoRA adapter, negative for none."""
         adapter_key = b"" if adapter is None else adapter.key
         self.extra_key = adapter_key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
-        """Part of the prefix cache's key: what keys and values depend on besides token ids."""
+        """Part of the prefix cache's key: all that keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_model_len = max_model_len
         """The most tokens whose keys and values are in the cache at once."""
@@ -229,22 +231,24 @@ class Request:
         self.output_token_ids: list[int] = []
         self._penalties: PenaltyState | None = None
         self.draft_token_ids: list[int] = []
-        """Draft tokens that were proposed; the next step may verify them (see `engine.speculative`)."""
+        """Draft tokens that the next step may verify (see `engine.speculative`)."""
         self.num_draft_tokens = 0
         """Draft tokens that were verified; `num_accepted_tokens` of them were accepted."""
         self.num_accepted_tokens = 0
         self.num_computed_tokens = 0
         self.num_dropped_tokens = 0
-        """Computed tokens that a context shift dropped from the cache: token *i* of `all_token_ids` has the index
-        *i - num_dropped_tokens* there, if it is kept and behind them."""
+        """Computed tokens that context shifts dropped from the cache. A later token with the index *i* in
+        `all_token_ids`
+        has the index *i - num_dropped_tokens* in the cache."""
         self.num_cached_tokens = 0
-        """Leading prompt tokens that hit the prefix cache when the request was first admitted."""
+        """Leading prompt tokens that were found in the prefix cache when the request was first admitted."""
         self.num_preemptions = 0
         self.num_tokens_at_resume = 0
         """Number of prompt and output tokens when it was last resumed after a preemption."""
         self.fork_at = 0
-        """The number of computed tokens at which a step of this request ends, so that other answers to its prompt can
-        fork a recurrent state of exactly these tokens; 0 for any."""
+        """A number of computed tokens at which a step of this request has to end, so that other completions of its
+        prompt
+        can fork a recurrent state of exactly these tokens; 0 for none."""
         self.needs_prompt_logprobs = False
         """Whether log probabilities of its prompt are to be computed before it is admitted (`prompt_logprobs`)."""
         self.state = RequestState.WAITING
@@ -279,7 +283,7 @@ class Request:
 
     @property
     def num_kv_tokens(self) -> int:
-        """The most tokens of the text so far that are in the cache at once."""
+        """The number of tokens for which the request needs KV slots once all its tokens so far are computed."""
         return min(len(self.all_token_ids) - self.num_dropped_tokens, self.max_model_len)
 
     @property

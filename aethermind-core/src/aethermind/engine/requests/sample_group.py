@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
     from aethermind.engine.scheduling.scheduler import WaitingQueue
 
-__all__ = ["SampleGroup", "SampleGroups", "answer_ids"]
+__all__ = ["SampleGroup", "SampleGroups", "group_request_ids"]
 
 
 class SampleGroup:
-    """The requests for `n` answers to one prompt. The first is queued like any request; the others are pending until
-    they can fork its sequence or that of a sibling.
+    """The requests for the `n` completions of one prompt; an `OutputSource` of all of them together.
 
-    The `OutputSource` of all its answers together.
+    The first is queued like any request. The others are pending until they can fork its sequence, or that of another
+    request of the group (a sibling).
     """
 
     def __init__(self, request_id: str, builders: list[OutputBuilder]) -> None:
         self.request_id = request_id
         self.requests = [builder.request for builder in builders]
         self.pending = self.requests[1:]
-        """Requests that are not queued and have not been started."""
+        """Requests that are neither queued nor started."""
         self.prompt = builders[0].prompt
         self.prompt_token_ids = builders[0].prompt_token_ids
         self.has_ended = False  # set by the engine when it ends the group
@@ -42,31 +42,32 @@ class SampleGroup:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all answers have ended."""
+        """Whether all completions have ended."""
         return all(request.is_finished for request in self.requests)
 
     def include(self, builders: Iterable[OutputBuilder]) -> None:
-        """Include these answers in the output of the group from now on."""
+        """Include these completions in the output of the group from now on."""
         self._included.update(builder.index for builder in builders)
 
     def start(self, cache: KVCache, num_slots: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
         """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
 
-        If no sibling's prompt is computed they remain pending. If none is being computed either, or windows of all
-        siblings have freed blocks that the prompt's last token sees, or context shifts dropped tokens of it, or their
-        recurrent states are those of more tokens, one is queued.
+        They remain pending while a sibling still computes the prompt. If no sibling can be forked any more, one pending
+        request is queued, to compute the prompt again: all siblings have ended, sliding windows have freed blocks that
+        the last token of the prompt attends to, context shifts have dropped tokens of the prompt, or recurrent states
+        have advanced past it.
         """
         num_started = 0
         while self.pending and num_started < num_slots:
-            source = self._forkable(cache)
-            if source is None:
-                begun = [request for request in self.requests if request not in self.pending]
-                if all(request.is_finished or _holds_prompt(request) for request in begun):
+            sibling = self._forkable(cache)
+            if sibling is None:
+                started = [request for request in self.requests if request not in self.pending]
+                if all(request.is_finished or _holds_prompt(request) for request in started):
                     waiting.add(self.pending.pop(0), now)
                 break
             # The last token of the prompt is computed again: the first output token is sampled from its logits.
-            num_shared = source.num_prompt_tokens - 1
-            if cache.fork(source.request_id, self.pending[0].request_id, num_shared) is not CacheOutcome.OK:
+            num_shared = sibling.num_prompt_tokens - 1
+            if cache.fork(sibling.request_id, self.pending[0].request_id, num_shared) is not CacheOutcome.OK:
                 break  # no state slot is free
             child = self.pending.pop(0)
             child.num_computed_tokens = num_shared
@@ -77,7 +78,7 @@ class SampleGroup:
         return num_started
 
     def delta(self, cursor: OutputCursor) -> OutputDelta:
-        """Return the output of the included answers after `cursor`, and move the cursor to the end."""
+        """Return the output of the included completions after `cursor`, and move the cursor to the end."""
         included = [self._builders[index] for index in sorted(self._included)]
         first = included[0]
         failed = next((builder.error for builder in included if builder.error is not None), None)
@@ -98,22 +99,24 @@ class SampleGroup:
         self._reader = self._reader or OutputReader()
         return self._reader.read(self)
 
-    def _aggregate_metrics(self, of_answers: list[RequestMetrics]) -> RequestMetrics:
-        first_token_times = [metrics.first_token_s for metrics in of_answers if metrics.first_token_s is not None]
-        end_times = [metrics.finished_s for metrics in of_answers if metrics.finished_s is not None]
+    def _aggregate_metrics(self, metrics: list[RequestMetrics]) -> RequestMetrics:
+        first_token_times = [each.first_token_s for each in metrics if each.first_token_s is not None]
+        end_times = [each.finished_s for each in metrics if each.finished_s is not None]
         return RequestMetrics(
-            of_answers[0].arrival_s,
+            metrics[0].arrival_s,
             min(first_token_times, default=None),
             max(end_times, default=None) if self.has_ended else None,
-            of_answers[0].admitted_s,
-            sum(metrics.num_preemptions for metrics in of_answers),
-            sum(metrics.num_draft_tokens for metrics in of_answers),
-            sum(metrics.num_accepted_tokens for metrics in of_answers),
+            metrics[0].admitted_s,
+            sum(each.num_preemptions for each in metrics),
+            sum(each.num_draft_tokens for each in metrics),
+            sum(each.num_accepted_tokens for each in metrics),
         )
 
     def _forkable(self, cache: KVCache) -> Request | None:
-        """A running request whose sequence holds the prompt up to its last token, all that this token's windows see,
-        and the recurrent state before it.
+        """Return a running request that can be forked before the last token of the prompt; None if there is none.
+
+        Its sequence has the prompt up to that token, all blocks that the token attends to, and the recurrent state
+        before it.
         """
         return next(
             (
@@ -128,13 +131,16 @@ class SampleGroup:
 
 
 def _holds_prompt(request: Request) -> bool:
-    """Whether all of a prompt is computed but perhaps its last token, which each answer computes for its logits."""
+    """Whether a running request has computed the prompt, at least up to its last token.
+
+    Each completion computes the last token itself, for its logits.
+    """
     return request.state is RequestState.RUNNING and request.num_computed_tokens >= request.num_prompt_tokens - 1
 
 
-def answer_ids(request_id: str, num_answers: int) -> list[str]:
-    """The ids of the requests of a group: the first has the id of the group."""
-    return [request_id, *(f"{request_id}/{index}" for index in range(1, num_answers))]
+def group_request_ids(request_id: str, num_completions: int) -> list[str]:
+    """Return the ids of the requests of a group; the first has the id of the group."""
+    return [request_id, *(f"{request_id}/{index}" for index in range(1, num_completions))]
 
 
 class SampleGroups:
@@ -175,7 +181,7 @@ class SampleGroups:
         running: list[Request],
         now: float,
     ) -> None:
-        """Start pending requests of all groups, as many of each as `num_slots` allows (see `SampleGroup.start`)."""
+        """Start pending requests of all groups (see `SampleGroup.start`); `num_slots` returns how many more may run."""
         for group in self._groups.values():
             if group.pending:
                 group.start(cache, num_slots(group.pending[0]), waiting, running, now)
@@ -184,9 +190,11 @@ class SampleGroups:
         self, builders: list[OutputBuilder]
     ) -> tuple[list[OutputBuilder], list[tuple[SampleGroup, list[OutputBuilder]]]]:
         """Split builders into those of requests without a group and those of each group."""
-        alone = [builder for builder in builders if builder.request_id not in self._group_of]
+        ungrouped = [builder for builder in builders if builder.request_id not in self._group_of]
         members: dict[str, list[OutputBuilder]] = {}
         for builder in builders:
             if (group := self._group_of.get(builder.request_id)) is not None:
                 members.setdefault(group.request_id, []).append(builder)
-        return alone, [(self._groups[request_id], of_group) for request_id, of_group in members.items()]
+        return ungrouped, [
+            (self._groups[request_id], builders_of_group) for request_id, builders_of_group in members.items()
+        ]

@@ -27,7 +27,7 @@ _SUFFIX = ".session"
 
 @dataclass(frozen=True, slots=True, order=True)
 class SavedSession:
-    """A saved session: the engine's name of it, its number of computed tokens, and its model's path or name."""
+    """A saved session: its name, its number of computed tokens, and its model's path or name."""
 
     name: str
     num_tokens: int
@@ -45,7 +45,8 @@ class SessionFiles:
     ) -> None:
         """Create the folder if it does not exist; InvalidArgumentError if no files can be written to it.
 
-        Engines with different `key`s have different folders. `model` is the path or the name of the model, for lists.
+        Engines with different `key`s have different folders, because their keys and values differ. `model` is the path
+        or the name of the model, for `list_session_files`.
         """
         self._directory = session_dir / _hash(repr(tuple(key)))
         try:
@@ -63,7 +64,7 @@ class SessionFiles:
 
     @cached_property
     def contents(self) -> BlockContents:
-        """Reads and writes the blocks of the engine."""
+        """The object that reads and writes the engine's KV blocks."""
         return self._open_contents()
 
     def has(self, name: str) -> bool:
@@ -80,11 +81,11 @@ class SessionFiles:
 
     def lengths(self, prefix: str = "") -> dict[str, int]:
         """Map the names of saved sessions that begin with `prefix` to their numbers of tokens."""
-        found = _read_all(self._directory.glob(f"*{_SUFFIX}"))
-        return {saved.name: saved.num_tokens for saved in found if saved.name.startswith(prefix)}
+        sessions = _read_all(self._directory.glob(f"*{_SUFFIX}"))
+        return {saved.name: saved.num_tokens for saved in sessions if saved.name.startswith(prefix)}
 
     def save(self, name: str, token_ids: Sequence[int], data: bytes) -> None:
-        """Write a session in place of an earlier one, which remains if that fails: InvalidArgumentError.
+        """Write a session in place of an earlier one. If that fails, the earlier one remains: InvalidArgumentError.
 
         `data` holds the keys and values of all `token_ids` but the last.
         """
@@ -137,15 +138,16 @@ def list_session_files(session_dir: Path) -> list[SavedSession]:
 
 
 def _read_all(paths: Iterable[Path]) -> list[SavedSession]:
-    found = []
+    sessions = []
     for path in paths:
         with suppress(OSError, ValueError, KeyError, TypeError):
             record = _read_record(path)
-            found.append(SavedSession(str(record["name"]), int(record["num_tokens"]), str(record["model"])))
-    return found
+            sessions.append(SavedSession(str(record["name"]), int(record["num_tokens"]), str(record["model"])))
+    return sessions
 
 
 def _read_record(path: Path) -> dict[str, Any]:
+    """Read the first line of a session file."""
     with path.open("rb") as file:
         record: dict[str, Any] = json.loads(file.readline())
     return record

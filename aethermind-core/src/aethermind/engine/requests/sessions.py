@@ -3,7 +3,8 @@
 A session holds the blocks of its last completed turn. With a swap store it holds them as a parked sequence (Standby),
 which is swapped out when the cache fills, the least recently used first, and swapped in when its next turn is admitted.
 Without one, its blocks are pinned in the prefix cache (Warm), which evicts them last. A protected session is neither
-swapped out nor dropped: requests do not get its memory, and one that needs it to go on alone ends with an error.
+swapped out nor dropped, so requests cannot take its blocks: one that cannot run even alone without them ends with an
+error.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class SessionInfo:
 
 @dataclass(slots=True)
 class _Session:
+    """A session in memory. `used_s` is when its last turn ended; `pins` are its blocks in the prefix cache, if it is no
+    parked sequence.
+    """
+
     used_s: float
     token_ids: Sequence[int]
     extra_key: bytes
@@ -60,7 +65,7 @@ class _Session:
 
 
 class Sessions:
-    """The sessions of an engine, within a number, a number of blocks and a time to live. Not thread-safe.
+    """The sessions of an engine, within limits of their number, their blocks and their time to live. Not thread-safe.
 
     Keeping a session reserves nothing: a running request gets its blocks if no others can be freed.
     """
@@ -75,9 +80,9 @@ class Sessions:
         kv_cache: KVCache | None = None,
         files: SessionFiles | None = None,
         *,
-        parks: bool = False,
+        parks_sequences: bool = False,
     ) -> None:
-        """Keep sessions in `prefix_cache`, if there is one; with `parks`, as parked sequences of `kv_cache`.
+        """Keep sessions in `prefix_cache`, if there is one; with `parks_sequences`, as parked sequences of `kv_cache`.
 
         A session expires `ttl_s` seconds after its last turn. `files` are those of saved sessions.
         """
@@ -88,7 +93,7 @@ class Sessions:
         self._clock = clock
         self._cache = kv_cache
         self._files = files
-        self._parks = parks
+        self._parks_sequences = parks_sequences
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self.num_blocks = 0
 
@@ -100,7 +105,7 @@ class Sessions:
     # -- turns -----------------------------------------------------------------------------------------------
 
     def keep(self, name: str, token_ids: Sequence[int], extra_key: bytes) -> None:
-        """Keep a turn in place of the session's last one; the least recently used sessions are dropped for it."""
+        """Replace the session by its newest turn. Above the limits, the least recently used sessions are dropped."""
         if self._prefix_cache is None:
             return
         session = _Session(self._clock(), token_ids, extra_key)
@@ -110,7 +115,7 @@ class Sessions:
             session.is_protected = was_protected and self._may_protect(len(token_ids))
             if session.is_protected != was_protected:
                 _log.warning("session %s is too long now to be protected", name)
-        if self._parks or session.is_protected:
+        if self._parks_sequences or session.is_protected:
             self._park(name, session)
         else:
             session.pins = self._prefix_cache.pin(token_ids, extra_key)
@@ -141,9 +146,10 @@ class Sessions:
         return len(cache.match(request.all_token_ids, request.extra_key)) < num_wanted
 
     def resume(self, request: Request) -> None:
-        """Swap the session of a request in, so that the request finds its blocks; not if too few blocks are free.
+        """Swap the session of a request in, so that the request finds its blocks. Nothing happens if too few are free.
 
-        The recurrent state of one in device memory becomes a snapshot again, if that was replaced since.
+        If the session is in device memory, its recurrent state is published as a snapshot again, because the prefix
+        cache may have evicted the earlier one.
         """
         cache, sequence_id = self._cache, _sequence_id(request.session)
         if self.is_swapped(request):
@@ -197,32 +203,32 @@ class Sessions:
         return found
 
     def protect(self, name: str, *, is_protected: bool) -> list[SessionInfo]:
-        """Protect a session from expiry, swapping and eviction, or lift that.
+        """Protect a session from expiry, swapping and eviction, or end its protection.
 
         InvalidArgumentError if protected sessions would hold more than half of the cache.
         """
         session = self._sessions.get(name)
         if session is None:
             return []
-        cache = self._kv_cache()
+        cache = self._require_cache()
         if is_protected and not session.is_protected:
             if not self._may_protect(len(session.token_ids)):
                 raise InvalidArgumentError(
                     "Protected sessions may hold half of the KV cache, and with this one they would hold more. Lift "
                     "the protection of another, or raise num_kv_blocks, or max_num_seqs for recurrent layers."
                 )
-            self._hold(name, session)
+            self._bring_into_memory(name, session)
         session.is_protected = is_protected
         cache.pin(_sequence_id(name), is_protected)
         return self.find(name)
 
     def save(self, name: str) -> list[SessionInfo]:
         """Write a session to its file; empty if there is none in memory."""
-        session, files = self._sessions.get(name), self._session_files()
+        session, files = self._sessions.get(name), self._require_files()
         if session is None:
             return []
-        cache = self._kv_cache()
-        self._hold(name, session)
+        cache = self._require_cache()
+        self._bring_into_memory(name, session)
         token_ids = session.token_ids[: cache.num_tokens(_sequence_id(name)) + 1]  # the last is not computed
         files.save(name, token_ids, cache.save(_sequence_id(name), files.contents, token_ids).data)
         session.is_saved = True
@@ -244,30 +250,33 @@ class Sessions:
             on_saved()
 
     def load(self, name: str) -> list[SessionInfo]:
-        """Load a session from its file in place of the one in memory, whose protection it takes; empty without a file.
+        """Load a session from its file in place of the one in memory; empty if there is no file.
 
-        The one in memory remains after an error: CacheContentError for a damaged file or one of another model,
-        InvalidArgumentError for one that cannot be read or does not fit.
+        The protection of the one in memory is kept. After an error the one in memory remains: CacheContentError for a
+        damaged file or one of another model, InvalidArgumentError for one that cannot be read or does not fit.
         """
-        cache, files = self._kv_cache(), self._session_files()
+        cache, files = self._require_cache(), self._require_files()
         stored = files.read(name)
         if stored is None or self._prefix_cache is None:
             return []
         token_ids, data = stored
-        loading, extra_key = f"loading {name}", files.extra_key(data)
-        outcome = cache.load(loading, data, files.contents, token_ids).outcome
+        sequence_id, extra_key = f"loading {name}", files.extra_key(data)
+        outcome = cache.load(sequence_id, data, files.contents, token_ids).outcome
         if outcome is not CacheOutcome.OK:
             raise InvalidArgumentError(
                 f"A session of {len(token_ids)} tokens cannot be loaded now: {outcome.value}. Try again later."
             )
-        cache.release(loading, token_ids)  # its blocks are published
+        cache.release(sequence_id, token_ids)  # its blocks are published
         self.keep(name, token_ids, extra_key)
         if name in self._sessions:  # not if it is larger than all that sessions may hold
             self._sessions[name].is_saved = True
         return self.find(name)
 
     def load_if_saved(self, name: str) -> None:
-        """Load the session of a new request, if only its file has it; errors are logged, and its prompt is computed."""
+        """Load a session that is saved and not in memory, before its next turn.
+
+        Errors are logged; the prompt is then computed.
+        """
         if self._files is None or name in self._sessions or not self._files.has(name):
             return
         try:
@@ -278,7 +287,7 @@ class Sessions:
     # -- sequences -------------------------------------------------------------------------------------------
 
     def _is_swapped(self, name: str) -> bool:
-        return self._kv_cache().state(_sequence_id(name)) is CacheState.SWAPPED
+        return self._require_cache().state(_sequence_id(name)) is CacheState.SWAPPED
 
     def _info(self, name: str, *, is_saved: bool) -> SessionInfo:
         session, state, block_size = self._sessions[name], CacheState.WARM, 0
@@ -292,7 +301,7 @@ class Sessions:
 
     def _park(self, name: str, session: _Session) -> None:
         """Open the turn's blocks, which its request has just published, as a parked sequence."""
-        cache = self._kv_cache()
+        cache = self._require_cache()
         sequence_id, known = _sequence_id(name), session.token_ids[: cache.max_model_len]
         opened = cache.open(sequence_id, known, session.extra_key)
         assert opened.outcome is CacheOutcome.OK, f"session {name}: {opened.outcome.value}"
@@ -302,16 +311,16 @@ class Sessions:
 
     def _swap_in(self, name: str, session: _Session) -> bool:
         """Swap a session in and publish its blocks; False if too few are free."""
-        cache, sequence_id = self._kv_cache(), _sequence_id(name)
+        cache, sequence_id = self._require_cache(), _sequence_id(name)
         if cache.resume(sequence_id) is not CacheOutcome.OK:
             return False
         cache.publish(sequence_id, session.token_ids)
         cache.park(sequence_id, may_drop=True)
         return True
 
-    def _hold(self, name: str, session: _Session) -> None:
-        """Make sure that a session is a parked sequence in device memory; InvalidArgumentError if it cannot be."""
-        cache = self._kv_cache()
+    def _bring_into_memory(self, name: str, session: _Session) -> None:
+        """Make a session a parked sequence in device memory, if it is not one; InvalidArgumentError if that fails."""
+        cache = self._require_cache()
         state = cache.state(_sequence_id(name))
         if state is CacheState.FREE:
             before = session.num_blocks
@@ -326,7 +335,7 @@ class Sessions:
 
     def _may_protect(self, num_tokens: int) -> bool:
         """Whether protected sessions would hold at most half of the cache with one more of `num_tokens`."""
-        cache = self._kv_cache()
+        cache = self._require_cache()
         protected = [each.num_blocks for each in self._sessions.values() if each.is_protected]
         if cache.is_recurrent and 2 * (len(protected) + 1) > cache.spec.max_sequences:
             return False
@@ -341,11 +350,11 @@ class Sessions:
             self._cache.pin(_sequence_id(name), is_pinned=False)
             self._cache.release(_sequence_id(name))
 
-    def _kv_cache(self) -> KVCache:
+    def _require_cache(self) -> KVCache:
         assert self._cache is not None, "an engine gives its cache"
         return self._cache
 
-    def _session_files(self) -> SessionFiles:
+    def _require_files(self) -> SessionFiles:
         if self._files is None:
             raise InvalidArgumentError("Sessions are not saved without a directory; set session_dir.")
         return self._files

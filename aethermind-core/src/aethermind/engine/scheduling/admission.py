@@ -21,8 +21,8 @@ __all__ = ["Admission", "ReservedShare"]
 class Admission:
     """Moves requests from `waiting` to `running`.
 
-    With `overlaps_swaps_with_steps`, a request that is swapped in is computed from the next step on, provided that this
-    step has others to compute.
+    With `overlaps_swaps_with_steps`, a request that is swapped in by this step is computed from the next step on, if
+    this step has other requests to compute.
     """
 
     __slots__ = (
@@ -78,15 +78,15 @@ class Admission:
                 sessions.touch(request.session)
             cache.swap_out_parked(cache.spec.num_blocks_for(num_tokens))
             victims = self.victims(request, running, budget, now)
-            if victims is None:
+            if victims is None:  # it has to wait
                 break
             for victim in victims:
                 self._preemptor.preempt(step, victim)
             if request.needs_prompt_logprobs:
                 decision.pending_prompt_logprobs = request
                 break
-            is_brought_back = cache.state(request.request_id) is CacheState.SWAPPED
-            if sessions is not None and not is_brought_back:
+            is_swapped_in = cache.state(request.request_id) is CacheState.SWAPPED
+            if sessions is not None and not is_swapped_in:
                 if decision.copies and sessions.is_swapped(request):  # see `_open`
                     break
                 sessions.resume(request)
@@ -102,7 +102,7 @@ class Admission:
                 request.admitted = now
             request.num_tokens_at_resume = request.num_tokens
             running.append(request)
-            if not (is_brought_back and self._overlaps_swaps and decision.can_defer):
+            if not (is_swapped_in and self._overlaps_swaps and decision.can_defer):
                 is_last = chunk == request.num_uncomputed_tokens
                 decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
                 decision.num_batched_tokens += chunk
@@ -143,21 +143,24 @@ class Admission:
         return victims
 
     def _fits_at_max_length(self, request: Request, running: list[Request], now: float) -> bool:
-        """Whether this request and all running ones that are never preempted would fit at their maximum lengths."""
+        """Whether this request fits, at its maximum length, beside all running ones that are exempt from preemption.
+
+        True for a request that may be preempted.
+        """
         if self._preemptor.rank(request, now)[0]:
             return True
         num_blocks_for = self._cache.spec.num_blocks_for
-        promised = [other for other in running if not self._preemptor.rank(other, now)[0]]
+        exempt = [other for other in running if not self._preemptor.rank(other, now)[0]]
         num_blocks = sum(
-            num_blocks_for(min(other.max_total_tokens, other.max_model_len)) for other in [*promised, request]
+            num_blocks_for(min(other.max_total_tokens, other.max_model_len)) for other in [*exempt, request]
         )
-        return not promised or num_blocks <= self._cache.pool.num_blocks
+        return not exempt or num_blocks <= self._cache.pool.num_blocks
 
     def _open(self, step: SchedulingStep, request: Request) -> int:
-        """Open or swap in a sequence, reserve its first chunk, and return the chunk's tokens; 0 if blocks are short."""
+        """Open or swap in a sequence and reserve its first chunk; returns the chunk's tokens, 0 if blocks are short."""
         cache, request_id = self._cache, request.request_id
         if cache.state(request_id) is CacheState.SWAPPED:
-            if step.decision.copies:  # swap-in writes immediately, possibly to source blocks of pending copies
+            if step.decision.copies:  # a swap-in writes at once, perhaps to blocks that pending copies read
                 return 0
             if cache.spec.num_blocks_for(request.num_kv_tokens) > cache.num_available_blocks:
                 return 0
@@ -168,7 +171,7 @@ class Admission:
             chunk = step.chunk_of(request, request.num_computed_tokens, cache.chunk_alignment)
             result, chunk = reserve_chunk(cache, request_id, chunk)
             assert result.outcome is CacheOutcome.OK, f"request {request_id} was admitted, but no blocks are free"
-            step.decision.prepare(result)
+            step.decision.add_block_ops(result)
             return chunk
         opened = cache.open(request_id, request.all_token_ids[: request.max_model_len], request.extra_key)
         assert opened.outcome is CacheOutcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
@@ -184,7 +187,7 @@ class Admission:
 
 
 class _BlockNeed:
-    """The blocks that a request needs for admission, and those available to it, updated as victims are preempted."""
+    """The number of blocks that a request needs for admission, and that are available, as victims are chosen."""
 
     __slots__ = ("_cache", "_num_available", "_num_users", "_num_wanted", "_shared")
 
@@ -194,7 +197,7 @@ class _BlockNeed:
         self._num_wanted = cache.spec.num_blocks_for(request.num_kv_tokens)
         self._num_users: dict[int, int] = {}
         self._shared: frozenset[int] = frozenset()
-        # Blocks of its prompt that others hold are free of cost. Finding them takes a hash of the prompt.
+        # Blocks of its prompt that other requests hold need no new block. To find them, the prompt is hashed.
         if self._num_wanted > self._num_available and cache.state(request.request_id) is CacheState.FREE:
             known = cache.match(request.all_token_ids, request.extra_key)
             self._shared = frozenset(block for block in known if not cache.pool.is_idle(block))
@@ -202,7 +205,7 @@ class _BlockNeed:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """The blocks needed, and the blocks available."""
+        """The number of blocks needed, and of those available."""
         return self._num_wanted, self._num_available
 
     def upper_bound(self, victims: list[Request]) -> tuple[int, int]:
@@ -221,10 +224,11 @@ class _BlockNeed:
 
 
 class ReservedShare:
-    """Checks that requests leave the share that is reserved for others. A policy without a reserve costs nothing.
+    """The sequences and blocks that a policy reserves for its most urgent requests (see `SchedulingPolicy`).
 
-    Only admission is restricted: a request that runs may take blocks of the reserve as it grows. A request that would
-    run beside none of its kind is always admitted, so a reserve blocks no queue.
+    A restricted request has to leave a share of the engine to others. Only admission is restricted: a running request
+    may take blocks of the reserve as it grows. A restricted request is always admitted if no other one runs, so that a
+    reserve never blocks the queue.
     """
 
     __slots__ = ("_cache", "_share_of")
@@ -242,7 +246,7 @@ class ReservedShare:
         return min(num_free, num_usable - len(self._restricted(running)))
 
     def leaves_blocks(self, request: Request, running: Sequence[Request]) -> bool:
-        """Whether the reserved blocks remain when `request` is admitted beside `running`; VIPs may hold them already.
+        """Whether restricted requests would leave the reserved blocks if `request` were admitted beside `running`.
 
         All tokens of the request count, also those that it may find in the prefix cache.
         """
@@ -258,5 +262,5 @@ class ReservedShare:
         return 0.0 if self._share_of is None else self._share_of(request)
 
     def _restricted(self, running: Sequence[Request]) -> list[Request]:
-        """The running requests that have to leave a share."""
+        """Return the running requests that have to leave a share."""
         return [other for other in running if self._share(other) > 0.0]

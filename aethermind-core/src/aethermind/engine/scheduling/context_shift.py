@@ -1,13 +1,13 @@
-"""Context shift: answers and conversations that go on when the context is full, by dropping the oldest tokens.
+"""Context shift: when the context is full, generation continues after the oldest tokens are dropped.
 
     kept      dropped                later tokens
     K K K K | D D D D D D D D D D D | L L L L L L L L L L      the context is full
     K K K K | L L L L L L L L L L                              keys of L are rotated back by the number of D
 
-A text drops tokens when its KV cache is full and one more is to be computed, so the point depends on the text alone.
-A request that is recomputed after a preemption drops the same tokens at the same points, and gets the same keys and
-values. A prompt that does not fit is shortened by the same multiples, so that the next turns of a conversation begin
-alike and find the prefix cache.
+A sequence drops tokens when its context is full and one more token is to be computed, so when it does depends on its
+tokens alone. A request that is recomputed after a preemption drops the same tokens at the same points, and gets the
+same keys and values. A prompt that does not fit is shortened by the same multiples, so that the next turns of a
+conversation begin with the same tokens, whose blocks the prefix cache has.
 
 Sources: llama.cpp's `--context-shift` and `--keep`; Xiao et al., Efficient Streaming Language Models with Attention
 Sinks, 2023 (https://arxiv.org/abs/2309.17453).
@@ -30,7 +30,7 @@ __all__ = ["ContextShift"]
 
 
 class ContextShift(NamedTuple):
-    """Which tokens a full context drops: `num_dropped` behind the first `num_kept`, both multiples of a block."""
+    """Which tokens a full context drops: the `num_dropped` after the first `num_kept`, both multiples of a block."""
 
     max_model_len: int
     num_kept: int
@@ -38,9 +38,9 @@ class ContextShift(NamedTuple):
 
     @classmethod
     def of(cls, compiled: CompiledModel) -> Self | None:
-        """The context shift of an engine's options; None without one.
+        """Return the context shift of an engine's options; None if it is off.
 
-        InvalidArgumentError if a context has too few blocks for it, as with the static layout.
+        InvalidArgumentError if a context has too few blocks for it, as with `kv_cache_layout` static.
         """
         config, block_size = compiled.config, compiled.cache_spec.block_size
         if not config.context_shift:
@@ -62,9 +62,9 @@ class ContextShift(NamedTuple):
         return cls(compiled.max_model_len, num_kept, num_dropped)
 
     def shortened(self, token_ids: Sequence[int], *, needs_all: bool = False) -> Sequence[int]:
-        """A prompt that fits the context with at least one token of its answer.
+        """Shorten a prompt so that it fits the context with at least one output token.
 
-        ContextLengthError if it is too long and `needs_all` of it, as prompt log probabilities do.
+        ContextLengthError if it is too long and all of it is needed (`needs_all`), as for prompt log probabilities.
         """
         num_excess = len(token_ids) - (self.max_model_len - 1)
         if num_excess <= 0:

@@ -19,7 +19,9 @@ __all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "Schedulin
 
 
 _MIN_SNAPSHOT_TOKENS = 256
-"""Tokens of a prompt from which on a step of its own is worth a snapshot of its recurrent state (see `chunk_of`)."""
+"""Length of a prompt from which its end is computed in a further step, so that its recurrent state at the last block
+boundary becomes a snapshot (see `SchedulingStep.chunk_of`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,13 @@ class StepBudget:
     """
 
     max_num_seqs: int = 64
-    """The most requests running at once. If more run already, none is admitted and none is preempted."""
+    """Maximum number of running requests. If more run already, none is admitted and none is preempted for it."""
     max_num_batched_tokens: int = 512
-    """The most tokens computed in a step."""
+    """Maximum number of tokens computed in a step."""
     max_prefill_chunk: int | None = None
-    """The most tokens of one prompt in a step (chunked prefill); None for no limit besides the step's."""
+    """Maximum number of tokens of one prompt in a step (chunked prefill); None for no limit besides the step's."""
     max_draft_tokens: int = 0
-    """The most drafts that a step checks, of all requests together."""
+    """Maximum number of draft tokens that a step verifies, of all requests together."""
     may_preempt: bool = True
     """Whether requests may be preempted; otherwise a request without free blocks skips the step."""
 
@@ -55,14 +57,14 @@ class StepBudget:
 
     def changed(
         self,
-        planned: StepBudget,
+        largest: StepBudget,
         max_num_seqs: int | None,
         max_num_batched_tokens: int | None,
         max_prefill_chunk: int | None,
     ) -> StepBudget:
-        """Return a budget with these limits, None for an unchanged one.
+        """Return a budget with these limits; None leaves a limit unchanged.
 
-        InvalidArgumentError for limits above those of `planned`, for which memory was allocated.
+        InvalidArgumentError for limits above those of `largest`, for which memory was allocated.
         """
         budget = replace(
             self,
@@ -73,7 +75,7 @@ class StepBudget:
             max_prefill_chunk=self.max_prefill_chunk if max_prefill_chunk is None else max_prefill_chunk,
         )
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value, limit = getattr(budget, name), getattr(planned, name)
+            value, limit = getattr(budget, name), getattr(largest, name)
             if value > limit:
                 raise InvalidArgumentError(
                     f"{name} cannot become {value}: this engine was opened for {limit}. Open it with more.",
@@ -83,9 +85,10 @@ class StepBudget:
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's part of a step: its next `num_tokens` tokens, and whether a token is sampled behind them.
+    """One request's part of a step: its next `num_tokens` tokens, and whether a token is sampled after them.
 
-    Tokens beyond those of the request are its first draft tokens; then a token is sampled behind each of these, too.
+    If `num_tokens` exceeds the uncomputed tokens of the request, the others are its first draft tokens. A token is then
+    sampled after each of these, too.
     """
 
     request: Request
@@ -94,7 +97,7 @@ class ScheduledRequest(NamedTuple):
 
 
 class RejectedRequest(NamedTuple):
-    """A request that cannot be served even alone, or beside protected sessions, with the reason in numbers."""
+    """A request for which the cache is too small, even alone or beside protected sessions, and by how much."""
 
     request: Request
     num_tokens: int
@@ -108,7 +111,7 @@ class RejectedRequest(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason, and the remedy."""
+        """The error message: the reason, and what to do."""
         if self.num_protected_tokens and self.num_tokens <= self.capacity_tokens:
             return (
                 f"Request {self.request.request_id} needs {self.num_tokens} tokens of KV cache, and protected sessions "
@@ -123,27 +126,30 @@ class RejectedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class ScheduleDecision:
-    """What the next step computes. The scheduler fills it in, others only read it."""
+    """What the next step computes. The scheduler writes it; others only read it."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
-    """Decodes first, then decodes of several tokens, then prefill chunks, new requests last."""
+    """In this order: decodes of one token, decodes of several tokens, prefill chunks, new requests."""
     preempted: list[Request] = field(default_factory=list)
-    """Moved back to `waiting`, their blocks released or swapped out."""
+    """Requests that were moved back to `waiting`; their blocks were released or swapped out."""
     rejected: list[RejectedRequest] = field(default_factory=list)
-    """Removed from both queues, their blocks released; the caller finishes them with an error."""
+    """Requests that were removed from both queues; the caller ends them with an error."""
     pending_prompt_logprobs: Request | None = None
-    """The next request to admit, if its prompt log probabilities are to be computed first. No other is admitted before.
+    """The next request to admit, if its prompt log probabilities have to be computed first; until then none is
+    admitted.
     """
     copies: list[tuple[int, int]] = field(default_factory=list)
     """`(source, destination)` blocks to copy, in order, before the step runs."""
     shifts: list[BlockShift] = field(default_factory=list)
-    """Blocks whose keys are to be rotated after that, before the step runs."""
+    """Blocks whose keys are to be rotated (K-shift), after the copies and before the step runs."""
     num_batched_tokens: int = 0
     """Tokens of the step."""
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
     num_extensions: int = 0
-    """How many entries behind those decode several tokens: drafts to verify, or tokens that a grammar forced."""
+    """How many entries after those are decodes of several tokens: with drafts to verify, or with tokens that a grammar
+    forced.
+    """
 
     @property
     def unscored(self) -> Request | None:
@@ -153,23 +159,23 @@ class ScheduleDecision:
 
     @property
     def can_defer(self) -> bool:
-        """Whether another request may be deferred to the next step: this one has others, and no block is prepared."""
+        """Whether a request may be deferred to the next step: this step has others, and no block copies or shifts."""
         return bool(self.scheduled) and not (self.copies or self.shifts)
 
-    def prepare(self, reserved: ReserveResult) -> None:
-        """Add the copies and shifts of a reservation, to be done before the step."""
+    def add_block_ops(self, reserved: ReserveResult) -> None:
+        """Add the copies and shifts of blocks that a reservation needs before the step."""
         self.copies.extend(reserved.copies)
         self.shifts.extend(reserved.shifts)
 
-    def unprepare(self, blocks: Collection[int]) -> bool:
+    def remove_block_ops(self, blocks: Collection[int]) -> bool:
         """Remove the copies and shifts of `blocks`; returns whether there were any."""
-        num_tasks = len(self.copies) + len(self.shifts)
+        num_ops = len(self.copies) + len(self.shifts)
         self.copies[:] = [copy for copy in self.copies if copy[1] not in blocks]
         self.shifts[:] = [shift for shift in self.shifts if shift.block not in blocks]
-        return len(self.copies) + len(self.shifts) < num_tasks
+        return len(self.copies) + len(self.shifts) < num_ops
 
     def split(self) -> tuple[ScheduleDecision, ScheduleDecision]:
-        """Return its decodes and its prefill chunks as decisions of their own, without copies and shifts."""
+        """Return two decisions, of the decodes and of the prefill chunks, without block copies and shifts."""
         num_decodes = self.num_decodes + self.num_extensions
         decodes, prefills = self.scheduled[:num_decodes], self.scheduled[num_decodes:]
         return (
@@ -184,7 +190,7 @@ class ScheduleDecision:
 
     @property
     def phase(self) -> str:
-        """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
+        """`prefill` if no entry is a decode, `decode` if all are, else `mixed`."""
         num_decodes = self.num_decodes + self.num_extensions
         if num_decodes == 0:
             return "prefill"
@@ -192,7 +198,7 @@ class ScheduleDecision:
 
 
 class SchedulingStep(NamedTuple):
-    """The state of scheduling one step: its queues and limits, and the decision so far."""
+    """The step that is being scheduled: its time, queues and limits, and the decision so far."""
 
     now: float
     waiting: WaitingQueue
@@ -208,9 +214,9 @@ class SchedulingStep(NamedTuple):
     def chunk_of(self, request: Request, num_computed: int, alignment: int) -> int:
         """Return how many tokens of a request after the first `num_computed` the step computes.
 
-        They do not exceed the context. The chunk ends at a multiple of `alignment` tokens if it reaches one, so that a
-        state is kept there. The end of a short prompt is not cut off for that: computing such a prompt again costs no
-        more than another step.
+        The tokens do not exceed the context. If the chunk reaches a multiple of `alignment` tokens it ends there, so
+        that a snapshot of the recurrent state is kept. The last chunk of a short prompt is not cut: computing such a
+        prompt again costs no more than another step.
         """
         end = request.fork_at if num_computed < request.fork_at else request.num_tokens
         end = min(end, request.context_end)

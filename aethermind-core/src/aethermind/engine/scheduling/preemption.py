@@ -1,4 +1,4 @@
-"""Preemption when the cache is full: of the request last in rank, by swapping or by recomputation."""
+"""Preemption when the cache is full: the request that is last in rank is swapped out, or recomputed later."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aethermind.engine.scheduling.preemption_cost import PreemptionCosts
 __all__ = ["MAX_PREEMPTIONS", "Preemptor"]
 
 MAX_PREEMPTIONS = 4
-"""How often a request is preempted. After that it is admitted only where no other request will need its blocks."""
+"""How often a request may be preempted. After that it is exempt, and admitted only if its whole need fits."""
 
 
 class Preemptor:
-    """Frees blocks for one request by preempting those behind it in rank.
+    """Frees blocks for one request by preempting requests of a later rank.
 
     A victim is swapped out if `costs` prefers that and the swap store has enough blocks, else it is recomputed later.
     Without `costs` it is always recomputed.
@@ -33,17 +33,17 @@ class Preemptor:
     def reserve_or_preempt(
         self, step: SchedulingStep, request: Request, num_tokens: int, *, is_last_resort: bool = False
     ) -> int:
-        """Reserve slots for `num_tokens` tokens of `request`, or for a shorter chunk (`reserve_chunk`),
-        preempting requests behind it in rank, the last first. Returns for how many, 0 if there are none to preempt.
+        """Reserve slots for `num_tokens` tokens of `request`, or for a shorter chunk (`reserve_chunk`).
 
-        Without a request to preempt it keeps its blocks and skips the step: requests before it go on, and preempt it if
-        they need its blocks. A request that runs alone, or has more tokens than the whole cache holds, can never go on
-        and is rejected. It skips the step as well if the budget does not allow preemption.
+        If blocks are short, requests of a later rank are preempted, the last first. Returns the number of tokens. It is
+        0 if there is no request to preempt, or the budget does not allow preemption: the request then keeps its blocks
+        and skips the step. A request that runs alone, or has more tokens than the whole cache holds, could never
+        continue, so it is rejected.
         """
         while True:
             result, num_reserved = reserve_chunk(self._cache, request.request_id, num_tokens)
             if result.outcome is CacheOutcome.OK:
-                step.decision.prepare(result)
+                step.decision.add_block_ops(result)
                 return num_reserved
             if not step.budget.may_preempt:
                 return 0
@@ -59,7 +59,7 @@ class Preemptor:
             self.preempt(step, victim)
 
     def rank(self, request: Request, now: float) -> tuple[bool, tuple[float, float, str]]:
-        """Return the order of preemption: requests that are never preempted first, otherwise by the policy's key."""
+        """Return (may be preempted, the policy's key): the request with the greatest pair is preempted first."""
         key = self._policy.victim_key(request, now)
         if key is None or request.num_preemptions >= MAX_PREEMPTIONS:
             return False, self._policy.order_key(request, now) if key is None else key
@@ -79,7 +79,7 @@ class Preemptor:
                 break
         had_block_ops = False
         if decision.copies or decision.shifts:
-            had_block_ops = decision.unprepare(frozenset(cache.held_blocks(victim.request_id)))
+            had_block_ops = decision.remove_block_ops(frozenset(cache.held_blocks(victim.request_id)))
         if had_block_ops or not self._swap_out(victim):
             cache.release(victim.request_id, victim.all_token_ids)
             victim.num_computed_tokens = victim.num_dropped_tokens = 0
@@ -90,7 +90,7 @@ class Preemptor:
         decision.preempted.append(victim)
 
     def reject(self, step: SchedulingStep, request: Request, num_tokens: int) -> None:
-        """End a request that needs `num_tokens` tokens of cache and can never have them."""
+        """End a request that needs more tokens of cache (`num_tokens`) than it can ever get."""
         cache = self._cache
         available = cache.num_available_blocks
         protected = cache.spec.num_tokens_in(sum(block.is_protected for block in cache.blocks()))
@@ -100,18 +100,22 @@ class Preemptor:
         step.decision.rejected.append(rejected)
 
     def _victim(self, step: SchedulingStep, request: Request, is_last_resort: bool) -> Request | None:
-        """Return the next request to preempt, behind `request` in rank; as a last resort also one that is exempt."""
+        """Return the request of the last rank after `request`; None if there is none.
+
+        Exempt requests and ones that were just resumed are chosen only as a last resort.
+        """
         ranked = [(self.rank(other, step.now), other.is_just_resumed, other) for other in step.running]
         rank = self.rank(request, step.now)
-        behind = [entry for entry in ranked if entry[0] > rank and (is_last_resort or (entry[0][0] and not entry[1]))]
-        return max(behind, key=lambda entry: entry[0])[2] if behind else None
+        later = [entry for entry in ranked if entry[0] > rank and (is_last_resort or (entry[0][0] and not entry[1]))]
+        return max(later, key=lambda entry: entry[0])[2] if later else None
 
     def _swap_out(self, victim: Request) -> bool:
+        """Swap a request out if that is cheaper than to recompute it; returns whether it was swapped out."""
         if self._costs is None or victim.num_computed_tokens == 0:
             return False
         cache = self._cache
         spec, blocks = cache.spec, frozenset(cache.held_blocks(victim.request_id))
-        # Blocks that others hold too are found in the prefix cache again. Blocks that are swapped in are not shared.
+        # Blocks that other requests share need no recomputation: the prefix cache has them when the request resumes.
         known = cache.match(victim.all_token_ids, victim.extra_key)
         num_shared = sum(cache.pool.num_users(block) > (block in blocks) for block in known)
         num_tokens = victim.num_computed_tokens - num_shared * spec.block_size

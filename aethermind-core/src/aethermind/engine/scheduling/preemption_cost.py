@@ -1,11 +1,12 @@
-"""The cost of preemption: recomputing a sequence against swapping its keys and values out and in.
+"""The cost of preemption: recomputing a sequence, compared with swapping its keys and values out and in.
 
-Both rates are measured while the engine runs, as exponential moving averages with weight `_WEIGHT`. A default stands in
-until there is a first observation; it only has to be right about which of the two is cheaper.
+Both rates are measured while the engine runs, as exponential moving averages with weight `_WEIGHT`. Until the first
+observation defaults are used; they only have to be right about which of the two is cheaper.
 
 The rate of recomputation is always current, because prompts are computed anyway. The rate of swapping is not: an
-estimate that is too high would prevent the swaps that could correct it. So while swaps are refused the estimate decays
-with a half-life of `_HALF_LIFE_S` until a swap is tried again; the older the estimate, the more the observation counts.
+estimate that is too high would prevent the swaps that could correct it. So while recomputation is preferred, the
+estimate decays with a half-life of `_HALF_LIFE_S`, until a swap is tried again. The more the estimate has decayed, the
+more weight the next observation has.
 """
 
 from __future__ import annotations
@@ -48,33 +49,35 @@ class SwapVsRecomputeCosts:
 
     def prefers_swap(self, num_tokens: int, num_bytes: int) -> bool:
         """Compare a recomputation with a swap out and a swap in."""
-        seconds_per_byte = self.seconds_per_byte * self._trust()
+        seconds_per_byte = self.seconds_per_byte * self._decay()
         is_preferred = 2 * num_bytes * seconds_per_byte < num_tokens * self.seconds_per_token
         if not is_preferred and self._refusing_since is None:
             self._refusing_since = self._clock()
         return is_preferred
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Update the rate of computation by a step without decodes."""
+        """Update the rate of computation after a step without decodes."""
         self.seconds_per_token += _WEIGHT * (seconds / num_tokens - self.seconds_per_token)
 
     def observe_move(self, num_bytes: int, seconds: float) -> None:
-        """Update the rate of swapping by a move in either direction."""
-        if not num_bytes:  # blocks of a model without attention
+        """Update the rate of swapping after a move in either direction."""
+        if not num_bytes:  # a model without attention, whose blocks are empty
             return
-        weight = 1.0 - (1.0 - _WEIGHT) * self._trust()
+        weight = 1.0 - (1.0 - _WEIGHT) * self._decay()
         self.seconds_per_byte += weight * (seconds / num_bytes - self.seconds_per_byte)
         self._refusing_since = None
 
-    def _trust(self) -> float:
-        """Return the decay of `seconds_per_byte`: 1.0 unless swaps have been refused since the last one."""
+    def _decay(self) -> float:
+        """Return the decay of `seconds_per_byte`, 0 to 1: it is 1 unless recomputation was preferred since the last
+        swap.
+        """
         if self._refusing_since is None:
             return 1.0
         return float(0.5 ** ((self._clock() - self._refusing_since) / _HALF_LIFE_S))
 
 
 class TimedSwapStore:
-    """A swap store that measures the moves of `store`, which it wraps."""
+    """A swap store that wraps another one and reports the times of its moves to `SwapVsRecomputeCosts`."""
 
     __slots__ = ("_bytes_per_block", "_clock", "_costs", "_store")
 

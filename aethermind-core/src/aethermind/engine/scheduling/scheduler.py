@@ -1,8 +1,8 @@
 """Continuous batching: a step computes decodes first, then prefill chunks, then newly admitted requests.
 
-The scheduler works on requests and the cache's bookkeeping, without a device or a clock: the caller passes `now` and
-the limits of the step. It has no lists of its own; it moves requests between the caller's `waiting` and `running`,
-together with their reservations in the cache. It is deterministic.
+The scheduler works on requests and on the cache's bookkeeping, without a device or a clock: the caller passes `now` and
+the limits of the step. The caller owns the queues `waiting` and `running`; the scheduler moves requests between them
+and reserves their KV slots. It is deterministic.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledReq
 from aethermind.engine.scheduling.preemption import Preemptor
 from aethermind.engine.scheduling.preemption_cost import PreemptionCosts
 
-__all__ = ["Scheduler", "WaitingQueue", "publish_prefix", "schedule_lone_decode", "take_back"]
+__all__ = ["Scheduler", "WaitingQueue", "publish_prefix", "schedule_lone_decode", "truncate_computed"]
 
 
 _MAX_EXTENSION_TOKENS = 64
-"""A request with more output tokens to compute, after a preemption or as they were forced, counts as a prefill."""
+"""A decode of several tokens (an extension) has at most so many. A request with more, as after a preemption, counts as
+a prefill.
+"""
 
 
 class Scheduler:
     """Continuous batching with chunked prefill over one KV cache.
 
-    `Preemptor` chooses requests to preempt, by `costs`; `Admission` admits waiting ones, and explains
-    `overlaps_swaps_with_steps`.
+    `Preemptor` preempts requests, with `costs` to choose between swapping and recomputation. `Admission` admits waiting
+    requests; it describes `overlaps_swaps_with_steps`.
     """
 
     __slots__ = ("_admission", "_cache", "_context_shift", "_preemptor", "policy", "sharing")
@@ -79,40 +81,42 @@ class Scheduler:
         reserve = self._cache.reserve
         max_tokens = budget.max_num_batched_tokens
         prefills: list[Request] = []
-        extended: list[Request] = []
-        starved: list[Request] = []
+        extensions: list[Request] = []
+        blocked: list[Request] = []
         if self._context_shift is not None:
             for request in running:
                 self._context_shift.apply(self._cache, request)
         for request in running:
-            num_uncomputed = len(request.all_token_ids) - request.num_computed_tokens  # inlined: this loop is hot
+            num_uncomputed = (
+                len(request.all_token_ids) - request.num_computed_tokens
+            )  # `num_uncomputed_tokens`, inlined because this loop is hot
             if num_uncomputed > 1:
                 is_decode = (
                     request.num_computed_tokens >= request.num_prompt_tokens and num_uncomputed <= _MAX_EXTENSION_TOKENS
                 )
-                (extended if is_decode else prefills).append(request)
+                (extensions if is_decode else prefills).append(request)
                 continue
-            if len(scheduled) == max_tokens:  # the budget was lowered: the requests admitted last skip the step
+            if len(scheduled) == max_tokens:  # after the budget was lowered, the requests admitted last skip the step
                 break
             result = reserve(request.request_id, 1)
             if result.outcome is CacheOutcome.OK:
                 scheduled.append(ScheduledRequest(request, 1, True))
                 if result.copies or result.shifts:
-                    decision.prepare(result)
+                    decision.add_block_ops(result)
             else:
-                starved.append(request)
+                blocked.append(request)
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
-        if budget.max_draft_tokens and not starved:
-            self._schedule_drafts(decision, budget, [*extended, *prefills])
-        if extended:
-            prefills[:0] = extended if starved else self._schedule_extensions(decision, budget, extended)
-        if starved or prefills or waiting:
+        if budget.max_draft_tokens and not blocked:
+            self._schedule_drafts(decision, budget, [*extensions, *prefills])
+        if extensions:
+            prefills[:0] = extensions if blocked else self._schedule_extensions(decision, budget, extensions)
+        if blocked or prefills or waiting:
             step = SchedulingStep(now, waiting, running, budget, decision)
-            if self.sharing is not None and not starved:
+            if self.sharing is not None and not blocked:
                 prefills.sort(key=lambda request: self.policy.order_key(request, now))
                 if prefills:
                     self._admission.admit(step, prefills[0])
-            is_short = self._schedule_prefills(step, starved, prefills)
+            is_short = self._schedule_prefills(step, blocked, prefills)
             if is_short and not scheduled and running and not decision.rejected:
                 self._run_first_in_rank(step)
             if waiting and not is_short:
@@ -122,8 +126,9 @@ class Scheduler:
     def runs_without_preemption(
         self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
     ) -> bool:
-        """Whether the next step needs no preemption, by an upper bound of the blocks that it takes, and no context
-        shift.
+        """Whether the next step surely needs no preemption and no context shift.
+
+        Blocks are compared by an upper bound of those that the step takes.
         """
         if self._context_shift is not None and any(map(self._context_shift.is_due, running)):
             return False
@@ -138,11 +143,13 @@ class Scheduler:
         return first is None or not self._admission.victims(first, running, budget, now)
 
     def num_slots(self, request: Request, running: list[Request], budget: StepBudget) -> int:
-        """How many more sequences for `request`, such as forks of it, the limits and the policy's reserve allow."""
+        """Return how many more sequences like `request`, such as forks of it, the limits and the policy's reserve
+        allow.
+        """
         return self._admission.reserved.num_slots(request, running, budget.max_num_seqs)
 
     def advance(self, decision: ScheduleDecision) -> None:
-        """Record that a step has run and its KV is in the cache. Call this before appending sampled tokens."""
+        """Record that a step has run, so that its tokens are computed. Call this before appending sampled tokens."""
         commit = self._cache.commit
         for request, num_tokens, _ in decision.scheduled:
             request.num_computed_tokens += num_tokens
@@ -151,12 +158,13 @@ class Scheduler:
     def rollback(self, decision: ScheduleDecision) -> None:
         """Undo `advance` for a step that failed, whose tokens are to be computed again."""
         for request, num_tokens, _ in decision.scheduled:
-            take_back(self._cache, request, request.num_computed_tokens - num_tokens)
+            truncate_computed(self._cache, request, request.num_computed_tokens - num_tokens)
 
     def discard(self, decision: ScheduleDecision) -> None:
-        """Drop what a failed step may have left of the recurrent states of its requests, which run on: a repeated step
-        would advance them twice. Their tokens after the last snapshot are computed again. Keys and values need nothing:
-        they are overwritten.
+        """Reset the recurrent states of the requests of a failed step, because a repeated step would advance them
+        twice.
+
+        Their tokens after the last snapshot are computed again. Keys and values need no reset: they are overwritten.
         """
         if self._cache.is_recurrent:
             for request, _, _ in decision.scheduled:
@@ -169,7 +177,7 @@ class Scheduler:
             running.remove(request)
             self._cache.release(request.request_id, request.all_token_ids)
         elif request.state is not RequestState.FINISHED:
-            if request in waiting:  # others wait outside the queue, for a KV store or for another answer's prompt
+            if request in waiting:  # others wait outside the queue: for a KV store, or for the prompt of their group
                 waiting.remove(request)
             self._cache.release(request.request_id)  # it holds blocks only if it was swapped out
         request.state = RequestState.FINISHED
@@ -198,38 +206,40 @@ class Scheduler:
         decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
 
     def _reserve_drafts(self, request_id: str, num_drafts: int) -> bool:
-        """Reserve slots for the drafts of a decode, and keep its recurrent state to return to if they are wrong."""
+        """Reserve slots for the drafts of a decode, and checkpoint its recurrent state in case a draft is wrong."""
         is_reserved = self._cache.reserve(request_id, 1 + num_drafts).outcome is CacheOutcome.OK
         return is_reserved and self._cache.checkpoint(request_id) is CacheOutcome.OK
 
     def _schedule_extensions(
-        self, decision: ScheduleDecision, budget: StepBudget, extended: list[Request]
+        self, decision: ScheduleDecision, budget: StepBudget, extensions: list[Request]
     ) -> list[Request]:
-        """Schedule requests with a few tokens to compute before their next one, each with a share of what is left.
+        """Schedule decodes of several tokens, each with an equal share of the step's remaining tokens.
 
-        Returns the requests for which nothing is left; they are scheduled as prefills.
+        Returns the requests that got no tokens or no slots; they are scheduled as prefills.
         """
         remaining = []
         num_left = budget.max_num_batched_tokens - decision.num_batched_tokens
-        for index, request in enumerate(extended):
+        for index, request in enumerate(extensions):
             num_uncomputed = request.num_uncomputed_tokens
-            count = min(num_uncomputed, num_left // (len(extended) - index), budget.max_prefill_chunk or num_uncomputed)
+            count = min(
+                num_uncomputed, num_left // (len(extensions) - index), budget.max_prefill_chunk or num_uncomputed
+            )
             result = self._cache.reserve(request.request_id, count) if count > 0 else None
             if result is None or result.outcome is not CacheOutcome.OK:
                 remaining.append(request)
                 continue
             decision.scheduled.append(ScheduledRequest(request, count, count == num_uncomputed))
-            decision.prepare(result)
+            decision.add_block_ops(result)
             decision.num_extensions += 1
             decision.num_batched_tokens += count
             num_left -= count
         return remaining
 
-    def _schedule_prefills(self, step: SchedulingStep, starved: list[Request], prefills: list[Request]) -> bool:
-        """Schedule starved decodes, then prefill chunks. Return whether blocks were short for any request."""
+    def _schedule_prefills(self, step: SchedulingStep, blocked: list[Request], prefills: list[Request]) -> bool:
+        """Schedule the decodes for which no slot was free, then prefill chunks; returns whether blocks were short."""
         decision = step.decision
-        is_short = bool(starved)
-        for request in starved:
+        is_short = bool(blocked)
+        for request in blocked:
             if (
                 request.state is RequestState.RUNNING
                 and step.chunk(1)
@@ -251,7 +261,9 @@ class Scheduler:
         return is_short or bool(decision.preempted)
 
     def _run_first_in_rank(self, step: SchedulingStep) -> None:
-        """Run the first request in rank if all wait for blocks, and preempt even requests that were just resumed."""
+        """Schedule the first request in rank if none got blocks; requests that were just resumed may be preempted for
+        it.
+        """
         request = min(step.running, key=lambda candidate: self._preemptor.rank(candidate, step.now))
         num_uncomputed = request.num_uncomputed_tokens
         chunk = step.chunk_of(request, request.num_computed_tokens, self._cache.chunk_alignment)
@@ -264,39 +276,39 @@ class Scheduler:
 class WaitingQueue:
     """A heap of requests in the policy's order. Adding and taking cost O(log n), removing O(1). Not thread-safe.
 
-    A key is computed when its request is added, and again when the request comes to the front. So keys may grow with
-    time, and constant keys cost nothing more. A key that shrinks while its request waits is not noticed.
+    A key is computed when its request is added, and again when the request reaches the front. So keys may grow with
+    time. A key must not shrink while its request waits: the queue would not notice.
     """
 
-    __slots__ = ("_alive", "_heap", "_num_added", "_policy")
+    __slots__ = ("_entry_numbers", "_heap", "_num_added", "_policy")
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[OrderKey, int, Request]] = []  # removed requests are dropped when they come up
-        self._alive: dict[Request, int] = {}
+        self._heap: list[tuple[OrderKey, int, Request]] = []  # removed requests are dropped when they reach the front
+        self._entry_numbers: dict[Request, int] = {}
         self._num_added = count()
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return len(self._entry_numbers)
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over all requests, in no particular order."""
-        return iter(self._alive)
+        return iter(self._entry_numbers)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._alive
+        return request in self._entry_numbers
 
     def add(self, request: Request, now: float) -> None:
         """Add a request; `now` is in seconds of the engine's clock."""
-        assert request not in self._alive, f"request {request.request_id} waits already"
-        number = self._alive[request] = next(self._num_added)
+        assert request not in self._entry_numbers, f"request {request.request_id} waits already"
+        number = self._entry_numbers[request] = next(self._num_added)
         heappush(self._heap, (self._policy.order_key(request, now), number, request))
 
     def remove(self, request: Request) -> None:
         """Remove a request. Raises `KeyError` if it does not wait."""
-        del self._alive[request]
-        if len(self._heap) > 2 * len(self._alive) + 16:
-            self._heap = [entry for entry in self._heap if self._alive.get(entry[2]) == entry[1]]
+        del self._entry_numbers[request]
+        if len(self._heap) > 2 * len(self._entry_numbers) + 16:
+            self._heap = [entry for entry in self._heap if self._entry_numbers.get(entry[2]) == entry[1]]
             heapify(self._heap)
 
     def first(self, now: float) -> Request | None:
@@ -304,7 +316,7 @@ class WaitingQueue:
         heap = self._heap
         while heap:
             key, number, request = heap[0]
-            if self._alive.get(request) != number:
+            if self._entry_numbers.get(request) != number:
                 heappop(heap)
                 continue
             current = self._policy.order_key(request, now)
@@ -314,18 +326,21 @@ class WaitingQueue:
         return None
 
 
-def take_back(cache: KVCache, request: Request, num_tokens: int) -> None:
-    """Take the computed tokens of a request back to `num_tokens`, or to 0 if its cache resets."""
+def truncate_computed(cache: KVCache, request: Request, num_tokens: int) -> None:
+    """Reduce the computed tokens of a request to `num_tokens`, or to fewer if its cache has to restart it.
+
+    A recurrent state restarts at the last snapshot before `num_tokens`.
+    """
     num_dropped = request.num_dropped_tokens
     request.num_computed_tokens = cache.truncate_or_reset(request.request_id, num_tokens - num_dropped) + num_dropped
 
 
 def schedule_lone_decode(cache: KVCache, waiting: WaitingQueue, running: list[Request]) -> ScheduleDecision | None:
-    """Return what `Scheduler.schedule` would decide, with the token's slot reserved; None if it has to be asked.
+    """Return the decision of a step in which one request decodes, with its slot reserved; a fast path of `schedule`.
 
-    It has to be asked unless exactly one request runs, with one token to compute and no drafts to verify, no request
-    waits, and a slot is free. Without a free slot nothing is reserved. Every decode step of a single answer is such a
-    step, so a small model on a CPU spends its time on the model.
+    None if the scheduler has to decide: unless exactly one request runs, with one token to compute and no drafts to
+    verify, no request waits, and a slot is free. Nothing is reserved then. Every decode step of a request that runs
+    alone takes this path, so that a small model on a CPU spends little time on scheduling.
     """
     if len(running) != 1 or waiting:
         return None
@@ -336,7 +351,7 @@ def schedule_lone_decode(cache: KVCache, waiting: WaitingQueue, running: list[Re
     if reserved.outcome is not CacheOutcome.OK:
         return None
     decision = ScheduleDecision([ScheduledRequest(request, 1, True)], num_batched_tokens=1, num_decodes=1)
-    decision.prepare(reserved)
+    decision.add_block_ops(reserved)
     return decision
 
 
@@ -344,14 +359,14 @@ def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:
     """Publish the prompts that a step has computed to the prefix cache while their requests still run.
 
     A prompt that takes several steps is published when it is complete, and each time its computed length has doubled,
-    because publishing hashes it from its beginning. Where windows free blocks, it is published after each step, because
-    its next one may free blocks that another sequence could reuse. Answers are published when they end.
+    because publishing hashes it from its beginning. If sliding windows free blocks, it is published after each step,
+    because its next step may free blocks that another sequence could reuse. Outputs are published when requests end.
     """
     frees_blocks = cache.num_groups > 1
     for request, num_tokens, _ in decision.scheduled:
         after = request.num_computed_tokens
         before = after - num_tokens
-        is_whole = before < request.num_prompt_tokens <= after
+        is_complete = before < request.num_prompt_tokens <= after
         has_doubled = after < request.num_prompt_tokens and after.bit_length() > before.bit_length()
-        if is_whole or has_doubled or (frees_blocks and before < request.num_prompt_tokens):
+        if is_complete or has_doubled or (frees_blocks and before < request.num_prompt_tokens):
             cache.publish(request.request_id, request.all_token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aethermind.engine.scheduling.scheduler import take_back
+from aethermind.engine.scheduling.scheduler import truncate_computed
 from aethermind.engine.speculative.controller import Candidate, SpeculationController
 from aethermind.engine.speculative.proposer import ObservesSteps
 from aethermind.engine.steps.batch import count_accepted
@@ -141,7 +141,7 @@ class Speculator:
     def _record_acceptance(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         if num_accepted < num_drafts:
             num_tokens = request.num_computed_tokens - (num_drafts - num_accepted)
-            take_back(self._cache, request, num_tokens)
+            truncate_computed(self._cache, request, num_tokens)
             self._is_replaying = self._is_replaying or request.num_computed_tokens < num_tokens
         request.num_draft_tokens += num_drafts
         request.num_accepted_tokens += num_accepted

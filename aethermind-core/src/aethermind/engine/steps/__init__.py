@@ -1,3 +1,3 @@
-"""Execution of a scheduled step: the batch that a plan reads, the run of the plan, and the sampled tokens."""
+"""Execution of a scheduled step: its batch is written, a plan runs, and sampled tokens are read."""
 
 __all__: list[str] = []

@@ -1,4 +1,8 @@
-"""Writers of a step's ragged batch, which fill the plan's inputs in place."""
+"""Writers of a step's ragged batch: they fill the inputs of a plan in place.
+
+Tokens of all requests are concatenated. A *logits row* is a row of the output logits [R, V], from which a token is
+sampled; the graphs have one for the last token of each request that needs one, and one for each draft token.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ __all__ = [
 
 
 class DraftRow:
-    """A request as the sampler sees it if its first `num_drafts` drafts are accepted."""
+    """A request with its first `num_drafts` drafts as if they were accepted, for the sampler of the row after them."""
 
     __slots__ = ("num_drafts", "request")
 
@@ -76,22 +80,21 @@ class DraftRow:
 
 
 SampledRow: TypeAlias = "Request | DraftRow"
-"""The request, or the request with drafts, whose parameters and tokens apply to a row of logits."""
+"""The request whose parameters and tokens apply to a logits row, or a request with drafts."""
 
 
-def request_of(row: SampledRow) -> Request:
-    """Return the request of a row."""
-    return row.request if isinstance(row, DraftRow) else row
+def request_of(sampled_row: SampledRow) -> Request:
+    """Return the request of a logits row."""
+    return sampled_row.request if isinstance(sampled_row, DraftRow) else sampled_row
 
 
 def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
     """Return how many leading drafts were sampled; `sampled` has a token for each draft and one more.
 
-    Rejection sampling (Leviathan et al.) accepts a deterministic draft with the probability p that the model gives it,
-    and otherwise draws another token in proportion to p. Drawing a token from p and comparing it with the draft does
-    the same in one draw. With a request's own random numbers the draws are those of single steps. That is more than an
-    equal distribution: a seed gives the same tokens with any drafts or none (drafter-invariant: Daliri, Musco and
-    Suresh, 2025).
+    Rejection sampling (Leviathan et al.) accepts a deterministic draft with the probability p that the model assigns to
+    it, and otherwise draws another token in proportion to p. To draw a token from p and compare it with the draft has
+    the same distribution. Draws use the random numbers of the request's positions, as steps without drafts do, so a
+    seed gives the same tokens with any drafts or none (drafter-invariant: Daliri, Musco and Suresh, 2025).
     """
     return next((i for i, draft in enumerate(drafts) if draft != sampled[i]), len(drafts))
 
@@ -112,24 +115,24 @@ class BatchWriter:
         self._block_tables = arrays["block_tables"]
         self._logits_rows = arrays["logits_rows"]
         self._state_slots = arrays.get("state_slots")
-        self._ramp = np.arange(len(self._cu_seqlens_q), dtype=self._cu_seqlens_q.dtype)
-        self._indices = np.arange(len(self._positions), dtype=self._positions.dtype)
-        self._offsets = np.arange(cache.spec.block_size, dtype=self._slot_mapping.dtype)
+        self._row_range = np.arange(len(self._cu_seqlens_q), dtype=self._cu_seqlens_q.dtype)
+        self._token_range = np.arange(len(self._positions), dtype=self._positions.dtype)
+        self._block_offsets = np.arange(cache.spec.block_size, dtype=self._slot_mapping.dtype)
         self._cache = cache
         self._groups = range(1, cache.num_groups)
         self._window_slots = [arrays[f"slot_mapping.{group}"] for group in self._groups]
         self._window_tables = [arrays[f"block_tables.{group}"] for group in self._groups]
 
     def write(
-        self, decision: ScheduleDecision, widen: Callable[[int], int] = lambda width: width
+        self, decision: ScheduleDecision, round_width: Callable[[int], int] = lambda width: width
     ) -> tuple[list[SampledRow], int]:
-        """Write a step; returns the requests of the logits rows, in row order, and the width of the block table.
+        """Write a step; returns the requests of the logits rows, in row order, and the width of the block tables.
 
-        `widen` maps the smallest width to the one to use.
+        `round_width` maps the least width, in blocks, to the one to use.
         """
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
-        width = widen(max(map(len, tables)))
+        width = round_width(max(map(len, tables)))
         padded = self._block_tables[: len(tables) * width].reshape(len(tables), width)
         padded[:] = 0
         for row, table in zip(padded, tables, strict=True):
@@ -145,7 +148,7 @@ class BatchWriter:
             num_drafts = count - len(token_ids)
             self._token_ids[position:end] = token_ids + request.draft_token_ids[:num_drafts]
             first = cache.position(request.request_id, start) if cache.has_moved else start
-            self._positions[position:end] = self._indices[:count] + first
+            self._positions[position:end] = self._token_range[:count] + first
             self._slot_mapping[position:end] = self._slots(padded[index], start, count)
             self._cu_seqlens_q[index + 1] = end
             self._seqlens_k[index] = start + count
@@ -165,11 +168,11 @@ class BatchWriter:
     def _write_group(self, decision: ScheduleDecision, group: int, width: int) -> None:
         """Write the slots and the block tables, `width` wide, of a further group of layers.
 
-        In place of freed blocks a table has the sequence's first other block: a kernel that masks keys behind the
-        window instead of skipping their blocks reads rows that exist.
+        In place of freed blocks a table has the sequence's first block that is not freed: a kernel that masks the keys
+        outside the window, instead of skipping their blocks, then reads memory that exists.
         """
         slots, tables = self._window_slots[group - 1], self._window_tables[group - 1]
-        block_size, num_decodes, position = len(self._offsets), decision.num_decodes, 0
+        block_size, num_decodes, position = len(self._block_offsets), decision.num_decodes, 0
         padded = tables[: len(decision.scheduled) * width].reshape(-1, width)
         padded[:] = 0
         for index, (request, count, _) in enumerate(decision.scheduled):
@@ -185,14 +188,14 @@ class BatchWriter:
             position += count
 
     def _slots(self, blocks: Any, start: int, count: int) -> Any:
-        """Return the slots of `count` tokens from index `start` on, of the sequence with these blocks."""
-        block_size = len(self._offsets)
-        first, offset = divmod(start, block_size)
-        used = blocks[first : (start + count - 1) // block_size + 1].astype(self._offsets.dtype)
-        return (used[:, None] * block_size + self._offsets).reshape(-1)[offset : offset + count]
+        """Return the KV slots of the `count` tokens from index `start` on, of the sequence with these blocks."""
+        block_size = len(self._block_offsets)
+        first_block, offset = divmod(start, block_size)
+        used = blocks[first_block : (start + count - 1) // block_size + 1].astype(self._block_offsets.dtype)
+        return (used[:, None] * block_size + self._block_offsets).reshape(-1)[offset : offset + count]
 
     def _write_decodes(self, decision: ScheduleDecision, tables: list[array[int]]) -> list[Request]:
-        """Write the leading entries, of one token each, array by array, which is faster than entry by entry."""
+        """Write the leading entries, which have one token each; array by array, which is faster than entry by entry."""
         count = decision.num_decodes
         cache, block_size = self._cache, self._cache.spec.block_size
         requests = [entry.request for entry in decision.scheduled[:count]]
@@ -206,9 +209,9 @@ class BatchWriter:
             table[index // block_size] * block_size + index % block_size
             for table, index in zip(tables, indices, strict=False)
         ]
-        self._cu_seqlens_q[1 : count + 1] = self._ramp[1 : count + 1]
+        self._cu_seqlens_q[1 : count + 1] = self._row_range[1 : count + 1]
         self._seqlens_k[:count] = [index + 1 for index in indices]
-        self._logits_rows[:count] = self._ramp[:count]
+        self._logits_rows[:count] = self._row_range[:count]
         return requests
 
 
@@ -218,26 +221,27 @@ def needs_adapters(decision: ScheduleDecision) -> bool:
 
 
 class AdapterRows:
-    """Writes the adapter of each token and each logits row: `ADAPTERS` and `ROW_ADAPTERS`, if a graph has them (see
-    `graph.low_rank`).
+    """Writes the adapter number of each token and of each logits row, -1 for none.
+
+    These are the inputs `ADAPTERS` and `ROW_ADAPTERS` of graphs with adapters (see `graph.low_rank`).
     """
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
-        self._of_tokens = arrays.get(ADAPTERS)
-        self._of_rows = arrays.get(ROW_ADAPTERS)
+        self._token_adapters = arrays.get(ADAPTERS)
+        self._row_adapters = arrays.get(ROW_ADAPTERS)
 
     def fill(self, decision: ScheduleDecision, sampled: Sequence[SampledRow]) -> None:
         """Write the adapters of a step; `sampled` are the requests of its logits rows."""
-        if self._of_tokens is not None:
-            self._fill_tokens(self._of_tokens, decision)
-        if self._of_rows is not None:
-            self._of_rows[: len(sampled)] = [request_of(row).adapter for row in sampled]
+        if self._token_adapters is not None:
+            self._fill_tokens(self._token_adapters, decision)
+        if self._row_adapters is not None:
+            self._row_adapters[: len(sampled)] = [request_of(row).adapter for row in sampled]
 
     def fill_all(self, adapter: int) -> None:
         """Write one adapter for all tokens and rows."""
-        for numbers in (self._of_tokens, self._of_rows):
-            if numbers is not None:
-                numbers[:] = adapter
+        for array in (self._token_adapters, self._row_adapters):
+            if array is not None:
+                array[:] = adapter
 
     @staticmethod
     def _fill_tokens(array: Any, decision: ScheduleDecision) -> None:
@@ -277,7 +281,7 @@ class EmbeddingRows:
         return count
 
 
-_EMPTY = {
+_PADDING_VALUES = {
     "token_ids": 0,
     "positions": 0,
     "slot_mapping": -1,
@@ -292,33 +296,34 @@ _EMPTY = {
 
 
 class DecodePadding:
-    """Pads a decode step to a batch size that the device has prepared, `batch_sizes` of `Capabilities`.
+    """Pads a decode step to one of the batch sizes that a device prepares (`Capabilities.batch_sizes`), as CUDA graphs
+    need it.
 
-    Padding rows are sequences without queries and tokens with a negative slot, as operators define it (CUDA graphs use
-    them), and have the null slot of recurrent states. Their results are never read.
+    A padding row is a sequence without queries and a token with the slot -1, which kernels do not write. Its recurrent
+    state is in the null slot. Its results are never read.
     """
 
     def __init__(self, arrays: Mapping[str, Any], symbols: Mapping[str, int], batch_sizes: Sequence[int]) -> None:
         self._arrays = arrays
-        self._empty = _EMPTY | {name: -1 for name in arrays if name.startswith("slot_mapping.")}
+        self._padding_values = _PADDING_VALUES | {name: -1 for name in arrays if name.startswith("slot_mapping.")}
         if "state_slots" in arrays:
-            self._empty["state_slots"] = NULL_SLOT
+            self._padding_values["state_slots"] = NULL_SLOT
         self._tables = [name for name in arrays if name.split(".")[0] == "block_tables"]
         self._max_blocks = symbols["B"]
         max_batch_size = min(symbols[name] for name in ("T", "S", "R"))
         self._batch_sizes = [*(size for size in batch_sizes if size < max_batch_size), max_batch_size]
 
     def rows(self, num_sequences: int) -> int:
-        """Return the number of rows to run with: the next prepared size."""
+        """Return the number of rows to run with: the least prepared batch size of `num_sequences` or more."""
         return self._batch_sizes[bisect_left(self._batch_sizes, num_sequences)]
 
     def width(self, num_blocks: int) -> int:
-        """Return the width of the block table to run with: the next power of two."""
+        """Return the width of the block tables to run with: the least power of two of `num_blocks` or more."""
         return min(1 << (num_blocks - 1).bit_length(), self._max_blocks)
 
     def write(self, num_sequences: int, padded: int, table_width: int) -> None:
         """Write the padding rows from `num_sequences` to `padded`; block tables are `table_width` wide."""
-        for name, value in self._empty.items():
+        for name, value in self._padding_values.items():
             self._arrays[name][num_sequences:padded] = value
         self._arrays["cu_seqlens_q"][num_sequences + 1 : padded + 1] = num_sequences
         for name in self._tables:

@@ -1,4 +1,4 @@
-"""A step in flight: the readback of its tokens to the host, and their transfer to the next step on the device."""
+"""A step in flight: its tokens are read back to the host, and copied to the inputs of the next step on the device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InFlightStep:
 
     decision: ScheduleDecision
     sampled: Sequence[SampledRow]
-    """The requests of the sampled rows, in row order."""
+    """The requests of the logits rows, in row order."""
     read: Callable[[], list[SampledToken]]
     """Waits for the tokens and returns them; called once."""
     token_ids: Tensor | None = None
@@ -39,7 +39,7 @@ class InFlightStep:
     started: float = 0.0
     """When it was scheduled, in seconds of the engine's clock."""
     blocks: list[int] = field(default_factory=list)
-    """KV blocks of requests that ended after the step was enqueued, which it may still write to."""
+    """KV blocks of requests that ended after the step was enqueued; the step may still write to them."""
 
 
 class TokenReadback:
@@ -53,17 +53,17 @@ class TokenReadback:
         self._allocator = backend.allocator
         self._transfer = backend.transfer
         self._stream = stream
-        buffer, other = (self._allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
-        event, other_event = (backend.events.create() for _ in range(2))
-        self._buffers = ((buffer, event), (other, other_event))
+        first, second = (self._allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
+        first_event, second_event = (backend.events.create() for _ in range(2))
+        self._buffers = ((first, first_event), (second, second_event))
 
     def enqueue(self, outputs: Sequence[Tensor]) -> Callable[[], list[Array]]:
         """Enqueue copies of a step's outputs; returns a function that waits for them and returns views."""
         offsets = list(accumulate((align_up(output.nbytes, ALIGNMENT) for output in outputs), initial=0))
-        (buffer, copied), other = self._buffers
+        (buffer, copied), other_buffer = self._buffers
         if offsets[-1] > align_up(buffer.nbytes, ALIGNMENT):  # the buffer's last step has been read
             buffer = self._allocator.alloc(offsets[-1], MemoryKind.PINNED)
-        self._buffers = other, (buffer, copied)
+        self._buffers = other_buffer, (buffer, copied)
         host_tensors = [
             Tensor.of(buffer, output.dtype, output.shape, start)
             for output, start in zip(outputs, offsets[:-1], strict=True)
@@ -80,8 +80,8 @@ class TokenReadback:
 
 
 def device_tokens(decision: ScheduleDecision, previous: InFlightStep) -> list[DeviceInput]:
-    """Return, for a copy on the device, the input tokens of a step's decodes that the step `previous` samples."""
-    assert previous.token_ids is not None, "the tokens of the previous step are on the device"
+    """Return the inputs of a step's decodes that are copied on the device: the tokens that the step `previous` samples."""
+    assert previous.token_ids is not None, "the previous step leaves its tokens on the device"
     row_of = {row: index for index, row in enumerate(previous.sampled)}
     decodes = enumerate(entry.request for entry in decision.scheduled[: decision.num_decodes])
     pairs = [(row_of[request], position) for position, request in decodes if request in row_of]

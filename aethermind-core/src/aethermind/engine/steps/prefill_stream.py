@@ -1,12 +1,12 @@
-"""A second stream for prefill: a step that decodes and prefills is two runs that overlap on the device.
+"""A second stream for prefill: the decodes and the prefills of a step are two runs that overlap on the device.
 
     default stream   … copies of blocks │ decodes                       │ tokens joined │ the next step …
-    prefill stream                      │ prefill chunks, other arena   │
+    prefill stream                      │ prefill chunks, second arena  │
 
-Decodes wait for memory and prefill for arithmetic, so together they may take less time than one after the other; each
-reads all weights, so they may also take more. The parts of a step write to different blocks and state slots. Each has
-an executor, and so an arena, inputs and a workspace, of its own. Kernels compute the rows of a request alike in any
-batch where they are batch invariant (`--deterministic`), so answers have the same bits then.
+Decodes are bound by memory and prefill by arithmetic, so both together may take less time than one after the other.
+Each run reads all weights, so they may also take more. The two runs write to different blocks and state slots. Each has
+an executor of its own, with an arena, inputs and a workspace. With batch-invariant kernels (`--deterministic`) the
+results have the same bits as those of one run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class StepStream(NamedTuple):
 
 
 def open_step_stream(compiled: CompiledModel) -> StepStream:
-    """Return the default stream of the device."""
+    """Return the device's default stream, as a stream of steps."""
     opened = compiled.open_device
     return _with_readback(compiled, opened.backend.streams.default(opened.device.index))
 
 
 def open_prefill_stream(compiled: CompiledModel) -> StepStream | None:
-    """Create the second stream, if the configuration has one."""
+    """Create the second stream; None unless the configuration has `prefill_stream`."""
     if not compiled.config.prefill_stream:
         return None
     opened = compiled.open_device
@@ -58,13 +58,13 @@ def _with_readback(compiled: CompiledModel, stream: Stream, *, is_for_prefill: b
 
 @contextmanager
 def forked(backend: Backend, main: Stream, other: Stream) -> Iterator[None]:
-    """Within the block, `other` runs concurrently with `main`: behind what that has so far, before what it gets later.
+    """Let `other` run concurrently with `main` for what is enqueued within the block. The host does not wait.
 
-    The host does not wait.
+    The work on `other` begins after what `main` has so far; what `main` gets after the block waits for that work.
     """
-    begun, ended = backend.events.create(), backend.events.create()
-    begun.record(main)
-    other.wait_event(begun)
+    started, ended = backend.events.create(), backend.events.create()
+    started.record(main)
+    other.wait_event(started)
     try:
         yield
     finally:
@@ -75,17 +75,19 @@ def forked(backend: Backend, main: Stream, other: Stream) -> Iterator[None]:
 def joined_step(
     backend: Backend, main: Stream, decision: ScheduleDecision, decodes: InFlightStep, prefills: InFlightStep
 ) -> InFlightStep:
-    """Return both parts of a step as one; prefill's tokens are copied behind those of decodes, for the next step."""
+    """Return both runs as one step. The tokens of prefills are copied after those of decodes, for the next step."""
     token_ids = None
     if decodes.token_ids is not None and prefills.token_ids is not None:
-        first, more = decodes.token_ids, prefills.token_ids
-        count, num_more = len(decodes.sampled), len(prefills.sampled)
-        # The output has memory for the rows of the largest step, so also for those of this one.
-        offset_bytes = first.offset_bytes + count * first.dtype.itemsize
-        behind = Tensor.of(first.buffer, first.dtype, (num_more,), offset_bytes)
-        if num_more:
-            backend.transfer.copy_async(behind, more, main)
-        token_ids = Tensor.of(first.buffer, first.dtype, (count + num_more,), first.offset_bytes)
+        decode_tokens, prefill_tokens = decodes.token_ids, prefills.token_ids
+        num_decoded, num_prefilled = len(decodes.sampled), len(prefills.sampled)
+        # The output has memory for the rows of the largest step, so the tokens of both runs fit.
+        offset_bytes = decode_tokens.offset_bytes + num_decoded * decode_tokens.dtype.itemsize
+        destination = Tensor.of(decode_tokens.buffer, decode_tokens.dtype, (num_prefilled,), offset_bytes)
+        if num_prefilled:
+            backend.transfer.copy_async(destination, prefill_tokens, main)
+        token_ids = Tensor.of(
+            decode_tokens.buffer, decode_tokens.dtype, (num_decoded + num_prefilled,), decode_tokens.offset_bytes
+        )
     return InFlightStep(
         decision,
         [*decodes.sampled, *prefills.sampled],

@@ -1,14 +1,14 @@
-"""Asynchronous scheduling: while the device computes a step, the host schedules and enqueues the next.
+"""Asynchronous scheduling: while the device computes a step, the host schedules and enqueues the next one.
 
     host     schedule 2, enqueue | read 1, append tokens    | schedule 3, enqueue | read 2 …
     device   … step 1            | step 2                                         | step 3
 
-A step needs the tokens that the step before samples, and those are copied on the device. The host needs only their
-number, so it counts them before it knows them. It cannot know whether a request ends with its token, nor constraints of
-the next token that depend on it. So a request may end while a step computes one more token of it: that token is
-discarded, and its blocks are retained until the step has run. If the next step depends on token values it waits until
-the last one was read, as all steps do on a device that computes in the caller's thread. (vLLM: asynchronous scheduling;
-SGLang: overlap scheduler.)
+A step needs the tokens that the step before it samples; these are copied on the device. The host needs only their
+number to schedule the next step, so it appends placeholders. It does not know yet whether a request ends with its
+token. If it does, the next step has computed one token too many: that token is discarded, and the blocks of the request
+are retained until the step has run. A step that depends on the values of tokens waits until the last step was read, as
+all steps do on a device that computes in the caller's thread. (vLLM: asynchronous scheduling; SGLang: overlap
+scheduler.)
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedStep", "StepPipeline"]
 
-_UNKNOWN = -1
-"""Placeholder of a token that is on the device and not yet on the host."""
+_PLACEHOLDER_ID = -1
+"""The token id of a token that is on the device and not yet on the host."""
 
 
 class FinishedStep(NamedTuple):
-    """The results of a step, and the decisions made meanwhile."""
+    """The results of a step, and the decisions that were made since the previous one finished."""
 
     decision: ScheduleDecision
     sampled: list[SampledToken]
     decisions: list[ScheduleDecision]
-    """The decisions since the last finished step."""
+    """All decisions since the last finished step: perhaps also that of the step that was enqueued after this one."""
     ended: float
     """When its tokens were read, in seconds of the engine's clock."""
 
@@ -68,25 +68,25 @@ class StepPipeline:
         self._costs = costs
         self._waiting, self._running = queues
         self._clock = clock
-        self._ahead: InFlightStep | None = None
+        self._in_flight: InFlightStep | None = None
         self._last_read = clock()
         self._decisions: list[ScheduleDecision] = []
         compiled = runner.compiled
-        # Workers of other ranks get a step's inputs from the host, tokens included, so these must be known.
-        is_alone = compiled.config.tensor_parallel_size == 1
-        self.runs_ahead = is_alone and compiled.open_device.backend.capabilities.is_asynchronous
-        """Whether the next step is enqueued early. After setting it to False, a step in flight is still finished."""
+        # Workers of other ranks get the inputs of a step from the host, so the host has to know the tokens.
+        has_one_rank = compiled.config.tensor_parallel_size == 1
+        self.runs_ahead = has_one_rank and compiled.open_device.backend.capabilities.is_asynchronous
+        """Whether the next step is enqueued early. If it is set to False, a step in flight is still finished."""
 
     def step(self, budget: StepBudget, *, is_next_known: bool = True) -> FinishedStep:
         """Finish one step, after enqueueing the next one if that is possible.
 
         `is_next_known` means that the caller will not change running requests between this step and the next. After an
-        error requests are as before the step that was to be finished, and no step is in flight; those with a recurrent
-        state are computed again.
+        error no step is in flight, and requests are as before the step that failed; those with a recurrent state
+        compute tokens again (`Scheduler.discard`).
         """
-        if not self.runs_ahead and self._ahead is None:
+        if not self.runs_ahead and self._in_flight is None:
             return self._step_synchronously(budget)
-        step, self._ahead = self._ahead, None
+        step, self._in_flight = self._in_flight, None
         is_advanced = False
         try:
             if step is None:
@@ -95,7 +95,7 @@ class StepPipeline:
                 is_advanced = True
                 with self._advanced_speculatively(step):
                     if self._running:
-                        self._ahead = self._launch(replace(budget, may_preempt=False), step)
+                        self._in_flight = self._launch(replace(budget, may_preempt=False), step)
             sampled = step.read()
         except BaseException:
             self._abandon(step, is_advanced=is_advanced)
@@ -111,11 +111,13 @@ class StepPipeline:
     @property
     def is_orphaned(self) -> bool:
         """Whether a step is in flight all of whose requests have ended."""
-        return self._ahead is not None and all(entry.request.is_finished for entry in self._ahead.decision.scheduled)
+        return self._in_flight is not None and all(
+            entry.request.is_finished for entry in self._in_flight.decision.scheduled
+        )
 
     def drain(self) -> None:
-        """Wait for an orphaned step."""
-        step, self._ahead = self._ahead, None
+        """Wait for an orphaned step and discard its tokens."""
+        step, self._in_flight = self._in_flight, None
         assert step is not None, "a step is in flight"
         try:
             step.read()
@@ -126,18 +128,18 @@ class StepPipeline:
 
     def retain_blocks(self, request: Request) -> None:
         """Retain the blocks that the step in flight may write to until it has run. Call this before a request ends."""
-        if self._ahead is not None and request.state is RequestState.RUNNING:
+        if self._in_flight is not None and request.state is RequestState.RUNNING:
             blocks = list(self._cache.held_blocks(request.request_id))
             for block in blocks:
                 self._cache.pool.acquire(block)
-            self._ahead.blocks += blocks
+            self._in_flight.blocks += blocks
 
     def _may_run_ahead(self, step: InFlightStep, budget: StepBudget) -> bool:
         """Whether the next step can be enqueued before the tokens of this one are read.
 
         It cannot if steps are observed; if a request's next token depends on the value of the last one, as with
         penalties, bad words, grammars and logits processors (`SamplingParams.looks_back`); or if blocks or keys have to
-        move, because a request is preempted or swapped in or its positions were shifted.
+        move, because a request is preempted or swapped in, or because its positions were shifted.
         """
         return (
             self.runs_ahead
@@ -165,7 +167,7 @@ class StepPipeline:
         decision = schedule_lone_decode(self._cache, self._waiting, self._running)
         return decision or self._scheduler.schedule(now, self._waiting, self._running, budget)
 
-    def _launch(self, budget: StepBudget, before: InFlightStep | None = None) -> InFlightStep:
+    def _launch(self, budget: StepBudget, previous: InFlightStep | None = None) -> InFlightStep:
         started = self._clock()
         decision = self._schedule(started, budget)
         self._decisions.append(decision)
@@ -175,7 +177,7 @@ class StepPipeline:
             sampled = self._runner.run(decision)
             step = InFlightStep(decision, (), lambda: sampled)
         else:
-            step = self._runner.launch(decision, before)
+            step = self._runner.launch(decision, previous)
         step.started = started
         return step
 
@@ -188,11 +190,12 @@ class StepPipeline:
     def _advanced_speculatively(self, step: InFlightStep) -> Iterator[None]:
         """Advance requests as if the step had been read, with placeholders for its tokens, within the block.
 
-        Requests whose last token this is do not run inside; requests that end for another reason do.
+        Requests that end with this token by their length do not run within the block; requests that end by the token's
+        value do.
         """
         self._advance(step)
         growing = [entry.request for entry in step.decision.scheduled if entry.needs_logits]
-        ending = {request for request in growing if request.append_token(_UNKNOWN) is not None}
+        ending = {request for request in growing if request.append_token(_PLACEHOLDER_ID) is not None}
         if ending:
             self._running[:] = [request for request in self._running if request not in ending]
         try:
@@ -217,15 +220,15 @@ class StepPipeline:
         step.blocks.clear()
 
     def _abandon(self, step: InFlightStep | None, *, is_advanced: bool) -> None:
-        """Discard a step that failed, and the one behind it."""
+        """Discard a step that failed, and the one that was enqueued after it."""
         self._runner.wait()
         if step is not None and is_advanced:
             self._scheduler.rollback(step.decision)
-        for in_flight in (step, self._ahead):
+        for in_flight in (step, self._in_flight):
             if in_flight is not None:
                 self._scheduler.discard(in_flight.decision)
                 self._release(in_flight)
-        for decision in self._decisions:  # the last of them may be that of a step that could not be enqueued
+        for decision in self._decisions:  # the last one may be of a step that could not be enqueued
             self._scheduler.discard(decision)
-        self._ahead = None
+        self._in_flight = None
         self._decisions.clear()
