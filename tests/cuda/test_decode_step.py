@@ -76,7 +76,7 @@ def test_graphs_are_launched_before_the_previous_tokens_are_read(
 ) -> None:
     """A step costs the host one graph, three copies, and one wait, for the tokens of the graph before."""
     log: list[str] = []
-    engine, readback = llm.engine, llm.engine.runner._main.readback
+    engine, readback = llm.engine, llm.engine.runner._main_stream.readback
     assert readback is not None
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True))

@@ -31,7 +31,7 @@ def answers(model: str, device: str, **options: Any) -> tuple[list[list[int]], i
     with LLM(model, device=device, dtype="float32", runtime=Runtime.boot(), **sizes, **options) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         found = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
-        on_second = [key for key in llm.engine.runner._variants if key[2]]
+        on_second = [key for key in llm.engine.runner._loaded_graphs if key[2]]
     return found, len(on_second)
 
 

@@ -108,7 +108,7 @@ def test_blocks_are_restored_bit_for_bit(runtime: Runtime, options: dict[str, in
     try:
         memory = executor.kv_memory
         num_heads = compiled.model.config.num_key_value_heads
-        assert {name: shape[0] for name, (_, shape) in memory.block_kinds.items()} == dict.fromkeys(
+        assert {name: shape[0] for name, (_, shape) in memory.block_types.items()} == dict.fromkeys(
             memory.tensors, num_heads
         )
         written, read = memory.alloc_staging_blocks(8), memory.alloc_staging_blocks(8, has_own_stream=True)

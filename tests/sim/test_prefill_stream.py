@@ -43,8 +43,8 @@ def answers(engine: Engine) -> tuple[Answers, int]:
 
     The second of them begins in a step that only prefills, on the default stream, and continues on the other one.
     """
-    prefill, num_runs = engine.runner._prefill, 0
-    for (_, _, is_for_prefill), variant in engine.runner._variants.items():
+    prefill, num_runs = engine.runner._prefill_stream, 0
+    for (_, _, is_for_prefill), variant in engine.runner._loaded_graphs.items():
         if is_for_prefill:
             run = variant.executor.run
 

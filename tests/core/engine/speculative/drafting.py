@@ -17,7 +17,7 @@ class AlwaysMost(SpeculationController):
     """Chooses as many drafts as the step allows, at any cost."""
 
     def choose(
-        self, candidates: Sequence[Candidate], num_sequences: int, max_drafts: int, *, may_try: bool = True
+        self, candidates: Sequence[Candidate], num_sequences: int, max_drafts: int, *, may_run_trial: bool = True
     ) -> list[int]:
         chosen = []
         for candidate in candidates:

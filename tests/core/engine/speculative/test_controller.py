@@ -187,7 +187,7 @@ def test_no_trials_in_steps_that_cannot_be_compared() -> None:
     controller = SpeculationController(4)
     for _ in range(5):
         assert controller.begin_step()
-        assert controller.choose([Candidate("a", 9)], 1, 9, may_try=False) == [0]
+        assert controller.choose([Candidate("a", 9)], 1, 9, may_run_trial=False) == [0]
         controller.observe_plain(1, 0.01)
     assert controller.begin_step()
     assert controller.choose([Candidate("a", 9)], 1, 9) == [4]

@@ -26,7 +26,7 @@ def answers(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, does_fail: boo
     if does_fail:
         engine.add_request("b", PROMPT, SamplingParams(max_tokens=5, logit_bias={5: 1.0}))
         with monkeypatch.context() as patched:
-            patched.setattr(engine.runner, "_variant", fail)
+            patched.setattr(engine.runner, "_loaded_graph", fail)
             with pytest.raises(OutOfMemoryError):
                 engine.step()
         engine.abort("b")

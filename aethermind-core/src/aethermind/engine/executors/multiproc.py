@@ -64,7 +64,7 @@ class DriverKVMemory(KVMemory):
         super().alloc_host_states(num_slots)
 
     @property
-    def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def block_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """By tensor, its dtype and the shape of one block, with the heads of all ranks."""
         return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.block_tensors.items()}
 
@@ -82,7 +82,7 @@ class DriverKVMemory(KVMemory):
         super().copy_states(copies)
 
     @property
-    def state_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def state_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """By tensor of recurrent states, its dtype and the shape of one sequence's, with the heads of all ranks."""
         return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.state_tensors.items()}
 

@@ -1,3 +1,3 @@
-"""The memory of a KV cache's blocks, and copies of blocks: within a device, to host memory and back, to files."""
+"""The memory of the KV cache: copies of blocks within a device, swaps to host memory and back, staging for files."""
 
 __all__: list[str] = []

@@ -1,4 +1,7 @@
-"""The memory of a KV cache's blocks and state slots, and copies of them: within it, to swap space and back."""
+"""The memory of a KV cache's blocks and state slots, and copies of them: within it, to swap space and back.
+
+A *staging* area is host memory through which blocks are read and written, for files and for KV stores.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class StagingBlocks(BlockMover, Protocol):
 
 
 class KVMemory:
-    """Keys and values of all layers on one device, with the scales of a quantised cache, and recurrent states.
+    """The keys and values of all layers on one device, with the scales of a quantised cache, and recurrent states.
 
     A tensor of keys, values or scales is [num_blocks, …]: block *b* of the cache is row *b* of all of these. A tensor
     of recurrent states is [num_slots, …] (see `cache.state_slots`).
@@ -63,7 +66,7 @@ class KVMemory:
         """The tensors of recurrent states; none for most models."""
         self.block_tensors = {name: each for name, each in self.tensors.items() if name not in self.state_tensors}
         """The tensors of blocks."""
-        # The first block is written first, by a step that a user waits for, so its memory is committed first.
+        # Pages of the first block are committed first: the first step writes it, while a user waits.
         first_block = max((tensor.nbytes // max(1, tensor.shape[0]) for tensor in self.tensors.values()), default=0)
         allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
         self._opened = opened
@@ -93,9 +96,10 @@ class KVMemory:
         copy_blocks(self._opened.backend.transfer, self.block_tensors, self.block_tensors, runs, self._default_stream)
 
     def discard_blocks(self, blocks: Sequence[int]) -> int:
-        """Return the memory of free blocks, in ascending order, to the system until steps write them again.
+        """Return the memory of free blocks to the system, until steps write them again; returns the bytes in whole
+        pages.
 
-        Returns the bytes in whole pages. Call this while no step is in flight.
+        `blocks` are in ascending order. Call this while no step is in flight.
         """
         discard, num_bytes = self._opened.backend.allocator.discard, 0
         for first, _, count in contiguous_runs(blocks, blocks):
@@ -105,32 +109,33 @@ class KVMemory:
         return num_bytes
 
     def alloc_host_states(self, num_slots: int) -> None:
-        """Allocate state slots to swap to, behind those of the device; OutOfMemoryError if there is too little."""
+        """Allocate state slots in swap space, numbered after the device's; OutOfMemoryError if memory is short."""
         if num_slots:
-            self._host_states = self._in_swap_space(num_slots, self.state_tensors)
+            self._host_states = self._alloc_swap_rows(num_slots, self.state_tensors)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
-        """Enqueue copies of state slots like those of blocks, and clear the list. Slots behind those of the device are
-        in host memory.
+        """Enqueue copies of state slots, (source, destination) each, and clear the list.
 
-        Call this before a graph runs, with `KVCache.state_copies`.
+        Slots numbered after those of the device are in swap space. Call this before a graph runs, with
+        `KVCache.state_copies`.
         """
         for copy in copies:
-            (sources, source), (destinations, destination) = map(self._place_of_state, copy)
+            (sources, source), (destinations, destination) = map(self._locate_state, copy)
             run = (source, destination, 1)
             copy_blocks(self._opened.backend.transfer, sources, destinations, [run], self._default_stream)
         if copies and self._states_copied is not None:
             self._states_copied.record(self._default_stream)
         copies.clear()
 
-    def _place_of_state(self, slot: int) -> tuple[Mapping[str, Tensor], int]:
+    def _locate_state(self, slot: int) -> tuple[Mapping[str, Tensor], int]:
+        """Return the tensors that hold a state slot, and its row in them."""
         num_slots = next(tensor.shape[0] for tensor in self.state_tensors.values())
         return (self.state_tensors, slot) if slot < num_slots else (self._host_states, slot - num_slots)
 
     def save_states(self, slots: Sequence[int]) -> Callable[[], None]:
         """Copy the recurrent states in `slots` to host memory; returns a function that writes them back.
 
-        For a step that is run several times: each run advances the states.
+        For a step that runs several times, because each run advances the states.
         """
         if not self.state_tensors or not slots:
             return lambda: None
@@ -139,54 +144,58 @@ class KVMemory:
         return lambda: host.move_in(range(len(slots)), slots)
 
     @property
-    def state_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """By tensor of recurrent states, its dtype and the shape of one sequence's."""
+    def state_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of one sequence's state, by tensor of recurrent states."""
         return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.state_tensors.items()}
 
     def alloc_staging_states(self, num_slots: int, *, has_own_stream: bool = False) -> StagingBlocks:
-        """Allocate staging memory for the states in `num_slots` slots, like `alloc_staging_blocks` for blocks.
+        """Allocate a staging area for the states of `num_slots` slots, as `alloc_staging_blocks` does for blocks.
 
-        With `has_own_stream` moves wait for the copies of states so far, and are for slots that nothing else writes.
+        With `has_own_stream` moves wait for the copies of states so far. The slots may not be written meanwhile.
         """
         backend, stream = self._opened.backend, self._default_stream
-        before: Callable[[Stream], None] = self._make_wait
+        before_move: Callable[[Stream], None] = self._make_wait
         if has_own_stream:
             self._states_copied = copied = backend.events.create()
             copied.record(stream)
-            before, stream = lambda own: own.wait_event(copied), backend.streams.create(self._opened.device.index)
-        on_host = self._on_host(num_slots, self.state_tensors)
-        return _HostBlocks(backend.transfer, self.state_tensors, on_host, stream, before)
+            before_move, stream = lambda own: own.wait_event(copied), backend.streams.create(self._opened.device.index)
+        on_host = self._alloc_rows(num_slots, self.state_tensors)
+        return _HostBlocks(backend.transfer, self.state_tensors, on_host, stream, before_move)
 
     @property
-    def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """By tensor, its dtype and the shape of one block, with the heads of all ranks."""
+    def block_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of one block by tensor, with the heads of all ranks."""
         return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.block_tensors.items()}
 
     def alloc_swap_blocks(self, num_blocks: int) -> BlockMover:
-        """Allocate host memory to swap `num_blocks` blocks to; OutOfMemoryError if there is too little."""
+        """Allocate swap space in host memory for `num_blocks` blocks; OutOfMemoryError if memory is short."""
         return self.alloc_staging_blocks(num_blocks)
 
     def alloc_staging_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> StagingBlocks:
-        """Allocate staging memory for `num_blocks` blocks in this process; OutOfMemoryError if there is too little.
+        """Allocate a staging area for `num_blocks` blocks in this process; OutOfMemoryError if memory is short.
 
         Moves wait for the steps before them. With `has_own_stream` they run concurrently with steps, in the calling
-        thread, and are for blocks that no step writes.
+        thread, and only for blocks that no step writes.
         """
         backend, index = self._opened.backend, self._opened.device.index
         stream = backend.streams.create(index) if has_own_stream else self._default_stream
         return _HostBlocks(
-            backend.transfer, self.block_tensors, self._on_host(num_blocks, self.block_tensors), stream, self._make_wait
+            backend.transfer,
+            self.block_tensors,
+            self._alloc_rows(num_blocks, self.block_tensors),
+            stream,
+            self._make_wait,
         )
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
-        """Create the mover that swaps blocks concurrently with steps, with as much swap space (see `SwapStream`).
+        """Create a mover that swaps blocks concurrently with steps, with swap space for `num_blocks` blocks.
 
-        None on a device in host memory, where copies and steps would compete for the same cores and memory bus.
+        None for a device in host memory, where copies and steps would compete for the same cores and memory bus.
         """
         if self._opened.backend.capabilities.is_host_accessible:
             return None
         self._swaps = SwapStream(
-            self._opened, self.block_tensors, self._in_swap_space(num_blocks, self.block_tensors), on_moved
+            self._opened, self.block_tensors, self._alloc_swap_rows(num_blocks, self.block_tensors), on_moved
         )
         return self._swaps
 
@@ -206,18 +215,19 @@ class KVMemory:
         if self._swaps is not None:
             self._swaps.make_wait(stream)
 
-    def _in_swap_space(self, num_rows: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _alloc_swap_rows(self, num_rows: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self._swap_device is None:
-            return self._on_host(num_rows, tensors)
+            return self._alloc_rows(num_rows, tensors)
         with self._opened.backend.devices.use(self._swap_device.index):
-            return self._on_host(num_rows, tensors, MemoryKind.DEVICE)
+            return self._alloc_rows(num_rows, tensors, MemoryKind.DEVICE)
 
-    def _on_host(
+    def _alloc_rows(
         self, num_rows: int, tensors: Mapping[str, Tensor], kind: MemoryKind = MemoryKind.PINNED
     ) -> dict[str, Tensor]:
-        """Allocate memory for rows of `tensors`, laid out like the device's, in one buffer.
+        """Allocate `num_rows` rows of each of `tensors`, with the same layout, in one buffer; in host memory by
+        default.
 
-        It is touched at once, so that the budget is known to fit and the first move is as fast as later ones.
+        The memory is written at once, so that its pages are committed and the first move is as fast as later ones.
         """
         if not tensors:  # a model without attention has no blocks
             return {}
@@ -239,7 +249,7 @@ class KVMemory:
 
 
 class _HostBlocks:
-    """Blocks in host memory laid out like the device's; implements `StagingBlocks`."""
+    """Blocks in host memory with the layout of the device's; implements `StagingBlocks`."""
 
     def __init__(
         self,
@@ -265,11 +275,11 @@ class _HostBlocks:
         }
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
-        """Copy device `blocks` to `host_blocks`, one by one; done on return."""
+        """Copy each of the device's `blocks` to the host block at the same index; done on return."""
         self._move(self._on_device, self.tensors, contiguous_runs(blocks, host_blocks))
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy `host_blocks` to device `blocks`, one by one; done on return."""
+        """Copy each of `host_blocks` to the device block at the same index; done on return."""
         self._move(self.tensors, self._on_device, contiguous_runs(host_blocks, blocks))
 
     def _move(
@@ -290,7 +300,7 @@ class MemoryContents:
     """
 
     def __init__(self, memory: KVMemory, fingerprint: str) -> None:
-        """`fingerprint` stands for all that keys and values depend on besides tokens (see `kv_offload.fingerprint`)."""
+        """`fingerprint` is the hash of all that keys and values depend on besides tokens (`kv_offload.fingerprint`)."""
         self._memory = memory
         self._fingerprint = fingerprint
 
@@ -300,36 +310,36 @@ class MemoryContents:
         return self._fingerprint
 
     def read(self, blocks: Sequence[int]) -> Mapping[str, BlockTensor]:
-        """Return copies of the content of `blocks`: every tensor's rows, in their order."""
-        kinds = self._memory.block_kinds
+        """Return copies of the content of `blocks`: their rows of every tensor, in the order of `blocks`."""
+        types = self._memory.block_types
         if not blocks:
-            return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in kinds.items()}
-        return _read(self._memory.alloc_staging_blocks(len(blocks)), kinds, blocks)
+            return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in types.items()}
+        return _read(self._memory.alloc_staging_blocks(len(blocks)), types, blocks)
 
     def write(self, tensors: Mapping[str, BlockTensor], blocks: Sequence[int]) -> None:
         """Write `tensors` to `blocks`; CacheContentError, and no write, if shapes or dtypes are not the memory's."""
-        _check_kinds(tensors, self._memory.block_kinds, len(blocks))
+        _check_types(tensors, self._memory.block_types, len(blocks))
         if blocks:
             _write(self._memory.alloc_staging_blocks(len(blocks)), tensors, blocks)
 
     def read_states(self, slot: int, copies: list[tuple[int, int]]) -> Mapping[str, BlockTensor]:
         """Return the recurrent state in a slot, each tensor [1, …], after the pending `copies` of states."""
         self._memory.copy_states(copies)
-        return _read(self._memory.alloc_staging_states(1), self._memory.state_kinds, [slot])
+        return _read(self._memory.alloc_staging_states(1), self._memory.state_types, [slot])
 
     def write_states(self, tensors: Mapping[str, BlockTensor], slot: int, copies: list[tuple[int, int]]) -> None:
         """Write a recurrent state to a slot, after the pending `copies`; CacheContentError as of `write`."""
-        _check_kinds(tensors, self._memory.state_kinds, 1)
+        _check_types(tensors, self._memory.state_types, 1)
         self._memory.copy_states(copies)
         _write(self._memory.alloc_staging_states(1), tensors, [slot])
 
 
 def _read(
-    host: StagingBlocks, kinds: Mapping[str, tuple[str, tuple[int, ...]]], rows: Sequence[int]
+    host: StagingBlocks, types: Mapping[str, tuple[str, tuple[int, ...]]], rows: Sequence[int]
 ) -> dict[str, BlockTensor]:
     host.move_out(rows, range(len(rows)))
     return {
-        name: BlockTensor(kinds[name][0], (len(rows), *kinds[name][1]), data.tobytes())
+        name: BlockTensor(types[name][0], (len(rows), *types[name][1]), data.tobytes())
         for name, data in host.rows().items()
     }
 
@@ -340,9 +350,9 @@ def _write(host: StagingBlocks, tensors: Mapping[str, BlockTensor], rows: Sequen
     host.move_in(range(len(rows)), rows)
 
 
-def _check_kinds(
-    tensors: Mapping[str, BlockTensor], kinds: Mapping[str, tuple[str, tuple[int, ...]]], num_rows: int
+def _check_types(
+    tensors: Mapping[str, BlockTensor], types: Mapping[str, tuple[str, tuple[int, ...]]], num_rows: int
 ) -> None:
-    wanted = {name: (dtype, (num_rows, *shape)) for name, (dtype, shape) in kinds.items()}
+    wanted = {name: (dtype, (num_rows, *shape)) for name, (dtype, shape) in types.items()}
     if {name: (tensor.dtype_name, tensor.shape) for name, tensor in tensors.items()} != wanted:
         raise CacheContentError("Stored keys and values have other tensors than this model. Compute them again.")

@@ -1,8 +1,9 @@
-"""Memory of the KV cache is returned to the system while a device's memory is short, as its driver reports it.
+"""Memory pressure: while a device's memory is short, memory of the KV cache is returned to the system.
 
-A KV cache is allocated at the start, and its pages are in use once they were written. When other processes need the
-memory, sessions that are idle are swapped out, blocks that only the prefix cache keeps are evicted step by step, the
-least recently used first, and the pages of free blocks are returned. What is evicted is computed again when needed.
+The KV cache is allocated at the start, and its pages remain in use once they were written. When the memory in use, by
+any process, exceeds a threshold, idle sessions are swapped out, blocks that only the prefix cache holds are evicted in
+portions, the least recently used first, and the pages of free blocks are returned. Evicted blocks are computed again
+when they are needed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ __all__ = ["MemoryPressure"]
 logger = get_logger(__name__)
 
 _INTERVAL_S = 1.0
+"""Seconds between two readings of the memory in use."""
 _EVICTED_FRACTION = 0.25
 """Fraction of the KV cache that is evicted at a time: the next reading may show that it was enough."""
 
 
-class _Relieved(Protocol):
+class _Engine(Protocol):
     def relieve_memory_pressure(self) -> int: ...
 
 
 class MemoryPressure:
-    """Compares the memory of a device that is in use, by any process, with a threshold. The caller locks."""
+    """Returns memory of one engine's KV cache while the memory in use exceeds a threshold. Callers hold the lock.
+
+    `threshold` is a fraction of the device's memory.
+    """
 
     def __init__(self, opened: OpenDevice, cache: KVCache, memory: KVMemory, threshold: float) -> None:
         """InvalidArgumentError for a device that returns no memory, or does not report how much is in use."""
@@ -53,7 +58,7 @@ class MemoryPressure:
         self._is_short = False
 
     def relieve(self) -> int:
-        """Return memory if the device's is short; returns the bytes in whole pages, 0 if it is not short."""
+        """Return memory to the system if it is short; returns the number of bytes, in whole pages."""
         usage = self._opened.backend.usage(self._opened.device.index)
         if usage is None or usage.memory_used_bytes <= self._threshold * usage.memory_total_bytes:
             self._is_short = False
@@ -71,7 +76,7 @@ class MemoryPressure:
         self._is_short = True
         return num_bytes
 
-    def watch(self, engine: _Relieved) -> None:
+    def watch(self, engine: _Engine) -> None:
         """Call `engine.relieve_memory_pressure()` once a second, in a thread, until the engine ends."""
         reference, ended = weakref.ref(engine), threading.Event()
         weakref.finalize(engine, ended.set).atexit = False

@@ -1,8 +1,8 @@
 """Asynchronous swapping: blocks move out of device memory and back on a stream of their own, ordered by events.
 
-A move begins when the steps before it have run, because they write the blocks that it reads, or read those that it
-writes. A step waits, on the device, only for moves of its own blocks; other steps run concurrently with the move. The
-host does not wait.
+A move begins when the steps before it have run, because these may write the blocks that it reads, or read the blocks
+that it writes. A step waits, on the device, only for moves of its own blocks; other steps run concurrently with the
+move. The host does not wait.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def contiguous_runs(sources: Sequence[int], destinations: Sequence[int]) -> Iter
     """Yield (source, destination, count) of maximal runs in which both numbers ascend by one, for one copy each."""
     start = 0
     for end in range(1, len(sources) + 1):
-        is_going_on = (
+        is_contiguous = (
             end < len(sources)
             and sources[end] == sources[end - 1] + 1
             and destinations[end] == destinations[end - 1] + 1
         )
-        if not is_going_on:
+        if not is_contiguous:
             yield sources[start], destinations[start], end - start
             start = end
 
@@ -59,11 +59,11 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
 
 
 _BLOCKS_PER_EVENT = 8
-"""Blocks with an event of their own: the first blocks of a preempted sequence are reused while others still move."""
+"""Number of blocks with one event: the first blocks of a preempted sequence can be reused while others still move."""
 
 
 class _Move(NamedTuple):
-    """Device blocks in flight, with the events before and behind the copy."""
+    """Device blocks in flight, with the events before and after the copy."""
 
     blocks: frozenset[int]
     started: Event
@@ -89,18 +89,18 @@ class SwapStream:
         self._on_moved = on_moved
         self._block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in on_device.values())
         self._stream = opened.backend.streams.create(opened.device.index)
-        self._steps = opened.backend.streams.default(opened.device.index)
+        self._step_stream = opened.backend.streams.default(opened.device.index)
         self._moves: deque[_Move] = deque()
         # An engine may be dropped without `close` while blocks are in flight, so the source and destination memory is
         # held until the copies have finished. At exit the memory is not freed anyway.
         weakref.finalize(self, _await_moves, self._stream, on_device, on_host).atexit = False
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
-        """Copy device `blocks` to `host_blocks`, one by one."""
+        """Enqueue a copy of each of the device's `blocks` to the host block at the same index."""
         self._move(self._on_device, self._on_host, blocks, host_blocks, blocks)
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy `host_blocks` to device `blocks`, one by one."""
+        """Enqueue a copy of each of `host_blocks` to the device block at the same index."""
         self._move(self._on_host, self._on_device, host_blocks, blocks, blocks)
 
     @property
@@ -129,9 +129,9 @@ class SwapStream:
         blocks: Sequence[int],
     ) -> None:
         events, stream = self._backend.events, self._stream
-        reached = events.create()
-        reached.record(self._steps)
-        stream.wait_event(reached)
+        steps_done = events.create()
+        steps_done.record(self._step_stream)
+        stream.wait_event(steps_done)
         for begin in range(0, len(blocks), _BLOCKS_PER_EVENT):
             end = begin + _BLOCKS_PER_EVENT
             runs = contiguous_runs(source_blocks[begin:end], destination_blocks[begin:end])

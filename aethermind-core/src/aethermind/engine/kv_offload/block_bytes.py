@@ -1,5 +1,6 @@
-"""KV blocks and recurrent states as containers of bytes: their fingerprint, and staged copies between device memory and
-containers.
+"""KV blocks and recurrent states as bytes: the model's fingerprint, and serialisation by a staging area in host memory.
+
+A *container* is the serialised form of one block, or of one state (see `cache.serialization`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.ops.schema import TensorType
 
-__all__ = ["ContentStager", "fingerprint"]
+__all__ = ["BlockStager", "fingerprint"]
 
 
 def fingerprint(compiled: CompiledModel) -> str:
@@ -56,7 +57,7 @@ def fingerprint(compiled: CompiledModel) -> str:
 
 
 def _whole_types(compiled: CompiledModel) -> dict[str, TensorType]:
-    """Return the types of the whole model's parameters, also if a rank has only parts of them."""
+    """Return the types of the whole model's parameters, also if a tensor-parallel rank has only parts of them."""
     parts = {} if compiled.parallel is None else compiled.parallel.parts
     return {
         part.parameter if (part := parts.get(name)) else name: part.whole if part else type
@@ -70,46 +71,45 @@ def _digest(value: object) -> str:
 
 
 _STAGING_BYTES = 4 * 2**20
+"""Size of a staging area, rounded down to whole blocks."""
 
 
-class ContentStager:
-    """Copies up to `max_blocks` blocks, or slots of recurrent states, at a time through staging memory. Used by one
-    thread at a time.
-    """
+class BlockStager:
+    """Copies blocks, or states of slots, between device memory and containers, by a staging area. Not thread-safe."""
 
     def __init__(
-        self, host: StagingBlocks, kinds: Mapping[str, tuple[str, tuple[int, ...]]], max_blocks: int, fingerprint: str
+        self, host: StagingBlocks, types: Mapping[str, tuple[str, tuple[int, ...]]], max_blocks: int, fingerprint: str
     ) -> None:
-        """Use staging memory for `max_blocks` blocks of these `kinds`, by tensor a dtype and the shape of a block.
+        """`host` is a staging area for `max_blocks` blocks; `types` has the dtype and shape of a block by tensor.
 
         `fingerprint` is that of the model that computes the blocks.
         """
         self.max_blocks = max_blocks
-        """Blocks that fit into the staging memory."""
+        """Number of blocks that fit into the staging area."""
         self._fingerprint = fingerprint
         self._host = host
         self._rows = self._host.rows()
-        self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in kinds.items()}
+        self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in types.items()}
 
     @classmethod
     def of_blocks(cls, memory: KVMemory, bytes_per_block: int, fingerprint: str, *, is_concurrent: bool) -> Self:
-        """Allocate staging memory for blocks.
+        """Create a stager of blocks.
 
         With `is_concurrent` copies run concurrently with steps, in any thread, for blocks that no step writes;
         otherwise they wait for the steps before them.
         """
         max_blocks = max(1, _STAGING_BYTES // max(1, bytes_per_block))
         host = memory.alloc_staging_blocks(max_blocks, has_own_stream=is_concurrent)
-        return cls(host, memory.block_kinds, max_blocks, fingerprint)
+        return cls(host, memory.block_types, max_blocks, fingerprint)
 
     @classmethod
     def of_states(cls, memory: KVMemory, fingerprint: str, *, is_concurrent: bool) -> Self:
-        """Allocate staging memory for the recurrent state of one sequence; `is_concurrent` as for blocks."""
+        """Create a stager of the recurrent state of one sequence; `is_concurrent` as for blocks."""
         host = memory.alloc_staging_states(1, has_own_stream=is_concurrent)
-        return cls(host, memory.state_kinds, 1, fingerprint)
+        return cls(host, memory.state_types, 1, fingerprint)
 
     def take(self, blocks: Sequence[int]) -> None:
-        """Copy device `blocks` to staging memory; done on return."""
+        """Copy the device's `blocks` to the staging area; done on return."""
         self._host.move_out(blocks, range(len(blocks)))
 
     def pack(self, index: int, key: bytes, block_size: int) -> bytes:
@@ -118,7 +118,7 @@ class ContentStager:
         return write_blocks(StoredBlocks(self._fingerprint, key.hex(), block_size, tensors))
 
     def unpack(self, key: bytes, data: bytes) -> StoredBlocks:
-        """Read a container. CacheContentError unless it is an unchanged block of this model for this key."""
+        """Read a container. CacheContentError unless it is undamaged, and holds a block of this model with this key."""
         stored = read_blocks(data, self._fingerprint)
         if stored.token_hash != key.hex():
             raise CacheContentError(f"Stored keys and values are of {stored.token_hash}, not of {key.hex()}.")
@@ -128,10 +128,10 @@ class ContentStager:
         return stored
 
     def put(self, contents: Sequence[StoredBlocks], blocks: Sequence[int]) -> None:
-        """Copy contents to device `blocks`, one each; done on return."""
+        """Copy the content of each container to the device block at the same index; done on return."""
         for begin in range(0, len(blocks), self.max_blocks):
-            some = contents[begin : begin + self.max_blocks]
-            for index, content in enumerate(some):
+            batch = contents[begin : begin + self.max_blocks]
+            for index, content in enumerate(batch):
                 for name, tensor in content.tensors.items():
                     self._rows[name][index] = np.frombuffer(tensor.data, np.uint8)
-            self._host.move_in(range(len(some)), blocks[begin : begin + len(some)])
+            self._host.move_in(range(len(batch)), blocks[begin : begin + len(batch)])

@@ -17,9 +17,9 @@ __all__ = ["CircuitBreaker", "KVStoreStats", "StoreUnavailableError", "WarnOnce"
 class KVStoreStats:
     """Counts of blocks since the engine started; `num_errors` counts failed calls and bad entries.
 
-    `num_hits` were fetched; `num_misses` were absent, late or invalid, and were computed. `num_stored` were written;
-    `num_dropped` were not, because they were evicted before the writer reached them or the store failed. These two
-    count snapshots of recurrent states, too.
+    `num_hits` were fetched; `num_misses` were absent, late or invalid, so that they were computed. `num_stored` were
+    written; `num_dropped` were not, because they were evicted before the writer reached them, or because the store
+    failed. These two also count snapshots of recurrent states.
     """
 
     num_hits: int = 0
@@ -53,7 +53,7 @@ class WarnOnce:
         )
 
     def refused(self, error: BaseException) -> None:
-        """Record an entry that is not what was stored."""
+        """Record an entry of the store that is damaged or of another model."""
         self._log_error(
             "bad", f"returned an entry that is not used ({_describe(error)}); it is deleted and computed again"
         )

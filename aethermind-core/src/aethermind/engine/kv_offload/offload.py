@@ -1,4 +1,4 @@
-"""Offload between one engine and one KV store: prompts wait briefly for stored blocks, and new blocks are stored."""
+"""KV offload of one engine: requests wait briefly for the stored blocks of their prompts, and new blocks are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.engine.kv_offload.block_bytes import ContentStager
+from aethermind.engine.kv_offload.block_bytes import BlockStager
 from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, WarnOnce
 from aethermind.engine.kv_offload.reader import Fetch, StoreReader
 from aethermind.engine.kv_offload.states import StateOffload
@@ -30,7 +30,7 @@ __all__ = ["FetchCosts", "KVOffload"]
 _EMA_WEIGHT = 0.3
 _HALF_LIFE_S = 30.0
 _MARGIN = 2.0
-"""How many times faster computing must be before it is preferred: fetching leaves the device to other requests."""
+"""How many times faster computing must be to be preferred, because fetching leaves the device to other requests."""
 
 
 class FetchCosts:
@@ -46,7 +46,7 @@ class FetchCosts:
         self._measured_at = clock()
 
     def compute_seconds(self, num_tokens: int) -> float:
-        """Estimate the seconds of computing that many prompt tokens."""
+        """Estimate the seconds to compute `num_tokens` prompt tokens."""
         return num_tokens * self._engine.seconds_per_token
 
     def is_worth_fetching(self, num_bytes: int, num_tokens: int) -> bool:
@@ -56,7 +56,7 @@ class FetchCosts:
         return bool(fetch_seconds <= _MARGIN * self.compute_seconds(num_tokens))
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Record a fetch; `seconds` include waiting."""
+        """Record a fetch; `seconds` include the time in the reader's queue."""
         measured = seconds / num_bytes
         weight = _EMA_WEIGHT if self._seconds_per_byte else 1.0
         self._seconds_per_byte += weight * (measured - self._seconds_per_byte)
@@ -69,14 +69,16 @@ _SLOW_READ_S = 1.0
 _SLOW_WRITE_S = 10.0
 """Reads and writes that take longer count as failed."""
 _FLUSH_TIMEOUT_S = 4.0
+"""Time limit for writing pending blocks when the engine is closed."""
 _POLL_TIMEOUT_S = 0.02
+"""How long `arrived` waits for a block while no request can run."""
 _LOAD_BYTES = 16 * 2**20
-"""About how much is copied to the device between two steps, so that running requests are hardly delayed."""
-_LOADING_SEQUENCE_ID = "blocks from a store"
+"""About how many bytes are copied to the device between two steps, so that running requests are hardly delayed."""
+_SEQUENCE_ID = "blocks from a store"
 
 
 class _PendingPrompt:
-    """A prompt whose blocks from index `first_block` on are being fetched, with the requests that wait for it."""
+    """A prompt whose blocks from index `first_block` on are being fetched, with the requests that wait for them."""
 
     __slots__ = ("deadline", "extra_key", "fetch", "first_block", "num_loaded", "requests", "started_at", "token_ids")
 
@@ -94,9 +96,9 @@ class _PendingPrompt:
 class KVOffload:
     """Connects the prefix cache of an engine to a KV store. All calls come from the engine's thread.
 
-    Answers do not depend on the store: blocks that cannot be fetched, or fail their check, are computed. A failing
-    store costs time (a request waits `_FETCH_TIMEOUT_S`, or as long as computing is expected to take, if that is
-    longer) and one warning.
+    Outputs do not depend on the store: blocks that cannot be fetched, or that are damaged, are computed. If a store
+    fails, a request waits for `_FETCH_TIMEOUT_S` (or as long as computing is expected to take, if that is longer), and
+    one warning is logged.
     """
 
     def __init__(
@@ -121,8 +123,8 @@ class KVOffload:
         self._clock = clock
         self._warnings = WarnOnce(name)
         self._stats = KVStoreStats()
-        self._incoming = ContentStager.of_blocks(memory, spec.bytes_per_block, fingerprint, is_concurrent=False)
-        outgoing = ContentStager.of_blocks(memory, spec.bytes_per_block, fingerprint, is_concurrent=True)
+        self._incoming = BlockStager.of_blocks(memory, spec.bytes_per_block, fingerprint, is_concurrent=False)
+        outgoing = BlockStager.of_blocks(memory, spec.bytes_per_block, fingerprint, is_concurrent=True)
         writing = CircuitBreaker(self._warnings, _SLOW_WRITE_S, clock)
         self._writer = StoreWriter(store, outgoing, spec.block_size, writing, self._stats)
         self._states: StateOffload | None = None
@@ -163,7 +165,7 @@ class KVOffload:
     def fetch(self, request: Request, absent: Collection[bytes] = ()) -> bool:
         """Start to fetch the blocks of a prompt that are not in the prefix cache.
 
-        Returns whether `request` has to wait until `arrived` returns it. The store does not have the keys `absent`.
+        Returns whether `request` has to wait until `arrived` returns it. `absent` are keys that the store lacks.
         """
         token_ids, extra_key, block_size = request.prompt_token_ids, request.extra_key, self._block_size
         num_known = self._cache.query(token_ids, extra_key) // block_size
@@ -192,9 +194,9 @@ class KVOffload:
         return True
 
     def arrived(self, *, may_wait: bool) -> list[Request]:
-        """Load the blocks that arrived since the last call; returns the requests that need not wait any longer.
+        """Load the blocks that arrived since the last call; returns the requests that do not wait any longer.
 
-        With `may_wait` it waits briefly if no block has arrived.
+        With `may_wait` the call waits briefly if no block has arrived.
         """
         if may_wait:
             self._reader.wait(_POLL_TIMEOUT_S)
@@ -242,34 +244,39 @@ class KVOffload:
             self._warnings.failed(error)
 
     def _load(self, prompt: _PendingPrompt, contents: Sequence[StoredBlocks]) -> bool:
-        """Copy blocks to the device and add them to the prefix cache; False if earlier blocks or memory are missing."""
+        """Copy blocks to the device and publish them to the prefix cache; False if earlier blocks or free ones are
+        missing.
+        """
         if not contents:
             return True
         cache, block_size, token_ids = self._cache, self._block_size, prompt.token_ids
         begin = prompt.first_block + prompt.num_loaded
         end = begin + len(contents)
-        opened = cache.open_to_load(_LOADING_SEQUENCE_ID, token_ids[: end * block_size + 1], prompt.extra_key)
+        opened = cache.open_to_load(_SEQUENCE_ID, token_ids[: end * block_size + 1], prompt.extra_key)
         num_cached = opened.num_cached_tokens // block_size
-        missing = contents[max(num_cached - begin, 0) :]
-        num_tokens = len(missing) * block_size
-        is_useful = num_cached >= begin and cache.reserve(_LOADING_SEQUENCE_ID, num_tokens).outcome is CacheOutcome.OK
+        new_contents = contents[max(num_cached - begin, 0) :]
+        num_tokens = len(new_contents) * block_size
+        is_useful = num_cached >= begin and cache.reserve(_SEQUENCE_ID, num_tokens).outcome is CacheOutcome.OK
         if is_useful:
-            self._incoming.put(missing, cache.block_table(_LOADING_SEQUENCE_ID)[end - len(missing) : end].tolist())
-            cache.commit(_LOADING_SEQUENCE_ID, num_tokens)
+            self._incoming.put(new_contents, cache.block_table(_SEQUENCE_ID)[end - len(new_contents) : end].tolist())
+            cache.commit(_SEQUENCE_ID, num_tokens)
             self._writer.mark_stored(prompt.fetch.keys[prompt.num_loaded : prompt.num_loaded + len(contents)])
             prompt.num_loaded += len(contents)
-        cache.release(_LOADING_SEQUENCE_ID, token_ids[: end * block_size])
+        cache.release(_SEQUENCE_ID, token_ids[: end * block_size])
         return is_useful
 
     def _load_state(self, prompt: _PendingPrompt) -> None:
-        """Add the state at the end of the fetched blocks, which are all loaded."""
+        """Publish the recurrent state at the end of the fetched blocks, if all of them are loaded."""
         fetched = prompt.fetch.state
         if self._states is not None and fetched is not None and fetched.num_blocks == prompt.num_loaded:
             num_tokens = (prompt.first_block + prompt.num_loaded) * self._block_size
             self._states.load(prompt.token_ids[:num_tokens], prompt.extra_key, fetched.content)
 
     def _end(self, prompt: _PendingPrompt) -> list[Request]:
-        """End a fetch. Requests with other prompts are fetched for again; returns those that need no further fetch."""
+        """End a fetch; returns the requests that do not wait any longer.
+
+        Blocks of requests with other prompts are fetched again.
+        """
         seconds = self._clock() - prompt.started_at
         self._forget(prompt)
         self._stats.num_hits += prompt.num_loaded
@@ -279,7 +286,7 @@ class KVOffload:
             self._costs.observe(num_bytes, seconds)
         for request in prompt.requests:
             del self._prompt_of[request]
-        # Where a state is missing, blocks may be there, and a state at another place of a longer prompt.
+        # With recurrent states no key is known to be absent: a longer prompt may have a state at another position.
         absent = frozenset() if self._states is not None else frozenset(prompt.fetch.keys[prompt.num_loaded :])
         return [
             request

@@ -1,6 +1,6 @@
-"""The reader of a KV store: a thread that fetches blocks, a few at a time, in the order of a prompt.
+"""The reader of a KV store: a thread that fetches the blocks of prompts, a few at a time, in their order.
 
-For a model with recurrent layers it first fetches the last stored state of the prompt, and then the blocks before it.
+For a model with recurrent layers it first fetches the last stored state of a prompt, and then the blocks before it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from aethermind.engine.kv_offload.states import StateOffload, state_key
 
 __all__ = ["Fetch", "StoreReader"]
 
-_LAST_CALL_S = 2.0
-"""How long the end of an engine waits for a call on a store."""
+_JOIN_TIMEOUT_S = 2.0
+"""How long closing waits for a call on the store that is in progress."""
 
 
 class FetchedState(NamedTuple):
@@ -44,7 +44,7 @@ class Fetch:
 
 
 class StoreReader:
-    """Fetches leading blocks until one is missing or invalid."""
+    """Fetches the leading blocks of prompts, up to the first that is missing or invalid."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class StoreReader:
         """Fetch `batch_blocks` blocks per call; at most `max_arrived` blocks wait to be taken (backpressure).
 
         `on_missing` is called with the keys that have no value, or had an invalid one, in the reader's thread.
-        `states` are those of a model with recurrent layers; without `has_blocks` it has no other.
+        `states` is for a model with recurrent layers; without `has_blocks` the model has no other layers.
         """
         self._store = store
         self._unpack = unpack
@@ -95,31 +95,32 @@ class StoreReader:
             self._changed.notify_all()
         return fetch
 
-    def take(self, fetch: Fetch, at_least: int) -> tuple[list[StoredBlocks], bool]:
-        """Take the blocks that have arrived, if there are `at_least` that many or they are the last; and whether they
-        are.
+    def take(self, fetch: Fetch, min_blocks: int) -> tuple[list[StoredBlocks], bool]:
+        """Take the blocks that have arrived, and whether the fetch is done.
+
+        No block is taken before there are `min_blocks`, unless the fetch is done.
         """
         with self._changed:
-            if not fetch.is_done and len(fetch.arrived) < at_least:
+            if not fetch.is_done and len(fetch.arrived) < min_blocks:
                 return [], False
-            taken = list(fetch.arrived)
+            contents = list(fetch.arrived)
             fetch.arrived.clear()
             self._changed.notify_all()
-            return taken, fetch.is_done
+            return contents, fetch.is_done
 
     def cancel(self, fetch: Fetch) -> list[StoredBlocks]:
         """Cancel a fetch, and return the blocks that have arrived."""
         with self._changed:
             fetch.is_cancelled = True
             self._changed.notify_all()
-            taken = list(fetch.arrived)
+            contents = list(fetch.arrived)
             fetch.arrived.clear()
         if self._breaker.is_stuck:
             self._warnings.failed(TimeoutError("it does not answer"))
-        return taken
+        return contents
 
     def wait(self, seconds: float) -> None:
-        """Return when something arrives or a fetch ends, or after `seconds`."""
+        """Wait until a block arrives or a fetch ends, at most `seconds`."""
         with self._changed:
             if not self._num_events:
                 self._changed.wait_for(lambda: self._num_events, seconds)
@@ -130,7 +131,7 @@ class StoreReader:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        self._thread.join(_LAST_CALL_S)
+        self._thread.join(_JOIN_TIMEOUT_S)
 
     # -- by its own thread -----------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class StoreReader:
             return not (fetch.is_cancelled or self._is_closing)
 
     def _read(self, fetch: Fetch, keys: Sequence[bytes]) -> bool:
-        """Fetch some blocks; returns whether all were valid, so that more may follow."""
+        """Fetch the blocks of some keys; returns whether all were there and valid."""
         if not self._has_blocks:  # a model without attention stores nothing in blocks
             with self._changed:
                 fetch.arrived.extend(StoredBlocks("", key.hex(), 0, {}) for key in keys)
@@ -178,7 +179,7 @@ class StoreReader:
                 return False
             try:
                 content = self._unpack(key, value)
-            except Exception as error:  # untrusted bytes: with any error they are not used
+            except Exception as error:  # the bytes are not trusted: after any error they are not used
                 self._warnings.refused(error)
                 self._on_missing([key])
                 self._remove(key)
@@ -189,10 +190,10 @@ class StoreReader:
         return True
 
     def _read_state(self, fetch: Fetch, states: StateOffload) -> FetchedState | None:
-        """Fetch the state that is behind the most blocks.
+        """Fetch the last stored state of a prompt; None if there is none.
 
-        States are large and far apart, and most prompts go on shortly behind one: so few keys are asked for at the end,
-        and twice as many each time before.
+        States are large and far apart, and most prompts end shortly after one. So the last key is asked for first, then
+        the two before it, then four, and so on.
         """
         end, size = len(fetch.keys), 1
         while end and not (fetch.is_cancelled or self._is_closing or self._breaker.retry_after_s):
@@ -209,7 +210,7 @@ class StoreReader:
                     continue
                 try:
                     return FetchedState(begin + index + 1, states.unpack(keys[index], value))
-                except Exception as error:  # untrusted bytes, as for blocks
+                except Exception as error:  # not trusted, like those of blocks
                     self._warnings.refused(error)
                     states.mark_missing([keys[index]])
                     self._remove(keys[index])

@@ -1,8 +1,8 @@
-"""Snapshots of recurrent states in a KV store, beside the blocks of the prefix at whose end they are.
+"""Snapshots of recurrent states in a KV store, beside the blocks of their prefix.
 
 A prefix of a model with recurrent layers can be reused only up to a snapshot (see `cache.state_snapshots`). The key of
-a stored snapshot is derived from that of the last block before it, which stands for all tokens, so it is found like a
-block. A snapshot is copied when the prefix cache publishes it, and written by a thread, like blocks.
+a stored snapshot is derived from the key of the last block before it, which depends on all tokens. A snapshot is queued
+when it is published to the prefix cache, and written by a thread, like blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aethermind.cache.prefix_cache import chain_hash
 from aethermind.cache.state_slots import NULL_SLOT
-from aethermind.engine.kv_offload.block_bytes import ContentStager
+from aethermind.engine.kv_offload.block_bytes import BlockStager
 from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats
 from aethermind.engine.kv_offload.writer import StoreWriter
 
@@ -32,9 +32,10 @@ def state_key(block_key: bytes) -> bytes:
 
 
 class StateOffload:
-    """Writes published snapshots to a store, and adds fetched ones to the prefix cache; the `PrefixCacheListener` of
-    `StateSnapshots`, whose blocks are slots. The reader's thread calls `unpack` and `mark_missing`, the engine's thread
-    the other methods.
+    """Writes published snapshots to a store, and adds fetched ones to the prefix cache.
+
+    A `PrefixCacheListener` of `StateSnapshots`, whose blocks are state slots. The reader's thread calls `unpack` and
+    `mark_missing`, the engine's thread the other methods.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class StateOffload:
         fingerprint: str,
         breaker: CircuitBreaker,
     ) -> None:
-        """Listen to `snapshots`, those of `cache`; `breaker` is that of writes."""
+        """`snapshots` are those of `cache`; `breaker` is the circuit breaker of writes."""
         self._cache = cache
         self._snapshots = snapshots
         self._memory = memory
-        self._incoming = ContentStager.of_states(memory, fingerprint, is_concurrent=False)
-        outgoing = ContentStager.of_states(memory, fingerprint, is_concurrent=True)
+        self._incoming = BlockStager.of_states(memory, fingerprint, is_concurrent=False)
+        outgoing = BlockStager.of_states(memory, fingerprint, is_concurrent=True)
         self.unpack = self._incoming.unpack
         self.stats = KVStoreStats()
         self._writer = StoreWriter(store, outgoing, cache.spec.block_size, breaker, self.stats)

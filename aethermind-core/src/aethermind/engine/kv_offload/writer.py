@@ -1,8 +1,8 @@
-"""The writer of a KV store: a thread that stores computed blocks, for which no step waits.
+"""The writer of a KV store: a thread that stores computed blocks. No step waits for it.
 
-A full block in the prefix cache is not written until it is evicted, so its content can be copied at any time before.
-The queue of pending blocks is therefore bounded by the cache and takes no memory of its own. A block that is evicted
-before its turn is dropped from the queue, and has to be computed again when it is needed.
+No step overwrites a full block in the prefix cache until it is evicted, so its content can be copied at any time
+before. The queue of pending blocks is therefore limited by the size of the cache, and takes no memory for contents. A
+block that is evicted before the writer reaches it is dropped from the queue, and is computed again when it is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from aethermind.cache.stores.kv_store import KVStore
-from aethermind.engine.kv_offload.block_bytes import ContentStager
+from aethermind.engine.kv_offload.block_bytes import BlockStager
 from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats, StoreUnavailableError
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
@@ -23,16 +23,17 @@ __all__ = ["StoreWriter"]
 
 _log = get_logger(__name__)
 
-_NUM_KNOWN_KEYS = 1 << 16
-_LAST_CALL_S = 2.0
-"""How long the end of an engine waits for a call on a store."""
+_MAX_STORED_KEYS = 1 << 16
+"""Number of keys that the writer remembers as stored."""
+_JOIN_TIMEOUT_S = 2.0
+"""How long closing waits for a call on the store that is in progress."""
 
 
 class StoreWriter:
     """A `PrefixCacheListener` that writes cached blocks to a store."""
 
     def __init__(
-        self, store: KVStore, source: ContentStager, block_size: int, breaker: CircuitBreaker, stats: KVStoreStats
+        self, store: KVStore, source: BlockStager, block_size: int, breaker: CircuitBreaker, stats: KVStoreStats
     ) -> None:
         self._store = store
         self._source = source
@@ -40,8 +41,10 @@ class StoreWriter:
         self._breaker = breaker
         self._stats = stats
         self._changed = threading.Condition()
-        self._pending: OrderedDict[int, bytes] = OrderedDict()  # by block, guarded by `_changed` like all that follows
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._pending: OrderedDict[int, bytes] = (
+            OrderedDict()
+        )  # keys by block; `_changed` guards this and the following attributes
+        self._stored_keys: OrderedDict[bytes, None] = OrderedDict()
         self._is_busy = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="aethermind-kv-writer", daemon=True)
@@ -50,10 +53,10 @@ class StoreWriter:
     # -- by the engine's thread ------------------------------------------------------------------------------
 
     def block_cached(self, key: bytes, block: int) -> None:
-        """Queue a cached block, unless the store has it."""
+        """Queue a block of the prefix cache, unless the store has it."""
         with self._changed:
-            if key in self._known:
-                self._known.move_to_end(key)
+            if key in self._stored_keys:
+                self._stored_keys.move_to_end(key)
             elif self._is_closing:
                 self._stats.num_dropped += 1
             else:
@@ -75,7 +78,7 @@ class StoreWriter:
         """Record that the store no longer has these keys, so that their blocks are written again."""
         with self._changed:
             for key in keys:
-                self._known.pop(key, None)
+                self._stored_keys.pop(key, None)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all pending blocks are written; False on timeout or if the store is failing."""
@@ -92,7 +95,7 @@ class StoreWriter:
         """Stop after the batch in progress; device memory is not read after that."""
         with self._changed:
             self._stop()
-        self._thread.join(_LAST_CALL_S)
+        self._thread.join(_JOIN_TIMEOUT_S)
 
     # -- by its own thread -----------------------------------------------------------------------------------
 
@@ -118,7 +121,9 @@ class StoreWriter:
                     batch = list(islice(self._pending.items(), self._source.max_blocks))
                     try:
                         self._source.take([block for block, _ in batch])
-                    except AetherMindError as error:  # of the device or a rank; the engine's next step reports it too
+                    except (
+                        AetherMindError
+                    ) as error:  # of the device or a rank; the next step of the engine raises it too
                         _log.info("Blocks are not written to a KV store any more: %s", error)
                         self._stop()
                         return None
@@ -145,7 +150,7 @@ class StoreWriter:
 
     def _remember(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._known[key] = None
-            self._known.move_to_end(key)
-        while len(self._known) > _NUM_KNOWN_KEYS:
-            self._known.popitem(last=False)
+            self._stored_keys[key] = None
+            self._stored_keys.move_to_end(key)
+        while len(self._stored_keys) > _MAX_STORED_KEYS:
+            self._stored_keys.popitem(last=False)

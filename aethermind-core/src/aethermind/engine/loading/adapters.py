@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterChoice",
-    "NO_ADAPTER",
     "AdapterReader",
     "AdapterSlots",
     "Adapters",
     "ChangedRows",
+    "NO_ADAPTER",
     "in_dtype",
     "weights_of_slots",
 ]

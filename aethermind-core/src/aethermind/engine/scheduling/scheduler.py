@@ -329,7 +329,7 @@ class WaitingQueue:
 def truncate_computed(cache: KVCache, request: Request, num_tokens: int) -> None:
     """Reduce the computed tokens of a request to `num_tokens`, or to fewer if its cache has to restart it.
 
-    A recurrent state restarts at the last snapshot before `num_tokens`.
+    A recurrent state is restored from a checkpoint or snapshot of at most `num_tokens` tokens.
     """
     num_dropped = request.num_dropped_tokens
     request.num_computed_tokens = cache.truncate_or_reset(request.request_id, num_tokens - num_dropped) + num_dropped

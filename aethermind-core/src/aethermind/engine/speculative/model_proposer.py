@@ -1,13 +1,14 @@
-"""Drafting with a model: its own weights, KV cache and steps, on the device of the model that it drafts for.
+"""Drafting with a model, which has weights, a KV cache and steps of its own, on the device of the target model.
 
-For each request the drafting model has a draft request with the same tokens, computed as far as needed for drafting.
-Before it drafts, it drops the tokens that were not accepted and computes those that the target model added. A prompt is
+The *drafting model* is a draft model or an MTP module (`mtp`). For each request of the target model it has a draft
+request with the same tokens. Before it drafts, it drops the tokens that were not accepted, and computes those that the
+target model added. A prompt is
 computed in chunks, one per call, and there are no drafts until it is complete. A draft is sampled with the request's
-parameters and the random number of its position in the answer, which the target model uses there too; so the more
-similar the two models are, the more often they choose the same token.
+parameters and the random number of its position in the output, as the target model does; so the more similar the two
+models are, the more often they sample the same token.
 
 A recurrent state is copied before the first draft is computed (`KVCache.checkpoint`). After a wrong draft the next step
-starts from the copy and computes the accepted drafts again, besides the token that it computes in any case.
+starts from the copy, and computes the accepted drafts again before the next token.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ __all__ = ["DraftModel", "DraftRequest", "ModelProposer"]
 
 
 class DraftRequest(Request):
-    """A request in the drafting model: its tokens are the request's from index `first_token` on, then drafts.
+    """A request in the drafting model: the target request's tokens from index `first_token` on, then drafts.
 
-    `num_synced` of them are the request's, as of the last `sync`.
+    The first `num_synced` tokens were those of the target request at the last `sync`.
     """
 
     __slots__ = ("first_token", "num_synced")
 
     def __init__(self, request: Request, max_model_len: int, first_token: int = 0) -> None:
-        chosen = request.params
+        target = request.params
         params = SamplingParams(
-            temperature=chosen.temperature, top_k=chosen.top_k, top_p=chosen.top_p, min_p=chosen.min_p, max_tokens=None
+            temperature=target.temperature, top_k=target.top_k, top_p=target.top_p, min_p=target.min_p, max_tokens=None
         )
         super().__init__(
             request.request_id,
@@ -61,8 +62,10 @@ class DraftRequest(Request):
         self.num_synced = len(self.all_token_ids)
 
     def sync(self, request: Request) -> int:
-        """Replace the tokens by the request's; returns how many computed ones are of the same tokens, at most all but
-        one.
+        """Replace the tokens by those of the target request.
+
+        Returns how many leading tokens remain computed: the computed ones that did not change, at most all but the
+        last.
         """
         current, token_ids = self.all_token_ids, request.all_token_ids[self.first_token :]
         num_equal, end = self.num_synced, min(len(current), len(token_ids))
@@ -78,10 +81,10 @@ DraftRequestT = TypeVar("DraftRequestT", bound=DraftRequest)
 
 
 class ModelProposer(Generic[DraftRequestT]):
-    """A proposer that samples drafts from a model; a subclass says what its draft requests are."""
+    """A proposer that samples drafts from a model; subclasses define the draft requests."""
 
     _runner: ModelRunner
-    """Runs the drafting model; a subclass creates it."""
+    """The runner of the drafting model; a subclass creates it."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         """`compiled` is the drafting model."""
@@ -113,7 +116,7 @@ class ModelProposer(Generic[DraftRequestT]):
         return [self._drafts(request.request_id) if request.request_id in wanted else [] for request in requests]
 
     def forget(self, request_id: str) -> None:
-        """Drop the draft request; its prefix may be reused for other requests."""
+        """Drop the draft request; its blocks remain in the prefix cache."""
         draft_request = self._draft_requests.pop(request_id, None)
         if draft_request is not None:
             self.cache.release(request_id, self._published_tokens(draft_request))
@@ -123,11 +126,11 @@ class ModelProposer(Generic[DraftRequestT]):
         raise NotImplementedError
 
     def _published_tokens(self, draft_request: DraftRequestT) -> Sequence[int]:
-        """The tokens by which other requests find what was computed for one that ends."""
+        """The tokens whose blocks are published to the prefix cache when a request ends."""
         return draft_request.all_token_ids
 
     def _num_computable(self, draft_request: DraftRequestT) -> int:
-        """How many of the draft request's next tokens can be computed now."""
+        """Return how many of the draft request's next tokens can be computed now."""
         return draft_request.num_tokens - draft_request.num_computed_tokens
 
     def _run(self, decision: ScheduleDecision) -> list[SampledToken]:
@@ -135,13 +138,16 @@ class ModelProposer(Generic[DraftRequestT]):
         return self._runner.run(decision)
 
     def _step(self, draft_requests: Sequence[DraftRequestT], in_use: Collection[str]) -> list[DraftRequestT]:
-        """Compute tokens in one step; returns the draft requests that got their next token."""
+        """Compute tokens of draft requests in one step; returns those for which a draft was sampled.
+
+        Requests whose ids are `in_use` keep their blocks.
+        """
         decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
         num_left = self._compiled.config.max_num_batched_tokens - len(draft_requests)
         for draft_request in draft_requests:
-            missing = draft_request.num_tokens - draft_request.num_computed_tokens
+            num_uncomputed = draft_request.num_tokens - draft_request.num_computed_tokens
             count = min(self._num_computable(draft_request), 1 + num_left)
-            if count < missing:  # a state is kept at the end of a block
+            if count < num_uncomputed:  # end at a block boundary, where a snapshot of the recurrent state is kept
                 end = draft_request.num_computed_tokens + count
                 count -= end % self.cache.chunk_alignment if count >= self.cache.chunk_alignment else 0
             count = self._reserve(draft_request, count, in_use)
@@ -150,8 +156,8 @@ class ModelProposer(Generic[DraftRequestT]):
             if draft_request.num_computed_tokens == draft_request.num_synced:
                 self.cache.checkpoint(draft_request.request_id)
             num_left -= count - 1
-            entry = ScheduledRequest(draft_request, count, count == missing)
-            (decision.scheduled if missing == 1 else chunks).append(entry)
+            entry = ScheduledRequest(draft_request, count, count == num_uncomputed)
+            (decision.scheduled if num_uncomputed == 1 else chunks).append(entry)
         decision.num_decodes = len(decision.scheduled)
         decision.scheduled += chunks
         decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
@@ -170,7 +176,7 @@ class ModelProposer(Generic[DraftRequestT]):
         return [self._draft_requests[token.request.request_id] for token in sampled]
 
     def _restart(self, decision: ScheduleDecision) -> None:
-        """Drop what a failed step may have left of recurrent states, as `Scheduler.discard` does."""
+        """Reset the recurrent states of the requests of a failed step, as `Scheduler.discard` does."""
         if self.cache.is_recurrent:
             for request, _, _ in decision.scheduled:
                 request.num_computed_tokens = self.cache.restart(request.request_id)
@@ -196,13 +202,13 @@ class DraftModel(ModelProposer[DraftRequest]):
     """A proposer that samples drafts from the draft model."""
 
     def __init__(self, compiled: CompiledModel) -> None:
-        """Read the draft model's weights. InvalidArgumentError if there is none, or if its tokens differ."""
+        """Read the weights of the draft model. InvalidArgumentError if there is none, or if its vocabulary differs."""
         draft = compiled.draft
         if draft is None:
             raise InvalidArgumentError(
                 "The speculative method draft needs a model that drafts: pass it as draft_model."
             )
-        _check_tokens(compiled, draft)
+        _check_same_vocabulary(compiled, draft)
         super().__init__(draft)
         self._runner = ModelRunner(draft, self.cache, KVMemory.of(draft))
 
@@ -219,7 +225,7 @@ class DraftModel(ModelProposer[DraftRequest]):
         return draft_request
 
 
-def _check_tokens(compiled: CompiledModel, draft: CompiledModel) -> None:
+def _check_same_vocabulary(compiled: CompiledModel, draft: CompiledModel) -> None:
     """Raise InvalidArgumentError unless both models have the same tokens, because drafts are token ids."""
     if compiled.source.path == draft.source.path:
         return

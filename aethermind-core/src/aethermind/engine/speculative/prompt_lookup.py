@@ -1,7 +1,8 @@
-"""Prompt lookup decoding (Saxena, 2023): a draft is what followed an earlier occurrence of the
-last n-gram.
+"""Prompt lookup decoding (Saxena, 2023): drafts are the tokens that followed an earlier occurrence of
+the last n-gram.
 
-It needs no second model, and is accurate where answers quote the prompt: summaries, edited code, questions on a text.
+It needs no second model, and is accurate where outputs quote the prompt: summaries, edited code, questions about a
+text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class NgramIndex:
     def continuation(self, tokens: Sequence[int], max_tokens: int) -> list[int]:
         """Return up to `max_tokens` tokens after the latest occurrence of the longest n-gram at the end of `tokens`.
 
-        A continuation that reaches the end of the text repeats itself, so a periodic text is continued periodically.
+        A continuation that reaches the end of `tokens` starts again after the occurrence, so a periodic text is
+        continued periodically.
         """
         self._index(tokens)
         for length in self._lengths:
@@ -50,7 +52,7 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """A proposer that searches the request's own prompt and answer."""
+    """A proposer that searches the prompt and output of the request itself."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         config = compiled.config

@@ -1,4 +1,4 @@
-"""The contract of a proposer of draft tokens, see `register_proposers`."""
+"""The interface of a proposer of draft tokens, which packages register with `register_proposers`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["ObservesSteps", "Proposer", "ProposerFactory"]
 
 
 class Proposer(Protocol):
-    """Drafts the tokens that may follow a request's. Drafts cannot change an answer.
+    """Drafts the tokens that may follow those of a request. Wrong drafts cost time, but never change an output.
 
     It may keep state for each request. All calls come from the thread that steps the engine, between steps.
     """
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """Return for each request token ids that may follow `all_token_ids`, from none up to its limit (1 or more).
+        """Return for each request at most its limit (1 or more) of token ids that may follow `all_token_ids`.
 
-        Between calls a request grows by the accepted tokens and one more.
+        Between calls a request grows by the accepted drafts and one more token.
         """
         ...
 
@@ -37,7 +37,7 @@ class ObservesSteps(Protocol):
     """A `Proposer` that reads the hidden states of the model's steps."""
 
     def connect(self, runner: ModelRunner) -> None:
-        """Take the runner of the model's steps, whose weights are loaded. Called once, before the first step."""
+        """Receive the runner of the model's steps, whose weights are loaded. Called once, before the first step."""
         ...
 
     def observe(self, decision: ScheduleDecision) -> None:

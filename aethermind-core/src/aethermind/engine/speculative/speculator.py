@@ -1,4 +1,4 @@
-"""Speculative decoding around a step: drafts are added before it, and verified after it."""
+"""Speculative decoding around a step: drafts are proposed before it, and verified after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Speculator", "can_speculate", "open_speculator"]
 
 
 def can_speculate(request: Request) -> bool:
-    """Whether rows behind a request's drafts can be sampled before the drafts are accepted.
+    """Whether the logits rows after a request's drafts can be sampled before the drafts are accepted.
 
     Grammars and logits processors have state that only accepted tokens may advance, so requests with these cannot.
     """
@@ -30,7 +30,7 @@ def can_speculate(request: Request) -> bool:
 
 
 class Speculator:
-    """Sets drafts on requests before a step is scheduled, and drops the wrong ones afterwards. Mutable."""
+    """Proposes drafts of requests before a step is scheduled, and removes the wrong ones afterwards. Mutable."""
 
     def __init__(
         self,
@@ -50,16 +50,18 @@ class Speculator:
         self._vocab_size = vocab_size
         self._clock = clock
         self._drafted: list[Request] = []
-        self._drafted_before: set[str] = set()
+        self._ids_with_drafts: set[str] = set()
         self._has_first_drafts = False
         self._is_active = False
         self._is_replaying = False
-        """Whether a request computes tokens again whose recurrent state was dropped with that of wrong drafts."""
+        """Whether the next step is a replay: it computes tokens again, because a recurrent state was restored."""
         self._started_s = self._proposed_s = self._verifying_s = 0.0
 
     def propose(self, running: Sequence[Request], max_drafts: int, *, is_alone: bool) -> None:
-        """Draft at most `max_drafts` tokens for decoding requests. `is_alone`: the step has no other requests."""
-        self._clear_drafts()  # a step that failed left its drafts behind
+        """Draft at most `max_drafts` tokens for decoding requests. `is_alone` means that no request waits for
+        admission.
+        """
+        self._clear_drafts()  # a failed step did not remove its drafts
         self._is_active = self._controller.begin_step()
         if not self._is_active:
             return
@@ -75,7 +77,7 @@ class Speculator:
             return
         is_alone = is_alone and len(decoding) == len(running)
         limits = self._controller.choose(
-            [candidate for _, candidate in candidates], len(decoding), max_drafts, may_try=is_alone
+            [candidate for _, candidate in candidates], len(decoding), max_drafts, may_run_trial=is_alone
         )
         wanted = [(request, limit) for (request, _), limit in zip(candidates, limits, strict=True) if limit]
         if not wanted:
@@ -85,15 +87,15 @@ class Speculator:
         self._drafted = requests
         for request, limit, drafts in zip(requests, limits, self._proposer.propose(requests, limits), strict=True):
             request.draft_token_ids = self._valid_prefix(drafts[:limit])
-            if drafts and request.request_id not in self._drafted_before:
-                self._drafted_before.add(request.request_id)
+            if drafts and request.request_id not in self._ids_with_drafts:
+                self._ids_with_drafts.add(request.request_id)
                 self._has_first_drafts = True
         self._proposed_s = self._clock()
 
     def verify(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
-        """Return the sampled tokens to keep: of a request with drafts those up to the first wrong one, of others all.
+        """Return the sampled tokens to keep: up to the first wrong draft of each request, and all of other requests.
 
-        The requests' states have been updated after the step. What was computed from wrong drafts leaves the cache.
+        Called after the scheduler has recorded the step. Keys and values of wrong drafts are removed from the cache.
         """
         now = self._clock()
         if self._observer is not None:
@@ -114,7 +116,9 @@ class Speculator:
                 self._record_acceptance(request, num_drafts, num_accepted)
             kept += tokens[: num_accepted + 1]
         kept += sampled[position:]
-        if len(sampled) == decision.num_batched_tokens:  # otherwise tokens were forced or replayed, without a row
+        if (
+            len(sampled) == decision.num_batched_tokens
+        ):  # otherwise some tokens had no logits row: forced or replayed ones
             self._observe_step_time(decision, len(kept), now)
         elif is_replay and decision.phase == "decode" and not decision.preempted:
             self._controller.observe_replay(len(decision.scheduled), now - self._proposed_s)
@@ -126,7 +130,7 @@ class Speculator:
         """Drop the state of a request that has ended."""
         self._proposer.forget(request_id)
         self._controller.forget(request_id)
-        self._drafted_before.discard(request_id)
+        self._ids_with_drafts.discard(request_id)
 
     def _clear_drafts(self) -> None:
         """Remove the drafts from all requests."""
@@ -150,7 +154,7 @@ class Speculator:
         self._controller.observe_acceptance(request.request_id, num_drafts, num_accepted)
 
     def _observe_step_time(self, decision: ScheduleDecision, num_tokens: int, now: float) -> None:
-        """Record the time of a step of decodes that ended `now`; the time of verification is that of the last step."""
+        """Record the time of a step of decodes that ended at `now`. The time of verification is the last step's."""
         if decision.phase != "decode" or decision.preempted:
             return
         num_sequences = len(decision.scheduled)

@@ -239,9 +239,9 @@ class AdapterRows:
 
     def fill_all(self, adapter: int) -> None:
         """Write one adapter for all tokens and rows."""
-        for array in (self._token_adapters, self._row_adapters):
-            if array is not None:
-                array[:] = adapter
+        for numbers in (self._token_adapters, self._row_adapters):
+            if numbers is not None:
+                numbers[:] = adapter
 
     @staticmethod
     def _fill_tokens(array: Any, decision: ScheduleDecision) -> None:

@@ -80,7 +80,7 @@ class TokenReadback:
 
 
 def device_tokens(decision: ScheduleDecision, previous: InFlightStep) -> list[DeviceInput]:
-    """Return the inputs of a step's decodes that are copied on the device: the tokens that the step `previous` samples."""
+    """Return the input tokens of a step's decodes that the step `previous` samples, to be copied on the device."""
     assert previous.token_ids is not None, "the previous step leaves its tokens on the device"
     row_of = {row: index for index, row in enumerate(previous.sampled)}
     decodes = enumerate(entry.request for entry in decision.scheduled[: decision.num_decodes])

@@ -1,4 +1,10 @@
-"""The model runner: computes a scheduled step and returns its sampled tokens."""
+"""The model runner: computes a scheduled step and returns its sampled tokens.
+
+A step runs one of several graphs: most run the plain one, others a variant for adjusted logits, token masks, prompt
+embeddings or LoRA adapters (`GraphKey`). A run is given `symbols`, the sizes of the plan's symbolic dims in the order
+of `Plan.symbols`: T tokens, S sequences, R logits rows, B columns of the block tables, X, Y and Z entries of the
+adjusted sampler's token lists, E embeddings.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +66,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelRunner", "NOT_FINITE", "SampledToken", "StepObserver", "nonfinite_rows", "process_logits"]
 
 _PLAIN = GraphKey()
-_ADAPTED = GraphKey(has_adapters=True)
-_NO_RANGE = nullcontext()
+_WITH_ADAPTERS = GraphKey(has_adapters=True)
+_NO_PROFILER_RANGE = nullcontext()
 
 StepObserver = Callable[[PlanExecutor, tuple[int, ...], ScheduleDecision], None]
 """Runs a step in place of `executor.run(symbols)`, for instance to time it.
@@ -73,7 +79,7 @@ Each run advances recurrent states, so an observer that runs a step again restor
 class SampledToken:
     """The next token of a request, or `failure`, the error with which the request ends.
 
-    A request with drafts has one token behind each of them, which is valid if the drafts before it are accepted.
+    A request with drafts has one token after each of them. It is valid if the drafts before it are accepted.
     """
 
     request: Request
@@ -82,8 +88,8 @@ class SampledToken:
     failure: AetherMindError | None = None
 
 
-class _Variant:
-    """One compiled graph with its memory and the writers of its inputs, which are created on first use."""
+class _LoadedGraph:
+    """A compiled graph with its executor, and the writers of its inputs, which are created on first use."""
 
     def __init__(self, executor: PlanExecutor, cache: KVCache) -> None:
         self.executor = executor
@@ -91,17 +97,17 @@ class _Variant:
 
     @cached_property
     def batch(self) -> BatchWriter:
-        """The writer of a batch, for graphs that begin with tokens."""
+        """The writer of the batch, for graphs whose inputs are tokens."""
         return BatchWriter(self.executor.host_inputs, self._cache)
 
     @cached_property
     def rows(self) -> SamplingRows:
-        """The writer of sampling parameters, for graphs that end in sampled tokens."""
+        """The writer of sampling parameters, for graphs whose outputs are sampled tokens."""
         return SamplingRows(self.executor.host_inputs)
 
     @cached_property
     def logits(self) -> np.ndarray[Any, Any] | None:
-        """The logits of the last step, f32 [max rows, V]; None if the host cannot access them."""
+        """A view of the output logits, float32 [max R, V]; None if the host cannot access them."""
         executor = self.executor
         return None if executor.copies_inputs else executor.output("logits", tuple(executor.plan.symbols.values()))
 
@@ -120,7 +126,7 @@ class _Variant:
 class ModelRunner:
     """Owns the weights and executors of one model on one device; `kv_memory` is the memory of the blocks of `cache`.
 
-    `hooks` receive values of steps. `observer`, if set, runs the steps for which no hook is active.
+    `hooks` receive intermediate values of steps. `observer`, if set, runs the steps for which no hook is active.
     """
 
     def __init__(
@@ -135,27 +141,28 @@ class ModelRunner:
         self._cache = cache
         self._backend = compiled.open_device.backend
         self._device = compiled.open_device.device
-        self._main = open_step_stream(compiled)
-        self._prefill = open_prefill_stream(compiled)
+        self._main_stream = open_step_stream(compiled)
+        self._prefill_stream = open_prefill_stream(compiled)
         self.kv_memory = kv_memory
         self.constants = constants or open_constants(compiled)
         self._on_progress = on_progress
         self._ranges = self._backend.profiler_ranges() if compiled.config.profiler_ranges else None
-        self._plain = self._prepare(compiled.step, compiled.key, self._main)
-        self._variants = {(compiled.key, True, False): self._plain}
-        if self._prefill is not None:  # opened at load, so that its memory is counted
-            self._variant(compiled.key, on=self._prefill)
-        self.overlaps_prefill = self._prefill is not None
+        self._plain = self._load_graph(compiled.step, compiled.key, self._main_stream)
+        self._loaded_graphs = {(compiled.key, True, False): self._plain}
+        if self._prefill_stream is not None:  # opened at load, so that its memory is counted with the model's
+            self._loaded_graph(compiled.key, step_stream=self._prefill_stream)
+        self.overlaps_prefill = self._prefill_stream is not None
         """Whether steps that decode and prefill run on two streams; may be set to False and back between steps."""
-        if compiled.adapters is not None:  # compiled at load, so that its memory and its errors show before any request
-            self._variant(_ADAPTED)
+        if compiled.adapters is not None:  # compiled at load, so that errors are raised then, and memory is counted
+            self._loaded_graph(_WITH_ADAPTERS)
         batch_sizes = self._backend.capabilities.batch_sizes
         self._padding = (
             DecodePadding(self.executor.host_inputs, compiled.step.plan.symbols, batch_sizes)
             if batch_sizes and compiled.key == _PLAIN
             else None
         )
-        self.hooks = HookRegistry(partial(_value_names, compiled))  # a method would be a cycle that keeps the weights
+        # `partial` instead of a bound method: a reference cycle would keep the weights.
+        self.hooks = HookRegistry(partial(_value_names, compiled))
         self.observer: StepObserver | None = None
         self._last_run: tuple[PlanExecutor, tuple[int, ...]] | None = None
 
@@ -172,78 +179,80 @@ class ModelRunner:
     @property
     def executors(self) -> list[PlanExecutor]:
         """The executors of all graphs that were used so far."""
-        return [variant.executor for variant in self._variants.values()]
+        return [loaded.executor for loaded in self._loaded_graphs.values()]
 
     @property
     def is_observed(self) -> bool:
-        """Whether steps are to run one at a time: hooks or an observer are active, or `run` was replaced."""
+        """Whether steps have to run one at a time: hooks or an observer are active, or `run` was replaced."""
         is_replaced = getattr(self.run, "__func__", None) is not ModelRunner.run
         return is_replaced or self.hooks.is_active or self.observer is not None
 
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
-        """Compute a step: the KV of its tokens, and a sampled token for each logits row."""
+        """Compute a step: the keys and values of its tokens, and a sampled token for each logits row."""
         return self.launch(decision).read()
 
-    def launch(self, decision: ScheduleDecision, before: InFlightStep | None = None) -> InFlightStep:
-        """Enqueue a step. With `before`, a step that is not read yet, it takes that step's tokens on the device."""
+    def launch(self, decision: ScheduleDecision, previous: InFlightStep | None = None) -> InFlightStep:
+        """Enqueue a step. If the tokens of the step `previous` are not read yet, they are copied on the device."""
         # Copies and shifts come first: the cache does not request them again if the step fails.
         self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
         self.kv_memory.copy_blocks(decision.copies)
         self.kv_memory.copy_states(self._cache.state_copies)
         if decision.shifts:
             self.apply_rope_shift(decision.shifts)
-        if self._prefill is None or not self.overlaps_prefill or decision.phase != "mixed" or self.is_observed:
-            return self._launch(decision, self._main, before)
+        if self._prefill_stream is None or not self.overlaps_prefill or decision.phase != "mixed" or self.is_observed:
+            return self._launch(decision, self._main_stream, previous)
         decodes, prefills = decision.split()
-        with forked(self._backend, self._main.stream, self._prefill.stream):
-            parts = self._launch(decodes, self._main, before), self._launch(prefills, self._prefill)
-        return joined_step(self._backend, self._main.stream, decision, *parts)
+        with forked(self._backend, self._main_stream.stream, self._prefill_stream.stream):
+            runs = self._launch(decodes, self._main_stream, previous), self._launch(prefills, self._prefill_stream)
+        return joined_step(self._backend, self._main_stream.stream, decision, *runs)
 
-    def _launch(self, decision: ScheduleDecision, on: StepStream, before: InFlightStep | None = None) -> InFlightStep:
-        wanted, has_processors = _required_graph(decision, may_adapt=self.compiled.adapters is not None)
-        model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
+    def _launch(
+        self, decision: ScheduleDecision, step_stream: StepStream, previous: InFlightStep | None = None
+    ) -> InFlightStep:
+        required, has_processors = _required_graph(decision, may_adapt=self.compiled.adapters is not None)
+        key = required._replace(is_adjusted=False, has_mask=False) if has_processors else required  # sampled afterwards
         hooks = self.hooks
-        is_plain = model == _PLAIN and not hooks.is_active and not on.is_for_prefill
-        variant = self._plain if is_plain else self._variant(model, hooks.fuse, on)
+        is_plain = key == _PLAIN and not hooks.is_active and not step_stream.is_for_prefill
+        loaded = self._plain if is_plain else self._loaded_graph(key, hooks.fuse, step_stream)
         is_decode = is_plain and decision.num_decodes == len(decision.scheduled)
         if is_decode and self._padding is not None and self.observer is None:
             sampled, symbols = self._write_padded(self._padding, decision)
         else:
-            sampled, symbols = self._write(variant, model, decision)
-        device_inputs = device_tokens(decision, before) if before is not None else ()
-        with _NO_RANGE if self._ranges is None else self._ranges(decision.phase, on.stream):
-            failures = self._run(variant, model, symbols, sampled, decision, device_inputs)
-        self._last_run = variant.executor, symbols
-        if on.readback is not None and not has_processors:
-            found = [variant.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
-            rows = [rows_of(output, 0, len(sampled)) for output in found]
-            arrived = on.readback.enqueue(rows)
+            sampled, symbols = self._write(loaded, key, decision)
+        device_inputs = device_tokens(decision, previous) if previous is not None else ()
+        with _NO_PROFILER_RANGE if self._ranges is None else self._ranges(decision.phase, step_stream.stream):
+            failures = self._run(loaded, key, symbols, sampled, decision, device_inputs)
+        self._last_run = loaded.executor, symbols
+        if step_stream.readback is not None and not has_processors:
+            outputs = [loaded.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
+            rows = [rows_of(output, 0, len(sampled)) for output in outputs]
+            read_rows = step_stream.readback.enqueue(rows)
             looks_back = any(sampled_row.params.looks_back for sampled_row in sampled)
             return InFlightStep(
                 decision,
                 sampled,
-                lambda: self._tokens(variant, model, sampled, arrived(), failures, variant.logits),
+                lambda: self._tokens(loaded, key, sampled, read_rows(), failures, loaded.logits),
                 None if looks_back else rows[0],
             )
 
         def read() -> list[SampledToken]:
-            variant.executor.synchronize()
+            loaded.executor.synchronize()
             if not sampled:
                 return []
             if has_processors:
-                logits = variant.executor.output("logits", symbols)[: len(sampled)]
-                return self._sample_processed(wanted, sampled, logits)
-            outputs = [variant.executor.output(name, symbols)[: len(sampled)] for name in _fetched_outputs(sampled)]
-            return self._tokens(variant, model, sampled, outputs, failures, variant.logits)
+                logits = loaded.executor.output("logits", symbols)[: len(sampled)]
+                return self._sample_processed(required, sampled, logits)
+            outputs = [loaded.executor.output(name, symbols)[: len(sampled)] for name in _fetched_outputs(sampled)]
+            return self._tokens(loaded, key, sampled, outputs, failures, loaded.logits)
 
         return InFlightStep(decision, sampled, read)
 
     def wait(self) -> None:
         """Wait until the device is idle, and ignore its errors."""
-        for one in (self._main, self._prefill):
-            if one is not None:
+        for step_stream in (self._main_stream, self._prefill_stream):
+            if step_stream is not None:
                 with suppress(DeviceError):
-                    one.stream.synchronize()
+                    step_stream.stream.synchronize()
 
     def _blocks_of(self, decision: ScheduleDecision) -> set[int]:
         """Return the blocks that a step reads or writes."""
@@ -251,14 +260,14 @@ class ModelRunner:
         return {source for source, _ in decision.copies}.union(*tables)
 
     def _write(
-        self, variant: _Variant, key: GraphKey, decision: ScheduleDecision
+        self, loaded: _LoadedGraph, key: GraphKey, decision: ScheduleDecision
     ) -> tuple[list[SampledRow], tuple[int, ...]]:
-        """Write a step's inputs; returns the requests of the logits rows, and the plan's symbols."""
-        sampled, width = variant.batch.write(decision)
-        sizes = self._fill_rows(variant, key, sampled)
-        num_embeddings = variant.embeddings.fill(decision) if key.has_embeddings else 0
+        """Write a step's inputs; returns the requests of the logits rows, and the sizes of the plan's symbolic dims."""
+        sampled, width = loaded.batch.write(decision)
+        sizes = self._fill_rows(loaded, key, sampled)
+        num_embeddings = loaded.embeddings.fill(decision) if key.has_embeddings else 0
         if key.has_adapters:
-            variant.adapters.fill(decision, sampled)
+            loaded.adapters.fill(decision, sampled)
         counts = (decision.num_batched_tokens, len(decision.scheduled), len(sampled))
         return sampled, (*counts, width, *sizes, num_embeddings)
 
@@ -272,17 +281,21 @@ class ModelRunner:
         padding.write(len(sampled), padded, width)
         return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
 
-    def executor_of(self, part: GraphKind, adapter: int = -1) -> PlanExecutor:
-        """Return the executor of a graph for whole texts, set to the adapter of that number, if any."""
-        variant = self._variant(GraphKey(kind=part, has_adapters=adapter >= 0))
+    def executor_of(self, kind: GraphKind, adapter: int = -1) -> PlanExecutor:
+        """Return the executor of a graph that computes whole texts or shifts keys.
+
+        All tokens are computed with the adapter of that number, unless it is negative.
+        """
+        loaded = self._loaded_graph(GraphKey(kind=kind, has_adapters=adapter >= 0))
         if adapter >= 0:
-            variant.adapters.fill_all(adapter)
-        return variant.executor
+            loaded.adapters.fill_all(adapter)
+        return loaded.executor
 
     def apply_rope_shift(self, shifts: Sequence[BlockShift]) -> None:
         """Rotate cached keys to the current positions of their tokens (K-shift), before a step reads them.
 
-        Keys of a model without positions remain as they are. ConfigError if it has positions of another kind.
+        Keys of a model without position embeddings remain as they are. ConfigError for position embeddings other than
+        rotary ones.
         """
         if FREQUENCIES not in self.compiled.computed:
             if not reads_positions(self.compiled.step.graph):
@@ -296,8 +309,8 @@ class ModelRunner:
         self.apply_rope_shift(shifts)
 
     def prepare_embeddings(self, *, has_adapters: bool = False) -> None:
-        """Compile the graph with prompt embeddings, so that a model that cannot take them fails before a step runs."""
-        self._variant(GraphKey(has_embeddings=True, has_adapters=has_adapters))
+        """Compile the graph with prompt embeddings; ConfigError if the model does not take them."""
+        self._loaded_graph(GraphKey(has_embeddings=True, has_adapters=has_adapters))
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
         """Return the logits of the last plain, fused step, float32 [num_rows, V]; the next step overwrites them."""
@@ -314,78 +327,82 @@ class ModelRunner:
         return hidden_states
 
     def open_executor(self, compiled: Compiled, key: GraphKey, stream: Stream) -> PlanExecutor:
-        """Create the executor of a graph's plan, whose constants are loaded."""
+        """Create the executor of a graph's plan. The constants have to be loaded."""
         tensors = self.kv_memory.tensors
         return PlanExecutor(
             compiled.plan, self._backend, self._device, self.constants, tensors, stream, ranges=self._ranges
         )
 
-    def _prepare(self, compiled: Compiled, key: GraphKey, on: StepStream) -> _Variant:
+    def _load_graph(self, compiled: Compiled, key: GraphKey, step_stream: StepStream) -> _LoadedGraph:
         self.constants.load(compiled.plan, self._on_progress)
-        return _Variant(self.open_executor(compiled, key, on.stream), self._cache)
+        return _LoadedGraph(self.open_executor(compiled, key, step_stream.stream), self._cache)
 
-    def _variant(self, key: GraphKey, fuse: bool = True, on: StepStream | None = None) -> _Variant:
-        on = self._main if on is None else on
-        variant = self._variants.get((key, fuse, on.is_for_prefill))
-        if variant is None:
+    def _loaded_graph(self, key: GraphKey, fuse: bool = True, step_stream: StepStream | None = None) -> _LoadedGraph:
+        step_stream = self._main_stream if step_stream is None else step_stream
+        loaded = self._loaded_graphs.get((key, fuse, step_stream.is_for_prefill))
+        if loaded is None:
             is_plain = key == self.compiled.key and fuse
             compiled = self.compiled.step if is_plain else self.compiled.compile(key, fuse=fuse)
-            variant = self._variants[key, fuse, on.is_for_prefill] = self._prepare(compiled, key, on)
-        return variant
+            loaded = self._loaded_graphs[key, fuse, step_stream.is_for_prefill] = self._load_graph(
+                compiled, key, step_stream
+            )
+        return loaded
 
-    def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:
-        variant.rows.fill(sampled)
-        return variant.rows.fill_adjustments(sampled) if key.is_adjusted else (0, 0, 0)
+    def _fill_rows(self, loaded: _LoadedGraph, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:
+        loaded.rows.fill(sampled)
+        return loaded.rows.fill_adjustments(sampled) if key.is_adjusted else (0, 0, 0)
 
     def _run(
         self,
-        variant: _Variant,
+        loaded: _LoadedGraph,
         key: GraphKey,
         symbols: tuple[int, ...],
         sampled: list[SampledRow],
         decision: ScheduleDecision,
         device_inputs: Sequence[DeviceInput],
     ) -> dict[int, str]:
-        """Run a step, and write token masks while the device computes. Returns by row why an answer cannot go on."""
+        """Run a step, and write token masks while the device computes. Returns the rows that cannot be sampled, with
+        reasons.
+        """
         hooks, failures = self.hooks, dict[int, str]()
         if key.has_mask and not hooks.is_active and self.observer is None:
-            variant.executor.run_with_late_input(
-                symbols, "token_mask", lambda: failures.update(variant.rows.masks.fill(sampled)), device_inputs
+            loaded.executor.run_with_late_input(
+                symbols, "token_mask", lambda: failures.update(loaded.rows.masks.fill(sampled)), device_inputs
             )
             return failures
         if key.has_mask:
-            failures = variant.rows.masks.fill(sampled)
+            failures = loaded.rows.masks.fill(sampled)
         if hooks.is_active:
-            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
+            hooks.run(loaded.executor, symbols, decision.phase, decision.num_batched_tokens)
         elif self.observer is not None:
-            self.observer(variant.executor, symbols, decision)
+            self.observer(loaded.executor, symbols, decision)
         else:
-            variant.executor.run(symbols, device_inputs)
+            loaded.executor.run(symbols, device_inputs)
         return failures
 
     def _sample_processed(
-        self, wanted: GraphKey, sampled: list[SampledRow], logits: np.ndarray[Any, Any]
+        self, required: GraphKey, sampled: list[SampledRow], logits: np.ndarray[Any, Any]
     ) -> list[SampledToken]:
         """Sample from logits after the requests' logits processors have changed them on the host."""
-        key = GraphKey(wanted.is_adjusted, wanted.has_mask, kind=GraphKind.SAMPLER)
-        variant = self._variant(key)
-        rows = variant.executor.host_inputs["logits"][: logits.size].reshape(logits.shape)
+        key = GraphKey(required.is_adjusted, required.has_mask, kind=GraphKind.SAMPLER)
+        loaded = self._loaded_graph(key)
+        rows = loaded.executor.host_inputs["logits"][: logits.size].reshape(logits.shape)
         rows[:] = logits
         failures = {}
         for row, request in enumerate(sampled):
             if request.constraints is not None and (failure := process_logits(request, rows[row])) is not None:
                 failures[row] = failure
-        symbols = (0, 0, len(sampled), 0, *self._fill_rows(variant, key, sampled), 0)
+        symbols = (0, 0, len(sampled), 0, *self._fill_rows(loaded, key, sampled), 0)
         if key.has_mask:
-            failures |= variant.rows.masks.fill(sampled)
-        variant.executor.run(symbols)
-        variant.executor.synchronize()
-        outputs = [variant.executor.output(name, symbols) for name in _fetched_outputs(sampled)]
-        return self._tokens(variant, key, sampled, outputs, failures, rows)
+            failures |= loaded.rows.masks.fill(sampled)
+        loaded.executor.run(symbols)
+        loaded.executor.synchronize()
+        outputs = [loaded.executor.output(name, symbols) for name in _fetched_outputs(sampled)]
+        return self._tokens(loaded, key, sampled, outputs, failures, rows)
 
     def _tokens(
         self,
-        variant: _Variant,
+        loaded: _LoadedGraph,
         key: GraphKey,
         sampled: list[SampledRow],
         outputs: list[np.ndarray[Any, Any]],
@@ -397,25 +414,27 @@ class ModelRunner:
         `logits` are checked for NaN and infinity if the host can access them.
         """
         token_ids = outputs[0].tolist()
-        unfit = () if logits is None else nonfinite_rows(logits, token_ids)
-        if key in (_PLAIN, _ADAPTED) and not unfit:
+        nan_rows = () if logits is None else nonfinite_rows(logits, token_ids)
+        if key in (_PLAIN, _WITH_ADAPTERS) and not nan_rows:
             return [
                 SampledToken(request_of(sampled_row), token_id)
                 for sampled_row, token_id in zip(sampled, token_ids, strict=True)
             ]
-        wanted = [sampled_row.params.logprobs for sampled_row in sampled]
-        logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
-        unlikely = (row for row, chosen in enumerate(logprobs) if chosen is not None and not isfinite(chosen.logprob))
-        nonfinite = {*unfit, *unlikely} - failures.keys()
+        num_top = [sampled_row.params.logprobs for sampled_row in sampled]
+        logprobs = read_logprobs(outputs[1:], num_top) if outputs[1:] else [None] * len(sampled)
+        without_logprob = (
+            row for row, entry in enumerate(logprobs) if entry is not None and not isfinite(entry.logprob)
+        )
+        nonfinite = {*nan_rows, *without_logprob} - failures.keys()
         failures = dict.fromkeys(nonfinite, NOT_FINITE) | failures
         if key.has_mask:
             for row, (sampled_row, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
-                if row not in failures and not variant.rows.masks.allows(row, sampled_row, token_id):
+                if row not in failures and not loaded.rows.masks.allows(row, sampled_row, token_id):
                     failures[row] = "its constraints exclude every token"
         errors: dict[int, AetherMindError] = {}
         for row, reason in failures.items():
-            kind = ComputationError if row in nonfinite else AetherMindError
-            errors[row] = kind(f"Request {request_of(sampled[row]).request_id} cannot go on: {reason}.")
+            error_type = ComputationError if row in nonfinite else AetherMindError
+            errors[row] = error_type(f"Request {request_of(sampled[row]).request_id} cannot go on: {reason}.")
         return [
             SampledToken(request_of(sampled_row), token_id, row_logprobs, errors.get(row))
             for row, (sampled_row, token_id, row_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
@@ -423,8 +442,8 @@ class ModelRunner:
 
 
 def _value_names(compiled: CompiledModel, fuse: bool) -> list[str]:
-    """Return the names of all values that steps compute, including adjusted and masked steps."""
-    keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if compiled.adapters else [])]
+    """Return the names of all values that the graphs of steps compute, which hooks can select."""
+    keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_WITH_ADAPTERS] if compiled.adapters else [])]
     plans = [compiled.compile(key, fuse=fuse).plan for key in keys]
     return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
@@ -438,7 +457,7 @@ def _fetched_outputs(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
 def _required_graph(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[GraphKey, bool]:
     """Return the graph that a step needs, and whether logits processors run; adapters are checked if `may_adapt`."""
     key, has_processors = _PLAIN, False
-    # Fast path: mostly all requests are plain.
+    # Fast path: in most steps all requests are plain.
     if any(entry.needs_logits and not entry.request.params.is_plain for entry in decision.scheduled):
         requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
         is_masked = any(request.params.is_masked for request in requests)
