@@ -26,7 +26,6 @@ from aethermind.engine.quantize.matrices import dense_values, encode_by_rows, fi
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.compiled_model import CompiledModel
-    from aethermind.engine.quantize.gguf_model import GgufFormat
     from aethermind.model.gguf_source import GgufSource
 
 __all__ = ["GGUF_FORMATS", "GgufFormat", "GgufModel", "GgufTensor", "MetadataEntry", "requantised_file"]
