@@ -20,9 +20,8 @@ from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_nam
 from aethermind.checkpoint.gguf_transforms import inverse_order
 from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.remapped import pair_order
-from aethermind.engine.quantize.by_rows import dense_values
 from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
-from aethermind.engine.quantize.matrices import find_matrices
+from aethermind.engine.quantize.matrices import dense_values, find_matrices
 from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
 from aethermind.first_party import pip_install
 from aethermind.model.gguf_source import GgufSource
