@@ -5,7 +5,8 @@
 
 int main() {
   const aether::cpu::CpuFeatures& cpu = aether::cpu::cpu_features();
-  std::puts(cpu.has_avx512bf16()   ? "avx512_bf16"
+  std::puts(cpu.has_amx()          ? "amx"
+            : cpu.has_avx512bf16() ? "avx512_bf16"
             : cpu.has_avx512vnni() ? "avx512_vnni"
             : cpu.has_avx512()     ? "avx512"
             : cpu.has_avx2vnni()   ? "avx2_vnni"

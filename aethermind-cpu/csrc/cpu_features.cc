@@ -1,9 +1,15 @@
 #include "cpu_features.h"
 
 #include <cstdint>
+#include <cstdlib>
+#include <string_view>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -44,7 +50,40 @@ CpuFeatures detect() {
     features.avx_vnni = has_ymm && bit(eax, 4);
     features.avx512_bf16 = has_zmm && bit(eax, 5);
   }
+  features.amx_tile = features.amx_bf16 = features.amx_int8 =
+      is_tile_unit_modelled() || tile_support() == TileSupport::kPresent;
   return features;
+}
+
+// Palette 1 of the tile registers: eight of 16 rows x 64 bytes. Some hypervisors report AMX without it.
+bool has_tile_palette() {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid_count(0x1d, 0, &eax, &ebx, &ecx, &edx) || eax < 1) return false;
+  if (!__get_cpuid_count(0x1d, 1, &eax, &ebx, &ecx, &edx)) return false;
+  const uint32_t num_tiles = ebx >> 16, row_bytes = ebx & 0xffff, num_rows = ecx & 0xffff;
+  return num_tiles >= 8 && row_bytes == 64 && num_rows == 16;
+}
+
+// Linux gives a process the tile registers only on request; threads inherit the permission.
+bool request_tile_registers() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+TileSupport detect_tiles() {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return TileSupport::kNotInCpu;
+  const bool has_saved_state = bit(ecx, 27);
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return TileSupport::kNotInCpu;
+  const bool has_tiles = bit(edx, 24), has_bf16 = bit(edx, 22), has_int8 = bit(edx, 25);
+  if (!has_tiles || !has_bf16 || !has_int8 || !has_tile_palette()) return TileSupport::kNotInCpu;
+  constexpr uint64_t kTileState = 0x60000;  // bits 17 and 18: configuration and data
+  if (!has_saved_state || (saved_state() & kTileState) != kTileState) return TileSupport::kNotSaved;
+  return request_tile_registers() ? TileSupport::kPresent : TileSupport::kNotPermitted;
 }
 
 #elif defined(__aarch64__)
@@ -63,13 +102,19 @@ CpuFeatures detect() {
   return features;
 }
 
+TileSupport detect_tiles() { return TileSupport::kNotInCpu; }
+
 #else
 
 CpuFeatures detect() { return {}; }
 
+TileSupport detect_tiles() { return TileSupport::kNotInCpu; }
+
 #endif
 
 }  // namespace
+
+bool CpuFeatures::has_amx_hardware() const noexcept { return has_amx() && tile_support() == TileSupport::kPresent; }
 
 std::vector<std::string> CpuFeatures::names() const {
   const std::pair<const char*, bool> all[] = {
@@ -83,6 +128,9 @@ std::vector<std::string> CpuFeatures::names() const {
       {"avx512vl", avx512vl},
       {"avx512_bf16", avx512_bf16},
       {"avx512_vnni", avx512_vnni},
+      {"amx_tile", amx_tile},
+      {"amx_bf16", amx_bf16},
+      {"amx_int8", amx_int8},
       {"asimd", asimd},
       {"fphp", fphp},
       {"asimdhp", asimdhp},
@@ -95,6 +143,16 @@ std::vector<std::string> CpuFeatures::names() const {
     if (is_present) present.emplace_back(name);
   }
   return present;
+}
+
+TileSupport tile_support() noexcept {
+  static const TileSupport support = detect_tiles();
+  return support;
+}
+
+bool is_tile_unit_modelled() noexcept {
+  static const char* value = std::getenv("AETHERMIND_CPU_TILES");
+  return value != nullptr && std::string_view(value) == "model";
 }
 
 const CpuFeatures& cpu_features() noexcept {

@@ -18,6 +18,9 @@ struct CpuFeatures {
   bool avx512vl = false;
   bool avx512_bf16 = false;
   bool avx512_vnni = false;
+  bool amx_tile = false;
+  bool amx_bf16 = false;
+  bool amx_int8 = false;
 
   bool asimd = false;
   bool fphp = false;
@@ -36,6 +39,10 @@ struct CpuFeatures {
   bool has_avx512vnni() const noexcept { return has_avx512() && avx512_vnni; }
   // Everything that files compiled as *_avx512bf16.cc may use.
   bool has_avx512bf16() const noexcept { return has_avx512vnni() && avx512_bf16; }
+  // Everything that files compiled as *_amx.cc may use, where the CPU or the model (tile_unit.h) has the tile unit.
+  bool has_amx() const noexcept { return has_avx512bf16() && amx_tile && amx_bf16 && amx_int8; }
+  // The same without the model.
+  bool has_amx_hardware() const noexcept;
   // Everything that files compiled as *_neon.cc may use.
   bool has_neon() const noexcept { return asimd; }
   // Everything that files compiled as *_neondot.cc may use.
@@ -46,6 +53,20 @@ struct CpuFeatures {
   // Names of the features present, in the spelling of /proc/cpuinfo.
   std::vector<std::string> names() const;
 };
+
+// The CPU's tile unit (Intel AMX): present and usable, or why not.
+enum class TileSupport {
+  kPresent,
+  kNotInCpu,      // CPUID has no AMX with bfloat16 and int8, or no palette of eight tiles of 16 rows x 64 bytes
+  kNotSaved,      // the operating system or the hypervisor does not save tile registers (XCR0)
+  kNotPermitted,  // Linux refused this process the tile registers (arch_prctl)
+};
+
+// Asks Linux for the permission to use tile registers, where the CPU has them. The process keeps it.
+TileSupport tile_support() noexcept;
+
+// Whether AETHERMIND_CPU_TILES=model replaces the tile unit by its model in software, for tests.
+bool is_tile_unit_modelled() noexcept;
 
 // Detected once; all false on architectures other than x86-64 and aarch64. Safe from any thread.
 const CpuFeatures& cpu_features() noexcept;

@@ -48,6 +48,9 @@ constexpr Level kLevels[] = {
 #if AETHER_BUILT_AVX512BF16
     {"avx512_bf16", &CpuFeatures::has_avx512bf16, &kAvx512Bf16Probes},
 #endif
+#if AETHER_BUILT_AMX
+    {"amx", &CpuFeatures::has_amx_hardware, &kAmxProbes},
+#endif
 #if AETHER_BUILT_NEON
     {"neon", &CpuFeatures::has_neon, &kNeonProbes},
 #endif

@@ -27,6 +27,7 @@ extern const Probes kAvx2VnniProbes;
 extern const Probes kAvx512Probes;
 extern const Probes kAvx512VnniProbes;
 extern const Probes kAvx512Bf16Probes;
+extern const Probes kAmxProbes;
 extern const Probes kNeonProbes;
 extern const Probes kNeonDotProbes;
 

@@ -15,7 +15,7 @@ from aethermind.plugins import ENTRY_POINT_GROUP
 from aethermind_cpu import _native, plugin
 from aethermind_cpu.backend import CpuBackend
 from aethermind_cpu.devices import available_memory_bytes, num_physical_cores
-from aethermind_cpu.isa import Isa, built_levels, isa_levels, isa_limit
+from aethermind_cpu.isa import built_levels, isa_levels, isa_limit
 from aethermind_cpu.kernels import kernels
 
 
@@ -46,7 +46,11 @@ def test_the_plugin_offers_kernels_and_a_check() -> None:
     registry = KernelRegistry()
     plugin.register_kernels(registry)
     assert all(kernel.device_type == "cpu" and kernel.native is not None for kernel in registry.kernels("cpu"))
-    assert [title for title, _ in plugin.doctor_checks()] == ["cpu: native module", "cpu: instruction sets"]
+    assert [title for title, _ in plugin.doctor_checks()] == [
+        "cpu: native module",
+        "cpu: instruction sets",
+        "cpu: tile unit",
+    ]
     assert all(check() for _, check in plugin.doctor_checks())
 
 
@@ -76,7 +80,7 @@ def test_number_of_threads_from_caller_environment_or_machine(
 
 
 def test_bfloat16_is_the_default_dtype_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_bfloat16 = isa_limit() is Isa.AVX512_BF16
+    has_bfloat16 = isa_limit().multiplies_bfloat16
     backend = CpuBackend()
     assert backend.capabilities.dtypes[0] is (DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32)
     backend.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -14,9 +17,9 @@ from aethermind_cpu.isa import Isa, built_levels, isa_levels, isa_limit
 from aethermind_cpu.kernels import kernels
 
 LEVELS = [isa for isa in built_levels() if isa.features <= set(_native.cpu_features())]
-X86_64 = Isa.AVX512_BF16.features | Isa.AVX2_VNNI.features
+X86_64 = Isa.AMX.features | Isa.AVX2_VNNI.features
 AARCH64 = {"asimd", "fphp", "asimddp"}
-X86_64_NAMES = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+X86_64_NAMES = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
 AARCH64_NAMES = ["portable", "neon", "neon_dot", "neon_i8mm"]
 
 
@@ -40,7 +43,10 @@ def test_levels_belong_to_the_architecture_and_are_ascending(features: set[str],
 @pytest.mark.parametrize(
     ("features", "forced", "limit"),
     [
-        (X86_64, None, Isa.AVX512_BF16),
+        (X86_64, None, Isa.AMX),
+        (X86_64, "avx512_bf16", Isa.AVX512_BF16),
+        (Isa.AMX.features - {"amx_tile"}, "amx", Isa.AVX512_BF16),
+        (Isa.AMX.features - {"avx512_bf16"}, None, Isa.AVX512_VNNI),
         (X86_64, "avx512", Isa.AVX512),
         (X86_64, "portable", Isa.PORTABLE),
         (Isa.AVX2.features, "avx512bf16", Isa.AVX2),
@@ -151,3 +157,59 @@ def test_every_level_generates_the_same_greedy_tokens(monkeypatch: pytest.Monkey
         outputs = llm.generate(["Once upon a time", "The dog"], SamplingParams(temperature=0.0, max_tokens=40))
         stories[isa.label] = [output.outputs[0].token_ids for output in outputs]
     assert all(story == stories["portable"] for story in stories.values()), stories
+
+
+_STORIES = """
+import json
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind_cpu.kernels import kernels
+
+llm = LLM(device="cpu", dtype="bfloat16", max_model_len=128, runtime=Runtime.boot())
+params = SamplingParams(temperature=0.0, max_tokens=24)
+prompts = ["Once upon a time", "The dog", "One day, a girl named Lily found a needle in her room. She knew it was"]
+together = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+print(json.dumps([together, alone, sorted({kernel.name for kernel in kernels() if kernel.operator == "linear"})]))
+"""
+
+
+@pytest.mark.skipif(
+    Isa.AMX not in built_levels() or Isa.AVX512_BF16 not in LEVELS,
+    reason="Needs a CPU with AVX-512 BF16, and a build with level amx.",
+)
+def test_the_tile_unit_generates_the_same_stories_alone_and_in_a_batch() -> None:
+    """Level amx, on the model of the tile unit where this CPU has none, beside the level below."""
+
+    def stories(isa: Isa) -> tuple[list[list[int]], list[list[int]], list[str]]:
+        tiles = "" if Isa.AMX in LEVELS else "model"
+        environment = {**os.environ, "AETHERMIND_CPU_ISA": isa.label, "AETHERMIND_CPU_TILES": tiles}
+        command = [sys.executable, "-c", _STORIES]
+        together, alone, names = json.loads(subprocess.check_output(command, env=environment, text=True))
+        return together, alone, names
+
+    together, alone, names = stories(Isa.AMX)
+    assert "cpu/amx" in names
+    assert together == alone
+    below, _, names = stories(Isa.AVX512_BF16)
+    assert "cpu/amx" not in names
+    assert [story[:8] for story in together] == [story[:8] for story in below]
+
+
+def test_a_wrong_name_of_the_tile_unit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_CPU_TILES", "hardware")
+    with pytest.raises(InvalidArgumentError, match="AETHERMIND_CPU_TILES is 'hardware'; set it to model"):
+        isa_limit()
+
+
+@pytest.mark.parametrize(
+    ("support", "report"),
+    [
+        ("present", "this process may use its tile registers"),
+        ("not in cpu", "no AMX"),
+        ("not saved", "XCR0"),
+        ("not permitted", "arch_prctl"),
+    ],
+)
+def test_doctor_says_whether_the_tile_unit_serves(monkeypatch: pytest.MonkeyPatch, support: str, report: str) -> None:
+    monkeypatch.setattr(_native, "tile_support", lambda: support)
+    assert report in dict(plugin.doctor_checks())["cpu: tile unit"]()

@@ -1,4 +1,5 @@
-// A dense packed weight, and the choice between skinny and large GEMM.
+// A dense packed weight, and the choice between skinny and large GEMM. Where there is a tile unit, it multiplies
+// bfloat16 (tile_weight.h).
 #pragma once
 
 #include "kernels/gemm_grouped.h"
@@ -64,3 +65,7 @@ class DenseWeight {
 };
 
 }  // namespace aether::cpu::AETHER_ISA
+
+#ifdef AETHER_HAS_TILES
+#include "kernels/tile_weight.h"
+#endif

@@ -1,5 +1,5 @@
 // Matrix operators over dense weights, and low-rank adapters. Included by each matrix_<unit>.cc. Instruction sets with
-// a bfloat16 dot product replace only the bfloat16 kernels.
+// a bfloat16 dot product replace only the bfloat16 kernels; the tile unit replaces those of packed weights.
 #pragma once
 
 #include "kernels/add_low_rank.h"
@@ -31,7 +31,9 @@ inline constexpr KernelEntry kMatrixEntries[] = {
     AETHER_PACKED_ENTRY(linear, BFloat16, 1, 1),
     AETHER_PACKED_ENTRY(linear_per_head, BFloat16, 1, 1),
     AETHER_PACKED_ENTRY(lm_head, BFloat16, 1, 1),
+#ifndef AETHER_HAS_TILES
     AETHER_ENTRY(matmul, BFloat16),
+#endif
     AETHER_PACKED_ENTRY(moe_gate_up_silu, BFloat16, 2, 2),
     AETHER_PACKED_ENTRY(moe_linear, BFloat16, 2, 1),
     AETHER_PACKED_ENTRY(qkv_rope_cache_write, BFloat16, 1, 3),

@@ -20,6 +20,8 @@ bool has_avx512_vnni() { return cpu_features().has_avx512vnni(); }
 
 bool has_avx512_bf16() { return cpu_features().has_avx512bf16(); }
 
+bool has_amx() { return cpu_features().has_amx(); }
+
 bool has_neon() { return cpu_features().has_neon(); }
 
 bool has_neon_dot() { return cpu_features().has_neondot(); }
@@ -47,6 +49,9 @@ std::span<const KernelEntry> kernel_table() {
 #if AETHER_BUILT_AVX512BF16
              kAvx512Bf16Attention,
              kAvx512Bf16Matrix,
+#endif
+#if AETHER_BUILT_AMX
+             kAmxMatrix,
 #endif
 #if AETHER_BUILT_NEON
              kNeonAttention,

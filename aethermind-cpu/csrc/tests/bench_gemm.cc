@@ -142,6 +142,10 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
 int main(int argc, char** argv) {
   Team team(argc > 1 ? std::atoi(argv[1]) : 2);
   const char* variant = argc > 2 ? argv[2] : "avx512_bf16";
+  if (uses_tile_model && std::strcmp(variant, "amx") == 0) {
+    std::fprintf(stderr, "This CPU has no tile unit that this process may use: see tile_support().\n");
+    return 1;
+  }
   const Limits limits = measure_limits(team);
   std::printf("%d workers: %.1f GB/s, %.0f GFLOP/s bf16, %.0f GFLOP/s fp32, %.0f GOP/s int8\n", team.num_workers(),
               limits.memory_bytes_per_s / 1e9, limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9,

@@ -20,10 +20,16 @@
 #include <vector>
 
 #include "aethermind/kernel_abi.h"
+#include "cpu_features.h"
 #include "kernels/quantized_layout.h"
 #include "kernels/registry.h"
 
 namespace aether::cpu::testing {
+
+// Kernels of level `amx` run on the model of the tile unit where the CPU has none. Set before anything asks for
+// features.
+inline const bool uses_tile_model =
+    tile_support() != TileSupport::kPresent && setenv("AETHERMIND_CPU_TILES", "model", 1) == 0;
 
 inline int num_failures = 0;
 inline std::map<const KernelEntry*, int64_t> num_checks;  // of every tested kernel
@@ -391,8 +397,9 @@ inline int report() {
     std::printf("FAIL %s/%s dtype %d has had no check\n", entry.operator_name, entry.variant, entry.dtype);
   }
   for (const auto& [name, variant] : variants) {
-    std::printf("%s: %lld checks of %d kernels%s\n", name.c_str(), static_cast<long long>(variant.num_checks),
-                variant.num_kernels, variant.is_supported ? "" : ", this CPU has it not");
+    std::printf("%s: %lld checks of %d kernels%s%s\n", name.c_str(), static_cast<long long>(variant.num_checks),
+                variant.num_kernels, variant.is_supported ? "" : ", this CPU has it not",
+                name == "amx" && uses_tile_model ? ", on the model of the tile unit" : "");
   }
   std::printf("%d failures\n", num_failures);
   return num_failures == 0 && !num_checks.empty() ? 0 : 1;

@@ -23,7 +23,7 @@ from aethermind_cpu.devices import (
     worker_cpu_sets,
 )
 from aethermind_cpu.executable import CpuExecutable
-from aethermind_cpu.isa import Isa, isa_limit
+from aethermind_cpu.isa import isa_limit
 from aethermind_cpu.streams import CpuEvents, CpuStreams
 from aethermind_cpu.transfer import CpuTransfer
 
@@ -116,6 +116,6 @@ def _default_num_threads() -> int:
 
 def _dtypes() -> tuple[DType, ...]:
     """Supported dtypes, the default first: bfloat16 where the CPU multiplies it."""
-    if isa_limit() is Isa.AVX512_BF16:
+    if isa_limit().multiplies_bfloat16:
         return (DType.BFLOAT16, DType.FLOAT32, DType.FLOAT16)
     return (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)

@@ -22,6 +22,7 @@ class Isa(Enum):
     AVX512 = ("avx512", AVX2[1] | {"avx512f", "avx512bw", "avx512dq", "avx512vl"})
     AVX512_VNNI = ("avx512_vnni", AVX512[1] | {"avx512_vnni"})
     AVX512_BF16 = ("avx512_bf16", AVX512_VNNI[1] | {"avx512_bf16"})
+    AMX = ("amx", AVX512_BF16[1] | {"amx_tile", "amx_bf16", "amx_int8"})
     NEON = ("neon", frozenset({"asimd"}))
     NEON_DOT = ("neon_dot", NEON[1] | {"asimddp"})
     NEON_I8MM = ("neon_i8mm", NEON_DOT[1] | {"i8mm"})
@@ -29,6 +30,11 @@ class Isa(Enum):
     def __init__(self, label: str, features: frozenset[str]) -> None:
         self.label = label
         self.features = features
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether kernels multiply bfloat16 without widening it to float32."""
+        return "avx512_bf16" in self.features
 
     @property
     def level(self) -> int:
@@ -42,7 +48,7 @@ class Isa(Enum):
 
 
 # In ascending order. A CPU may lack a level in between: many with AVX-512 have no AVX-VNNI.
-_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX2_VNNI, Isa.AVX512, Isa.AVX512_VNNI, Isa.AVX512_BF16)
+_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX2_VNNI, Isa.AVX512, Isa.AVX512_VNNI, Isa.AVX512_BF16, Isa.AMX)
 _AARCH64 = (Isa.PORTABLE, Isa.NEON, Isa.NEON_DOT, Isa.NEON_I8MM)
 _LEVELS = (_X86_64, _AARCH64)
 
@@ -69,8 +75,13 @@ def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | 
 
     A level that was built in part, because a higher level needs some of its kernels, counts: no better kernels exist.
     `AETHERMIND_CPU_ISA` limits the level; InvalidArgumentError where it names no level of the architecture, or one that
-    was not built.
+    was not built. InvalidArgumentError also where `AETHERMIND_CPU_TILES` is neither empty nor `model`.
     """
+    tiles = os.environ.get("AETHERMIND_CPU_TILES")
+    if tiles not in (None, "", "model"):
+        raise InvalidArgumentError(
+            f"AETHERMIND_CPU_TILES is {tiles!r}; set it to model, which stands in for AMX's tile unit, or unset it."
+        )
     levels = isa_levels(features)
     complete = built_levels() if built is None else built
     name = os.environ.get("AETHERMIND_CPU_ISA")

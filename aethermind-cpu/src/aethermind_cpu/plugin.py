@@ -30,8 +30,12 @@ def register_kernels(registry: KernelRegistry) -> None:
 
 @hookimpl
 def doctor_checks() -> list[tuple[str, Callable[[], str]]]:
-    """The checks of `aethermind doctor`: the native module, CPU features and compiled instruction set levels."""
-    return [("cpu: native module", _describe_native_module), ("cpu: instruction sets", _describe_levels)]
+    """The checks of `aethermind doctor`: the native module, CPU features, compiled instruction set levels, and AMX."""
+    return [
+        ("cpu: native module", _describe_native_module),
+        ("cpu: instruction sets", _describe_levels),
+        ("cpu: tile unit", _describe_tile_unit),
+    ]
 
 
 def _probe() -> Probe:
@@ -72,4 +76,24 @@ def _describe_levels() -> str:
     report = f"kernels use {isa_limit().label}; built are {', '.join(isa.label for isa in built)}"
     if best not in built:
         report += f"; this CPU has {best.label}, which would be faster: {how_to_build_all()}"
+    return report
+
+
+_TILE_SUPPORT = {
+    "present": "this CPU has AMX, and this process may use its tile registers",
+    "not in cpu": "this CPU has no AMX with bfloat16 and int8",
+    "not saved": "this CPU has AMX, but the operating system or the hypervisor has not enabled its registers in XCR0",
+    "not permitted": (
+        "this CPU has AMX, but Linux refused this process its registers (arch_prctl ARCH_REQ_XCOMP_PERM); "
+        "look for a seccomp filter or a sandbox"
+    ),
+}
+
+
+def _describe_tile_unit() -> str:
+    from aethermind_cpu import _native
+
+    report = _TILE_SUPPORT[_native.tile_support()]
+    if _native.is_tile_unit_modelled():
+        report += "; AETHERMIND_CPU_TILES=model replaces it by its model in software, which is slow"
     return report
