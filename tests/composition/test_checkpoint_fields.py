@@ -39,7 +39,7 @@ import aethermind_phi.phi2
 import aethermind_qwen2.architecture
 import aethermind_qwen2.hybrid
 import aethermind_qwen2.mixture
-from aethermind.checkpoint.fp8 import read_block_size
+from aethermind.checkpoint.float_formats import read_block_size
 from aethermind.checkpoint.gptq_awq import read_packing
 from aethermind.checkpoint.quantized_checkpoint import open_quantized
 from aethermind.checkpoint.quantized_tensors import quantization_method

@@ -15,8 +15,8 @@ from tests.core.engine.speculative.drafting import Scripted, speculate_with
 from tests.end_to_end.recurrent_model import OpenRecurrent, expected_logits, recurrent_models, weights_of
 
 from aethermind import Runtime, SamplingParams
+from aethermind.cache.recurrent_states import NUM_RESERVED_SLOTS
 from aethermind.cache.serialization import read_blocks, write_blocks
-from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.cli.models import estimate_memory
 from aethermind.engine.engine import Engine
 from aethermind.engine.kv_memory.memory import MemoryContents

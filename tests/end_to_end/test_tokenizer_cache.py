@@ -32,7 +32,7 @@ def test_answers_are_the_same_with_a_cached_tokenizer(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "MIN_CACHED_BYTES", 0)
     monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     monkeypatch.setattr(tokenizer_cache, "_pending", {})
     was_mapped, before = answers(runtime)

@@ -18,7 +18,7 @@ from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.source import TensorSource
 from aethermind.errors import AetherMindError
-from aethermind.text.tiktoken_bpe import read_tiktoken
+from aethermind.text.bpe_vocabularies import read_tiktoken
 
 __all__ = ["CONFIGS", "TARGETS", "read_gguf", "read_model", "read_safetensors", "survives"]
 

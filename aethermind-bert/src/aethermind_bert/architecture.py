@@ -1,4 +1,7 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) as a graph: post-norm blocks with bidirectional attention."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) as a graph: post-norm blocks with bidirectional attention.
+
+Dims: T tokens, D hidden_size, V vocab_size, P positions, H heads, C head_dim.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """A BERT model: its configuration, and whether gelu is approximated by tanh."""
+    """A BERT model; `is_gelu_approximate` says whether GELU is approximated by tanh."""
 
     config: DecoderConfig
     is_gelu_approximate: bool
@@ -70,14 +73,14 @@ class Bert:
         """Map checkpoint tensors: the first token type's embedding is folded into the positions', an optional prefix
         `bert.` is removed, and gamma and beta of old checkpoints are renamed.
         """
-        parts = {}
+        slices = {}
         for stored_name in stored.names:
             name = stored_name.removeprefix("bert.")
             name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            types = stored_name.removesuffix(_POSITION_EMBEDDINGS) + _TYPE_EMBEDDINGS
-            parts[name] = TensorSlice(stored_name, added=types if name == _POSITION_EMBEDDINGS else None)
-        parts.pop(_TYPE_EMBEDDINGS, None)
-        return AdaptedTensors(stored, parts)
+            type_embeddings = stored_name.removesuffix(_POSITION_EMBEDDINGS) + _TYPE_EMBEDDINGS
+            slices[name] = TensorSlice(stored_name, added=type_embeddings if name == _POSITION_EMBEDDINGS else None)
+        slices.pop(_TYPE_EMBEDDINGS, None)
+        return AdaptedTensors(stored, slices)
 
     def _attention(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
         heads, size = self.config.num_attention_heads, self.config.hidden_size
@@ -85,8 +88,8 @@ class Bert:
             builder.op("split_heads", linear(builder, x_TD, f"{name}.self.{projection}", size, size), num_heads=heads)
             for projection in ("query", "key", "value")
         )
-        mixed_THC = builder.op("attention", q_THC, k_THC, v_THC, scale=self.config.head_dim**-0.5, causal=False)
-        return linear(builder, builder.op("merge_heads", mixed_THC), f"{name}.output.dense", size, size)
+        attended_THC = builder.op("attention", q_THC, k_THC, v_THC, scale=self.config.head_dim**-0.5, causal=False)
+        return linear(builder, builder.op("merge_heads", attended_THC), f"{name}.output.dense", size, size)
 
     def _mlp(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
         names = (f"{name}.intermediate.dense", f"{name}.output.dense")
@@ -111,7 +114,7 @@ class BertArchitecture:
         if fields.get("is_decoder", False):
             raise ConfigError("is_decoder is true in config.json; this package computes BERT as an encoder only.")
         is_approximate = is_gelu_approximate("hidden_act", fields.pop("hidden_act", "gelu"))
-        fields["is_causal"] = True  # instead of decoders' field
+        fields["is_causal"] = True  # `read_decoder_config` refuses other values; attention is not causal here
         names = {"rms_norm_eps": "layer_norm_eps"}
         return Bert(read_decoder_config(fields, defaults={}, has_rotary=False, names=names), is_approximate)
 

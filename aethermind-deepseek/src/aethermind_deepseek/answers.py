@@ -1,4 +1,4 @@
-"""Formats of answers of DeepSeek's chat models."""
+"""The answer format of DeepSeek's chat models: how they mark reasoning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""DeepSeek V2 and V3 as graphs: latent attention, and mixtures of experts with shared experts behind dense layers.
+"""DeepSeek V2 and V3 as graphs: latent attention, and mixtures of experts with shared experts after dense layers.
 
 DeepSeek-V2 (2024, arXiv:2405.04434) chooses experts by a softmax, in its larger model within groups. DeepSeek-V3 (2024,
-arXiv:2412.19437), R1 and Kimi K2 choose them by sigmoids with a bias that balances load. The layer behind V3's last one
-predicts further tokens (MTP), to draft them.
+arXiv:2412.19437), R1 and Kimi K2 choose them by sigmoids with a bias that balances load. The layers after V3's last one
+predict further tokens (MTP), which are drafts for speculative decoding.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class DeepSeek(VariantModel):
     mixture: MixtureConfig
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Latent vectors and rotated keys."""
+        """Every layer caches latent vectors and rotated keys."""
         return (self.attention.cache,) * self.config.num_hidden_layers
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Stack the experts of each layer, and divide the projections of latent vectors to keys and values."""
         stacks = expert_stacks(stored, self.mixture.expert_modules, self.mixture.num_experts)
-        parts = {**stacks, **split_latent_projections(self.attention)}
-        return StackedTensors(stored, parts, num_layers=self.config.num_hidden_layers)
+        stacks = {**stacks, **split_latent_projections(self.attention)}
+        return StackedTensors(stored, stacks, num_layers=self.config.num_hidden_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class DeepSeekArchitecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
     def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
-        """Make the first of the layers that draft tokens."""
+        """Create the MTP module from the first of the layers that draft tokens; None if there are none."""
         return MTPModule.behind_layers(self.create, raw)
 
     def create(self, raw: Mapping[str, Any]) -> DeepSeek:
@@ -137,17 +137,17 @@ class DeepSeekArchitecture:
             raise ConfigError(
                 "Latent attention with a sliding window (config.json) is not computed; take another model."
             )
-        # A rank of null says that the projection of queries has full rank, and a missing one is the architecture's.
+        # A q_lora_rank of null means that the projection of queries has full rank; a missing one has the default.
         has_q_lora = raw.get("q_lora_rank", self.defaults["q_lora_rank"]) is not None
-        nope = positive_int(fields, "qk_nope_head_dim")
+        nope_dim = positive_int(fields, "qk_nope_head_dim")
         attention = LatentAttention(
             config,
             q_lora_rank=positive_int(fields, "q_lora_rank") if has_q_lora else 0,
             kv_lora_rank=positive_int(fields, "kv_lora_rank"),
-            qk_nope_head_dim=nope,
+            qk_nope_head_dim=nope_dim,
             qk_rope_head_dim=rope_dim,
             v_head_dim=positive_int(fields, "v_head_dim"),
-            scale=(nope + rope_dim) ** -0.5 * config.rope.score_scale,
+            scale=(nope_dim + rope_dim) ** -0.5 * config.rope.score_scale,
             is_interleaved=bool(fields.get("rope_interleave", True)),
         )
         mixture = read_deepseek_mixture(fields, config.num_hidden_layers)

@@ -11,16 +11,16 @@ from aethermind.text.split_patterns import GGUF_SPLITS
 
 __all__ = ["DEEPSEEK2"]
 
-# glm4: GLM-4.7-Flash.
+# The tokenizer glm4 is that of GLM-4.7-Flash.
 _SPLITS = ("deepseek-llm", "deepseek-coder", "deepseek-v3", "joyai-llm", "kimi-k2", "glm4")
 _SCORINGS = {1: "softmax", 2: "sigmoid"}
 
 
 def _derive(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of heads, the router's kind, and the factor of scores that YaRN has in this family.
+    """Return the sizes of heads, the fields of the router, and YaRN's factors of scores.
 
-    Files since latent attention is computed as such say the sizes of heads under keys of their own; `key_length` is
-    then that of a cached vector. The router of version 3 has a correction bias, and sigmoids unless the file says
+    Files written since llama.cpp computes latent attention have the sizes of heads under separate keys; `key_length` is
+    then the length of a cached vector. The router of version 3 has a correction bias, and sigmoids unless the file says
     otherwise.
     """
     is_v3 = fields["has_correction_bias"]
@@ -30,7 +30,7 @@ def _derive(fields: Mapping[str, Any]) -> dict[str, Any]:
     has_groups = fields.get("n_group", 1) > 1
     scaling = fields.get("rope_scaling")
     if scaling and "mscale_all_dim" in fields:
-        # Stored is a tenth of it. `mscale` is the same in all published models, so that it is not stored.
+        # The file has a tenth of mscale_all_dim, and no mscale, which has the same value in all published models.
         factor = round(10 * fields["mscale_all_dim"], 6)
         scaling = {**scaling, "mscale": factor, "mscale_all_dim": factor}
     return {

@@ -1,4 +1,4 @@
-"""Tool call format of Gemma's chat models."""
+"""The answer format of Gemma's chat models: how they write tool calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Gemma 2 and Gemma 3 as graphs: decoders with norms before and after each block, windows, and soft caps or QK norms.
 
-Gemma 2 (Gemma Team 2024, arXiv:2408.00118) alternates layers with and without a window, and limits scores and logits
-smoothly. Gemma 3 (Gemma Team 2025, arXiv:2503.19786) has five layers with a window for each one without, which rotate
-by other frequencies, and norms queries and keys instead of limiting scores. Norms multiply by 1 + weight.
+Gemma 2 (Gemma Team 2024, arXiv:2408.00118) alternates layers with and without a window, and has soft caps of attention
+scores and logits. Gemma 3 (Gemma Team 2025, arXiv:2503.19786) has five layers with a window for each one without, which
+have other rotary frequencies, and QK norms instead of soft caps. RMS norms multiply by 1 + weight.
+
+Dims: T tokens, D hidden_size.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ class Gemma(VariantModel):
     """A Gemma model."""
 
     name_prefix: str = ""
-    """What the stored names of the decoder's tensors begin with, in checkpoints that have other parts, too."""
+    """The prefix of the decoder's tensors in checkpoints that also have a vision tower; empty for others."""
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
-        factor = _rounded(math.sqrt(self.config.hidden_size), builder.dtype)
+        factor = _round_to(math.sqrt(self.config.hidden_size), builder.dtype)
         variant = replace(self.variant, token_factor=factor)
         return variant_decoder(builder, inputs, self.config, max_model_len, variant)
 
@@ -91,11 +93,14 @@ class Gemma3WithImagesArchitecture:
         text = raw.get("text_config")
         if not isinstance(text, Mapping):
             raise ConfigError("config.json has no text_config, which describes this model's decoder.")
-        beside = {name: raw[name] for name in ("eos_token_id", "dtype", "torch_dtype") if raw.get(name) is not None}
-        return _read({**text, **beside}, GEMMA3_DEFAULTS, has_qk_norm=True, name_prefix="language_model")
+        shared_fields = {
+            name: raw[name] for name in ("eos_token_id", "dtype", "torch_dtype") if raw.get(name) is not None
+        }
+        return _read({**text, **shared_fields}, GEMMA3_DEFAULTS, has_qk_norm=True, name_prefix="language_model")
 
 
 def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: bool, name_prefix: str = "") -> Gemma:
+    """Create the model of a config.json; ConfigError names a bad or unsupported field."""
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if name in raw and raw[name] is None:
@@ -136,7 +141,7 @@ def _read(raw: Mapping[str, Any], defaults: Mapping[str, Any], *, has_qk_norm: b
 
 @dataclass(frozen=True, slots=True)
 class _GegluMlps:
-    """Writes the feed-forward networks of the layers."""
+    """Builds the feed-forward networks of the layers (GeGLU)."""
 
     config: DecoderConfig
     is_approximate: bool
@@ -146,8 +151,8 @@ class _GegluMlps:
         return geglu_mlp(builder, x_TD, self.config, name, is_approximate=self.is_approximate)
 
 
-def _rounded(value: float, dtype: DType) -> float:
-    """A number in the precision of the model, in which transformers multiplies embeddings by it."""
+def _round_to(value: float, dtype: DType) -> float:
+    """Round a factor of embeddings to the dtype of the model, as transformers does."""
     import numpy as np
 
     return float(np.asarray(value, dtype.numpy))

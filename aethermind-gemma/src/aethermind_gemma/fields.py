@@ -52,13 +52,13 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "rope_local_base_freq": 10000.0,
     "layers_per_full_attention": 6,
 }
-_SCALED_BY_WIDTH = (46, 62)
-"""Layers of the 27B models, the only ones whose scores are not scaled by head_dim; .gguf files do not say it."""
+_LAYERS_OF_27B = (46, 62)
+"""Numbers of layers of the 27B models, the only models whose attention scores are not scaled by head_dim."""
 
 GEMMA2_FIELDS: FieldTable = {
     **used("is the activation of feed-forward networks, a form of GELU", "hidden_activation"),
     **used("is the number whose inverse root scales scores", "query_pre_attn_scalar"),
-    **used("are smooth limits of scores and logits", "attn_logit_softcapping", "final_logit_softcapping"),
+    **used("are soft caps of scores and logits", "attn_logit_softcapping", "final_logit_softcapping"),
     **ignored("layer_types says which layers see a window", "cache_implementation"),
     **refused("attention in both directions is not computed; take another model", use_bidirectional_attention=False),
     **refused("biases in attention are not computed; take another model", attention_bias=False),
@@ -81,12 +81,12 @@ IMAGE_FIELDS: FieldTable = {
 
 
 def softcap(fields: Mapping[str, Any], name: str) -> float:
-    """A smooth limit; 0 for none."""
+    """Read a soft cap, cap · tanh(x / cap); 0 for none."""
     return positive_number(fields, name) if fields.get(name) else 0.0
 
 
 def layer_types_of(fields: Mapping[str, Any]) -> list[str]:
-    """The kind of each layer: as listed, or every so many layers one that sees all tokens."""
+    """Return the kind of each layer: as `layer_types` lists them, or with full attention in every n-th layer."""
     if (given := fields.get("layer_types")) is not None:
         if not isinstance(given, list):
             raise ConfigError(f"layer_types in config.json should be a list, got {given!r:.80}.")
@@ -96,10 +96,10 @@ def layer_types_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def rope_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of the rotary embedding of layers that see all tokens, and of those with a window.
+    """Return the fields of the rotary embedding of layers with full attention, and of layers with a window.
 
-    Today's config.json has an object for each kind in rope_parameters; older ones have rope_theta and rope_scaling, and
-    rope_local_base_freq, which is not scaled.
+    A config.json of transformers 5 has an object for each kind in rope_parameters; older ones have rope_theta and
+    rope_scaling, and rope_local_base_freq, which is not scaled.
     """
     names = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
     given = {name: fields[name] for name in names if fields.get(name) is not None}
@@ -115,6 +115,6 @@ def rope_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def query_scalar_of_gguf(config: DecoderConfig) -> int:
-    """The number whose inverse root scales scores, which .gguf files do not have."""
-    is_by_width = config.num_hidden_layers in _SCALED_BY_WIDTH
-    return config.hidden_size // config.num_attention_heads if is_by_width else config.head_dim
+    """Return query_pre_attn_scalar, the number whose inverse root scales scores, which .gguf files do not have."""
+    is_27b = config.num_hidden_layers in _LAYERS_OF_27B
+    return config.hidden_size // config.num_attention_heads if is_27b else config.head_dim

@@ -1,4 +1,4 @@
-"""Formats of answers of GLM's chat models."""
+"""The answer format of GLM's chat models: how they mark reasoning."""
 
 from __future__ import annotations
 

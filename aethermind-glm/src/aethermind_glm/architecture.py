@@ -1,6 +1,6 @@
 """GLM-4 and GLM-4-0414 as graphs: interleaved rotation of a part of each head, and fused gate and up projections.
 
-GLM-4 (GLM team 2024, arXiv:2406.12793). GLM-4-0414 norms the outputs of blocks, too.
+GLM-4 (GLM team 2024, arXiv:2406.12793). GLM-4-0414 also has norms after attention and after the feed-forward network.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Glm(VariantModel):
         """Put queries and keys in the order of half-split rotation, and slice the fused projections."""
         config = self.config
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        parts = interleaved_heads(stored.names, heads, config.head_dim, config.rope.head_dim)
+        slices = interleaved_heads(stored.names, heads, config.head_dim, config.rope.head_dim)
         for layer in range(config.num_hidden_layers):
-            base, half = f"model.layers.{layer}.mlp", config.intermediate_size
-            parts[f"{base}.gate_proj.weight"] = TensorSlice(f"{base}.gate_up_proj.weight", end=half)
-            parts[f"{base}.up_proj.weight"] = TensorSlice(f"{base}.gate_up_proj.weight", begin=half)
-        return AdaptedTensors(stored, parts)
+            base, num_gate_rows = f"model.layers.{layer}.mlp", config.intermediate_size
+            slices[f"{base}.gate_proj.weight"] = TensorSlice(f"{base}.gate_up_proj.weight", end=num_gate_rows)
+            slices[f"{base}.up_proj.weight"] = TensorSlice(f"{base}.gate_up_proj.weight", begin=num_gate_rows)
+        return AdaptedTensors(stored, slices)
 
 
 @dataclass(frozen=True, slots=True)
 class GlmArchitecture:
-    """`GlmForCausalLM` (GLM-4-9B), or `Glm4ForCausalLM` (GLM-4-0414), whose blocks' outputs are normed, too."""
+    """`GlmForCausalLM` (GLM-4-9B), or `Glm4ForCausalLM` (GLM-4-0414), with norms after blocks, too."""
 
     has_output_norms: bool
 

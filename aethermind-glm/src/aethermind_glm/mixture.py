@@ -1,7 +1,7 @@
 """GLM-4.5 as a graph: Llama's decoder with partial rotation of each head, and DeepSeek-V3's mixtures of experts.
 
-GLM-4.5 (GLM-4.5 team 2025, arXiv:2508.06471). The layer behind the last one predicts further tokens (MTP), to draft
-them.
+GLM-4.5 (GLM-4.5 team 2025, arXiv:2508.06471). The layer after the last one predicts further tokens (MTP), which are
+drafts for speculative decoding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _FIELDS: FieldTable = {
     **used("is the part of each head that is rotated", "partial_rotary_factor"),
     **used("says whether projections of queries, keys and values have biases", "attention_bias"),
-    **used("says whether queries and keys of each head are normed", "use_qk_norm"),
+    **used("says whether queries and keys of each head have norms", "use_qk_norm"),
     **used("are sizes of MoE layers", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     **used("are sizes of MoE layers", "moe_intermediate_size"),
     **used("say which layers are MoE layers", "first_k_dense_replace", "moe_layer_freq"),
@@ -69,7 +69,7 @@ class Glm4MoeArchitecture:
     known_fields = _FIELDS
 
     def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
-        """Make the first of the layers that draft tokens."""
+        """Create the MTP module from the first of the layers that draft tokens; None if there are none."""
         return MTPModule.behind_layers(self.create, raw)
 
     def create(self, raw: Mapping[str, Any]) -> GlmMoe:

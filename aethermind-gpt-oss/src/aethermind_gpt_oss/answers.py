@@ -1,12 +1,12 @@
-"""Format of answers of gpt-oss, OpenAI's harmony format.
+"""The answer format of gpt-oss, OpenAI's harmony format.
 
-A model writes messages to channels: thoughts to `analysis`, the answer to `final`, calls to `commentary`. They are
-separated by control tokens, which are not part of the text, so that the names of channels are what marks them:
+A model writes messages to channels: reasoning to `analysis`, content to `final`, tool calls to `commentary`. Messages
+are separated by control tokens, which are not part of the text, so that the names of channels serve as tags:
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
 
-Calls (`commentary to=functions.NAME json{…}`) are not read out of the text: the name is not part of their JSON. An
-answer without thoughts begins with the name of its channel, `final`.
+Tool calls (`commentary to=functions.NAME json{…}`) are not parsed, because the name is not part of their JSON. An
+answer without reasoning begins with the name of its channel, `final`.
 """
 
 from __future__ import annotations

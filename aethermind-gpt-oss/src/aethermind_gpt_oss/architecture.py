@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025, arXiv:2508.10925) as a graph: mixtures of experts behind attention with sinks.
+"""gpt-oss (OpenAI 2025, arXiv:2508.10925) as a graph: mixtures of experts after attention with sinks.
 
 Every second layer sees a window of 128 tokens. Each head has a sink, a learned score in the denominator of its softmax.
 All projections have biases, also those of experts, whose SwiGLU is clamped and adds 1 to the up projection.
@@ -48,7 +48,7 @@ _YARN: Mapping[str, Any] = {
     "original_max_position_embeddings": 4096,
     "truncate": False,
 }
-"""The rotary embedding of a configuration that has none."""
+"""The scaling of the rotary embedding if the configuration has none."""
 
 _KNOWN_FIELDS: FieldTable = {
     **used("are sizes of MoE layers", "num_experts", "num_local_experts", "num_experts_per_tok"),
@@ -65,7 +65,7 @@ _SINKS = "model.layers.{layer}.self_attn.sinks"
 
 @dataclass(frozen=True, slots=True)
 class GptOssExperts:
-    """Writes the feed-forward networks of the layers: experts with biases and a clamped SwiGLU."""
+    """Builds the feed-forward networks of the layers: experts with biases and a clamped SwiGLU."""
 
     hidden_size: int
     mixture: MixtureConfig
@@ -73,7 +73,7 @@ class GptOssExperts:
     limit: float
 
     def __call__(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
-        """The sum of each token's experts, weighted by the softmax of their router's logits, [T, D].
+        """Build the sum of each token's experts, weighted by the softmax of their router's logits, [T, D].
 
         Weights: the router `mlp.router.weight` [E, D] and `bias` [E]; the experts as stacks, expert after expert:
         `mlp.experts.gate_proj.weight` and `up_proj` [E · I, D], `down_proj` [E · D, I], and their biases.
@@ -146,7 +146,7 @@ _PROJECTIONS = (
     ("up_proj", "gate_up_proj", 1, 2),
     ("down_proj", "down_proj", 0, 1),
 )
-"""Projections of an expert: the fused tensor of each, its first row there, and the distance between its rows."""
+"""For each projection of an expert: the fused tensor, the first row in it, and the distance between rows."""
 
 
 class GptOssArchitecture:
@@ -175,7 +175,7 @@ class GptOssArchitecture:
 
 
 def _rope_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The scaling of the rotary embedding; GGUF files leave out whether bounds of its ramp are rounded."""
+    """Return the scaling of the rotary embedding; .gguf files do not say whether bounds of YaRN's ramp are rounded."""
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         return {"rope_scaling": dict(_YARN)}
     if "yarn_truncate" in raw:

@@ -72,7 +72,7 @@ def test_layers_are_one_group_where_groups_would_not_help(layers: tuple[LayerCac
 
 def test_a_layer_that_shares_is_in_the_group_of_the_one_it_reads() -> None:
     spec = spec_of((FULL, SHORT, Shared(1), Shared(0)), 32768)
-    assert [spec.place_of(layer) for layer in range(4)] == [(0, 0), (1, 0), (1, 0), (0, 0)]
+    assert [spec.group_and_position(layer) for layer in range(4)] == [(0, 0), (1, 0), (1, 0), (0, 0)]
     assert spec.tensor_layers == (0,)
 
 

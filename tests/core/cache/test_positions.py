@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.cache.positions import PLAIN, BlockShift, PositionRun, TokenPositions, block_shifts
+from aethermind.cache.positions import IDENTITY_POSITIONS, BlockShift, PositionRun, TokenPositions, block_shifts
 
 FAR = 2**31 + 5
 
@@ -18,7 +18,7 @@ def listed(positions: TokenPositions, num_tokens: int) -> list[int]:
 
 @given(st.data(), st.integers(1, 30))
 def test_any_changes_equal_those_of_lists(data: st.DataObject, num_tokens: int) -> None:
-    positions, now, computed = PLAIN, list(range(num_tokens)), list(range(num_tokens))
+    positions, now, computed = IDENTITY_POSITIONS, list(range(num_tokens)), list(range(num_tokens))
 
     def number(low: int, high: int) -> int:
         return data.draw(st.integers(low, high))
@@ -58,30 +58,30 @@ def test_any_changes_equal_those_of_lists(data: st.DataObject, num_tokens: int) 
 
 
 def test_a_gap_is_closed_by_a_shift() -> None:
-    gap = PLAIN.without(4, 12)
+    gap = IDENTITY_POSITIONS.without(4, 12)
     assert listed(gap, 6) == [0, 1, 2, 3, 12, 13]
     assert [gap.index(position) for position in (3, 4, 11, 12, 13)] == [3, 4, 4, 4, 5]
     closed = gap.shifted(4, -8)
     assert listed(closed, 6) == [0, 1, 2, 3, 4, 5]
     assert closed.runs == (PositionRun(0, 0, 0), PositionRun(4, 4, 12))
     assert list(block_shifts(closed, [7, 9], 4, 6)) == [BlockShift(9, 2, -8)]
-    assert closed.with_keys_shifted() == PLAIN
+    assert closed.with_keys_shifted() == IDENTITY_POSITIONS
 
 
 def test_a_shift_forth_and_back_changes_nothing() -> None:
-    assert PLAIN.shifted(3, 9).shifted(3, -9) == PLAIN
-    assert hash(PLAIN.shifted(3, 9).shifted(3, -9)) == hash(PLAIN)
+    assert IDENTITY_POSITIONS.shifted(3, 9).shifted(3, -9) == IDENTITY_POSITIONS
+    assert hash(IDENTITY_POSITIONS.shifted(3, 9).shifted(3, -9)) == hash(IDENTITY_POSITIONS)
 
 
 def test_positions_beyond_32_bits() -> None:
-    far: Any = PLAIN.shifted(16, FAR - 16)
+    far: Any = IDENTITY_POSITIONS.shifted(16, FAR - 16)
     assert far.position(16) == FAR
     assert far.index(FAR + 3) == 19
     assert list(block_shifts(far, [0, 2**33], 16, 20)) == [BlockShift(2**33, 4, FAR - 16)]
 
 
 def test_tokens_appended_after_a_truncation_follow_the_last_token() -> None:
-    gap = PLAIN.without(4, 12)
+    gap = IDENTITY_POSITIONS.without(4, 12)
     assert gap.truncated(4).position(4) == 4
     assert gap.truncated(5).position(5) == 13
-    assert gap.truncated(0) == PLAIN
+    assert gap.truncated(0) == IDENTITY_POSITIONS

@@ -42,7 +42,7 @@ def test_layers_are_counted_by_tokens_and_by_sequences() -> None:
     assert spec.bytes_per_token == 2 * 2 * 8 * 2
     assert spec.bytes_per_slot == 3 * (3 * 8 + 2 * 4 * 5) * 4
     assert list(spec.state_shapes.items())[1] == ("recurrent_state.0", (2, 4, 5))
-    assert spec.place_of(3) == spec.place_of(1)
+    assert spec.group_and_position(3) == spec.group_and_position(1)
     assert KVCacheSpec((STATE, STATE), "float32", 16).bytes_per_block == 0
 
 

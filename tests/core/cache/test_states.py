@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aethermind.cache.sequence import LEGAL_TRANSITIONS, CacheState, is_legal
+from aethermind.cache.sequence import LEGAL_TRANSITIONS, CacheState, is_legal_transition
 
 FREE, ACTIVE, STANDBY, WARM, SWAPPED = CacheState
 
@@ -24,14 +24,16 @@ def test_every_state_has_a_row_and_a_way_back_to_free() -> None:
     [(FREE, STANDBY), (FREE, WARM), (FREE, SWAPPED), (SWAPPED, STANDBY), (SWAPPED, WARM), (WARM, STANDBY)],
 )
 def test_swapped_content_passes_through_active(state: CacheState, target: CacheState) -> None:
-    assert not is_legal(state, target)
+    assert not is_legal_transition(state, target)
 
 
 def test_no_state_follows_itself() -> None:
-    assert not any(is_legal(state, state) for state in CacheState)
+    assert not any(is_legal_transition(state, state) for state in CacheState)
 
 
 def test_protected_content_stays_in_device_memory() -> None:
-    allowed = {pair for pair in itertools.product(CacheState, repeat=2) if is_legal(*pair, is_protected=True)}
+    allowed = {
+        pair for pair in itertools.product(CacheState, repeat=2) if is_legal_transition(*pair, is_protected=True)
+    }
     assert {target for _, target in allowed} == {ACTIVE, STANDBY}
     assert {(ACTIVE, STANDBY), (STANDBY, ACTIVE)} <= allowed

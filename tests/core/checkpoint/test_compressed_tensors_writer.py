@@ -63,9 +63,9 @@ def test_rows_are_quantised_independently() -> None:
 
 
 def test_a_group_size_has_to_divide_the_columns() -> None:
-    assert SCHEMES["int4_g128"].misfit((8, 576)) == "576 columns are not a multiple of the group size 128"
-    assert not SCHEMES["int4_g64"].misfit((8, 576))
-    assert not SCHEMES["int4_channel"].misfit((8, 577))
+    assert SCHEMES["int4_g128"].why_not_storable((8, 576)) == "576 columns are not a multiple of the group size 128"
+    assert not SCHEMES["int4_g64"].why_not_storable((8, 576))
+    assert not SCHEMES["int4_channel"].why_not_storable((8, 577))
 
 
 def test_values_that_are_not_finite_are_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from aethermind.checkpoint import Checkpoint
-from aethermind.checkpoint.fp8 import Fp8Checkpoint, read_block_size
+from aethermind.checkpoint.float_formats import Fp8Checkpoint, read_block_size
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.model.source import DirectorySource
 from aethermind.ops.weight_format import FP8, QuantizedWeight, fp8_in_blocks

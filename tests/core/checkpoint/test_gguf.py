@@ -112,7 +112,7 @@ def test_strings_of_a_long_array_are_picked_by_index(tmp_path: Path) -> None:
     strings = GgufFile(write(tmp_path / "long.gguf", lambda writer: writer.add_array("texts", texts))).metadata["texts"]
     assert list(strings) == texts
     for indices in ([], [0], [2999], [5, 6, 1023, 1024, 2047, 2050, 2999], range(3000)):
-        assert list(strings.picked(indices)) == [texts[i] for i in indices]
+        assert list(strings.select(indices)) == [texts[i] for i in indices]
 
 
 def test_unsupported_types_are_named_at_access(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_invalid_utf8_in_a_vocabulary_is_an_error_at_iteration(tmp_path: Path) -
     path = tmp_path / "bad.gguf"
     path.write_bytes(header(text(b"k") + struct.pack("<IIQ", 9, 8, 1) + text(b"\xff"), num_keys=1))
     strings = GgufFile(path).metadata["k"]
-    for read in (strings, strings.picked([0])):
+    for read in (strings, strings.select([0])):
         with pytest.raises(CheckpointError, match="not UTF-8"):
             list(read)
 

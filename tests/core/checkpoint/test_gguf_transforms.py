@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aethermind.checkpoint.gguf_transforms import GgufTransform, inverse_order
+from aethermind.checkpoint.gguf_tensors import GgufTransform, inverse_order
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight, parse_format

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
 from aethermind.checkpoint import Checkpoint, FusedSlice, StackedTensors
-from aethermind.checkpoint.fp4 import Mxfp4Checkpoint
+from aethermind.checkpoint.float_formats import Mxfp4Checkpoint
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import MXFP4, QuantizedWeight
 

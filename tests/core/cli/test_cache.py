@@ -105,7 +105,7 @@ def test_every_cached_file_belongs_to_a_kind(
     """Every file that is left in the cache directory belongs to a kind."""
     monkeypatch.setattr(WeightCache, "min_bytes", 1)
     monkeypatch.setattr(WeightFolder, "needs_huge_pages", False)
-    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "MIN_CACHED_BYTES", 0)
     monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     monkeypatch.setattr(tokenizer_cache, "_pending", {})
     model = copy_demo(tmp_path / "model")

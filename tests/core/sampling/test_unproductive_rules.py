@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aethermind.sampling.unproductive_rules import unproductive_rules
+from aethermind.sampling.guidance import unproductive_rules
 
 
 @pytest.mark.parametrize(

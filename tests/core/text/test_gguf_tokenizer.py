@@ -102,7 +102,7 @@ def test_tokens_are_the_same(pair: tuple[Tokenizer, Tokenizer], text: str) -> No
 def test_tables_of_it_are_kept(
     metadata: dict[str, Any], texts: tuple[str, ...], adds_bos: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_module, "MANY_TOKENS", 0)
+    monkeypatch.setattr(gguf_module, "MIN_CACHED_TOKENS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     monkeypatch.setattr(tokenizer_cache, "_pending", {})

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
 from aethermind.errors import TokenizerError
+from aethermind.text.bpe_vocabularies import read_tiktoken
 from aethermind.text.split_patterns import GPT_4, GPT_4_SINGLE_DIGITS
-from aethermind.text.tiktoken_bpe import read_tiktoken
 from aethermind.text.tokenizer import Tokenizer
 
 _WORDS = [

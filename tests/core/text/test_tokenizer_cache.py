@@ -19,8 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 from aethermind.text import Tokenizer, mapped_bpe, tokenizer_cache, tokenizer_files
-from aethermind.text.bpe_tables import has_tables
-from aethermind.text.mapped_bpe import MappedBpe
+from aethermind.text.mapped_bpe import MappedBpe, has_tables
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -78,7 +77,7 @@ FAMILIES = {"gpt2": like_gpt2, "qwen2": like_qwen2, "llama3": like_llama3}
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "MIN_CACHED_BYTES", 0)
 
 
 @pytest.fixture
@@ -120,8 +119,8 @@ def pair(
     """A tokenizer over tables that never gives way to the library's, and the library's."""
     directory = saved(FAMILIES[request.param](texts), tmp_path_factory.mktemp("family") / "model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
-        patch.setattr(mapped_bpe, "_MUCH_TEXT", 1 << 40)
+        patch.setattr(tokenizer_files, "MIN_CACHED_BYTES", 0)
+        patch.setattr(mapped_bpe, "_MAX_MAPPED_CHARS", 1 << 40)
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         theirs, ours = opened(directory), opened(directory)
     assert is_mapped(ours)
@@ -225,7 +224,7 @@ def test_others_are_left_to_the_library(
 def test_much_text_is_read_by_the_library(
     directory: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped_bpe, "_MUCH_TEXT", 100)
+    monkeypatch.setattr(mapped_bpe, "_MAX_MAPPED_CHARS", 100)
     theirs, ours = opened(directory), opened(directory)
     assert ours.encode(texts[0]) == theirs.encode(texts[0])
     assert is_mapped(ours)
@@ -239,7 +238,7 @@ def test_much_text_is_read_by_the_library(
     [
         lambda one: one.encode("a" * 5000),
         lambda one: json.loads(one.as_json()),
-        lambda one: (one.read_whole(), one.encode("abc")),
+        lambda one: (one.load_library_tokenizer(), one.encode("abc")),
     ],
 )
 @pytest.mark.usefixtures("cache")
@@ -283,7 +282,7 @@ def test_a_file_that_changes_meanwhile_is_not_mixed_up_with_the_old(directory: P
     changed, gone = opened(directory), opened(directory)
     like_gpt2(texts).save(str(directory / "tokenizer.json"))
     with pytest.raises(TokenizerError, match="Open the model again"):
-        changed.read_whole()
+        changed.load_library_tokenizer()
     (directory / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match="Open the model again"):
         gone.as_json()
@@ -315,7 +314,7 @@ def test_tables_are_made_at_the_end_of_a_process(directory: Path, cache: Path) -
     program = f"""
 from pathlib import Path
 from aethermind.text import tokenizer, tokenizer_files
-tokenizer_files.LARGE_FILE_BYTES = 0
+tokenizer_files.MIN_CACHED_BYTES = 0
 one = tokenizer.Tokenizer.from_directory(Path({str(directory)!r}))
 assert not Path({str(cache)!r}).exists()
 print(one.encode("Once upon a time"))

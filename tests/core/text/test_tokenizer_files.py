@@ -59,7 +59,7 @@ def test_without_prefix_spaces_sentencepiece_tokenizers_are_transformers_own(
     scheme: str, class_name: str, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", large)
+    monkeypatch.setattr(tokenizer_files, "MIN_CACHED_BYTES", large)
     sentencepiece(scheme).save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": class_name, "add_prefix_space": False}
     config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -92,7 +92,7 @@ def test_flags_count_as_in_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", large)
+    monkeypatch.setattr(tokenizer_files, "MIN_CACHED_BYTES", large)
     fast.save(str(tmp_path / "tokenizer.json"))
     roles = {"unk_token": "[UNK]"} if flag == "do_lower_case" else {"eos_token": "</s>", "unk_token": "</s>"}
     config = {"tokenizer_class": class_name, flag: value, **roles}

@@ -1,4 +1,4 @@
-"""Physical KV blocks, counted by reference, and their allocation with eviction from the prefix cache.
+"""Physical KV blocks: reference counts, allocation with eviction from the prefix cache, and the state of each block.
 
 A block is a number here; its memory is the executor's (see `engine.kv_memory`).
 """
@@ -6,18 +6,24 @@ A block is a number here; its memory is the executor's (see `engine.kv_memory`).
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aethermind.cache.groups import FREED, live, num_freeable_blocks
+from aethermind.cache.groups import FREED, live_blocks, num_freeable_blocks
+from aethermind.cache.sequence import CachedSequence, CacheState
 
 if TYPE_CHECKING:
     from aethermind.cache.prefix_cache import PrefixCache
-    from aethermind.cache.sequence import CachedSequence
 
-
-__all__ = ["BlockAllocator", "BlockPool"]
+__all__ = [
+    "BlockAllocator",
+    "BlockInfo",
+    "BlockPool",
+    "count_states",
+    "inspect_blocks",
+]
 
 
 class BlockPool:
@@ -104,12 +110,12 @@ class BlockPool:
         num_left = len(free) - num_blocks
         if num_left < 0:
             return None
-        taken = free[num_left:]
-        taken.reverse()
+        blocks = free[num_left:]
+        blocks.reverse()
         del free[num_left:]
-        for block in taken:
+        for block in blocks:
             self._ref_counts[block] = 1
-        return taken
+        return blocks
 
     def acquire(self, block: int) -> None:
         """Add a reference to a block in use. Raises `AssertionError` if it is free."""
@@ -132,7 +138,7 @@ class BlockPool:
             self._idle[block] = None
 
     def keep(self, block: int) -> None:
-        """Add the prefix cache's reference, which keeps a block beyond its users until `drop`."""
+        """Add the prefix cache's reference, which keeps a block after its last user, until `drop`."""
         assert block not in self._kept, f"block {block} is already kept"
         self.acquire(block)
         self._kept.add(block)
@@ -192,7 +198,7 @@ class BlockAllocator:
         self.release(table[num_blocks:])
         del table[num_blocks:]
         for table in sequence.window_tables:
-            self.release(live(table[num_blocks:]))
+            self.release(live_blocks(table[num_blocks:]))
             del table[num_blocks:]
 
     def release_hidden(self, sequence: CachedSequence, block_size: int) -> None:
@@ -203,3 +209,49 @@ class BlockAllocator:
                 self.release(table[first:end])
                 table[first:end] = array("i", [FREED]) * (end - first)
                 sequence.num_freed[group] = end
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """The state of one block at one moment, and the sequences that hold it.
+
+    Attributes:
+        state: Active if a running sequence holds it, else Standby if an idle one does (a session between turns), else
+            Warm if it is kept for reuse, else Free.
+        is_protected: whether a pinned sequence holds it.
+        holders: for each sequence that holds the block, the position of the block's first token.
+    """
+
+    state: CacheState
+    is_protected: bool
+    holders: Mapping[str, int]
+
+
+def inspect_blocks(pool: BlockPool, sequences: Mapping[str, CachedSequence], block_size: int) -> list[BlockInfo]:
+    """Return the state of each block of `pool`, by number. Takes time linear in the blocks of all sequences."""
+    holders: list[dict[str, int]] = [{} for _ in range(pool.num_blocks)]
+    for seq_id, sequence in sequences.items():
+        for table in sequence.tables:
+            for index, block in enumerate(table):
+                if block != FREED:
+                    holders[block][seq_id] = sequence.positions.position(index * block_size)
+    return [_inspect_block(pool, block, sequences, by_sequence) for block, by_sequence in enumerate(holders)]
+
+
+def count_states(blocks: list[BlockInfo], num_swapped: int) -> dict[CacheState, int]:
+    """Count blocks by state. Swapped blocks are in the swap store, all others add up to the pool."""
+    counts = Counter(block.state for block in blocks)
+    return {state: counts[state] for state in CacheState} | {CacheState.SWAPPED: num_swapped}
+
+
+def _inspect_block(
+    pool: BlockPool, block: int, sequences: Mapping[str, CachedSequence], holders: Mapping[str, int]
+) -> BlockInfo:
+    states = {sequences[seq_id].state for seq_id in holders}
+    if CacheState.ACTIVE in states:
+        state = CacheState.ACTIVE
+    elif states:
+        state = CacheState.STANDBY
+    else:
+        state = CacheState.WARM if pool.ref_count(block) else CacheState.FREE
+    return BlockInfo(state, any(sequences[seq_id].is_pinned for seq_id in holders), holders)

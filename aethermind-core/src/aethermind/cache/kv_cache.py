@@ -5,8 +5,8 @@ that they have been. Blocks are shared by `fork` and by prefix caching; a shared
 writes gets a copy first (copy on write). The cache does not know the content or the address of a slot.
 
 Where layers with a sliding window are groups of their own (see `groups`), a sequence has a block table for each group,
-and a group with a window frees the blocks behind it as the sequence grows. In a model with recurrent layers it has a
-state slot besides (see `state_slots`), and shares prefixes up to a snapshot (see `state_snapshots`).
+and a group with a window frees the blocks that the window no longer covers. In a model with recurrent layers a sequence
+also has a state slot, and prefixes are shared up to a snapshot (see `recurrent_states`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aethermind.cache.block_pool import BlockAllocator, BlockPool
-from aethermind.cache.block_stats import BlockInfo, count_states, inspect_blocks
+from aethermind.cache.block_pool import BlockAllocator, BlockInfo, BlockPool, count_states, inspect_blocks
 from aethermind.cache.layers import has_latent
 from aethermind.cache.outcome import CacheOutcome, OpenResult, ReserveResult, SaveResult
-from aethermind.cache.positions import PLAIN
+from aethermind.cache.positions import IDENTITY_POSITIONS
 from aethermind.cache.prefix_cache import HashedPrefixCache, NoPrefixCache, PrefixCache
-from aethermind.cache.reservations import RESERVED, SlotArray, grow, grow_groups, slots_of
+from aethermind.cache.recurrent_states import NULL_SLOT, StateSlots, StateSnapshots
+from aethermind.cache.reservations import RESERVED, SlotArray, reserve_slots, reserve_slots_in_groups, slots_of
 from aethermind.cache.sequence import (
     CachedSequence,
     CacheState,
     RangeResult,
     drop_tokens,
-    is_legal,
+    is_legal_transition,
     keep_tokens,
     restart_tokens,
     shift_tokens,
@@ -36,8 +36,6 @@ from aethermind.cache.sequence import (
 from aethermind.cache.sequence_swapper import SequenceSwapper
 from aethermind.cache.serialization import BlockContents, pack_sequence, unpack_sequence
 from aethermind.cache.spec import CacheLayout, KVCacheSpec, spec_for_layout
-from aethermind.cache.state_slots import NULL_SLOT, StateSlots
-from aethermind.cache.state_snapshots import StateSnapshots
 from aethermind.cache.swap_store import NoSwapStore, SwapStore
 from aethermind.errors import InvalidArgumentError
 
@@ -49,22 +47,22 @@ _UNKNOWN = ReserveResult(CacheOutcome.UNKNOWN_SEQUENCE)
 class KVCache:
     """All sequences of one model over one pool of blocks.
 
-    A lack of free blocks is returned as a `CacheOutcome`, not raised. A sequence that is not open gives
-    `CacheOutcome.UNKNOWN_SEQUENCE`, or a `KeyError` from accessors, which return no outcome. Tokens are counted by
+    A lack of free blocks is returned as a `CacheOutcome`, not raised. Calls for a sequence that is not open return
+    `CacheOutcome.UNKNOWN_SEQUENCE`; accessors, which return no outcome, raise `KeyError`. Tokens are counted by
     index, 0 up to `num_tokens`; ranges to drop or shift are given by position (see `positions`). Not thread-safe.
     """
 
     __slots__ = (
         "_allocator",
         "_block_size",
-        "_end",
+        "_close",
         "_sequences",
         "_slots",
         "_snapshots",
         "_swapper",
         "_windows",
         "capacity_tokens",
-        "has_moved",
+        "has_moved_positions",
         "max_model_len",
         "spec",
     )
@@ -81,7 +79,7 @@ class KVCache:
         swap_threshold: float = 1.0,
         pool: BlockPool | None = None,
     ) -> None:
-        """Plan a cache of `num_blocks` blocks. `pool` is the prefix cache's pool, if there is a prefix cache.
+        """Manage a cache of `num_blocks` blocks. `pool` is the prefix cache's pool, if there is a prefix cache.
 
         `swap_threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out, the
         least recently used first. Raises `InvalidArgumentError` for sizes below 1, an unknown layout, or a threshold
@@ -97,7 +95,7 @@ class KVCache:
         self._block_size = self.spec.block_size
         self._windows = self.spec.windows
         self.capacity_tokens = min(max_model_len, self.spec.num_tokens_in(num_blocks))
-        """The longest sequence that fits when it has the cache to itself."""
+        """The length of the longest sequence that fits when no other holds blocks."""
         self._allocator = BlockAllocator(
             BlockPool(num_blocks) if pool is None else pool, NoPrefixCache() if prefix_cache is None else prefix_cache
         )
@@ -107,16 +105,16 @@ class KVCache:
         if self._slots is not None and self.spec.num_snapshots and isinstance(prefix_cache, HashedPrefixCache):
             self._snapshots = StateSnapshots(self.spec, self._slots, prefix_cache)
         # Not a method: a reference to the cache itself would keep the memory of a dropped one until a collection.
-        self._end = partial(_end, self._sequences, self._snapshots)
+        self._close = partial(_close_sequence, self._sequences, self._snapshots)
         self._swapper = SequenceSwapper(
             self._allocator,
             self._block_size,
             NoSwapStore() if swap_store is None else swap_store,
             swap_threshold,
             self._slots,
-            self._end,
+            self._close,
         )
-        self.has_moved = False
+        self.has_moved_positions = False
         """Whether positions may differ from indices in some sequence; False saves a lookup for each token."""
 
     # -- accessors -------------------------------------------------------------------------------------------
@@ -173,7 +171,7 @@ class KVCache:
 
     @property
     def chunk_alignment(self) -> int:
-        """Tokens of which a chunk should end at a multiple, so that a state is kept there; 1 if none is kept."""
+        """The number of tokens at whose multiples prompt chunks should end, to take snapshots; 1 without snapshots."""
         return 1 if self._snapshots is None else self._block_size
 
     @property
@@ -208,7 +206,7 @@ class KVCache:
                 tables = self._cached_tables(token_ids[: count * self._block_size], extra_key)
                 if len(tables[0]) == count:
                     return tables
-                blocks = tables[0]  # windows see less of what is cached
+                blocks = tables[0]  # shorter: blocks that the windows need are not cached
         return ((),) * self.num_groups
 
     def _cached_tables(self, token_ids: Sequence[int], extra_key: bytes) -> Sequence[Sequence[int]]:
@@ -235,7 +233,7 @@ class KVCache:
         return self._sequences[seq_id].positions.position(index)
 
     def block_table(self, seq_id: str, group: int = 0) -> array[int]:
-        """Return the sequence's blocks in a group, in order. It is the live table, which callers must not change.
+        """Return the sequence's blocks in a group, in order: the table itself, which callers must not change.
 
         In a group with a window the leading entries may be `groups.FREED`.
         """
@@ -280,7 +278,7 @@ class KVCache:
         if self._snapshots is not None and tables[0]:
             if self._swapper.has_free_slot():
                 state_slot = self._snapshots.restore(tables[0][-1])
-            else:  # the first reservation will have none either
+            else:  # its first reservation fails for lack of a slot, too
                 tables = ((),) * self.num_groups
         blocks, *window_blocks = tables
         num_cached_tokens = len(blocks) * self._block_size
@@ -293,8 +291,7 @@ class KVCache:
     def open_to_load(self, seq_id: str, token_ids: Sequence[int], extra_key: bytes) -> OpenResult:
         """Start a sequence whose further blocks the caller fills with stored keys and values, up to its release.
 
-        It begins with all cached blocks, also those behind the last snapshot, and has no recurrent state: see
-        `StateSnapshots.add`.
+        It begins with all cached blocks, also after the last snapshot, without a state: see `StateSnapshots.add`.
         """
         if self._snapshots is None:
             return self.open(seq_id, token_ids, extra_key)
@@ -331,7 +328,7 @@ class KVCache:
         needs_slot = self._slots is not None and sequence.state_slot == NULL_SLOT and not sequence.is_loading
         if needs_slot and not self._swapper.has_free_slot():
             return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
-        reserve = grow_groups if self._windows else grow
+        reserve = reserve_slots_in_groups if self._windows else reserve_slots
         result = reserve(sequence, end, self._swapper, self._block_size, self.max_model_len)
         if needs_slot and self._slots is not None and result.outcome is CacheOutcome.OK:
             sequence.state_slot = self._slots.allocate()
@@ -350,9 +347,9 @@ class KVCache:
         return CacheOutcome.OK
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int | None = None) -> CacheOutcome:
-        """Start `child_id` on the first `num_tokens` of the parent's tokens (None: all), as `truncate` to them would.
+        """Start `child_id` with the first `num_tokens` of the parent's tokens (None: all), if `may_truncate`.
 
-        It gets a copy of their recurrent state, if there is one: see `state_copies`. Drops the parent's reservations.
+        It gets a copy of their recurrent state, if any: see `state_copies`. The parent's reservations are dropped.
         """
         parent = self._sequences.get(parent_id)
         if parent is None or child_id in self._sequences:
@@ -380,7 +377,7 @@ class KVCache:
             return CacheOutcome.ILLEGAL_STATE
         if self._snapshots is not None:
             self._snapshots.take_missing(sequence)
-        self._offer(sequence, token_ids)
+        self._publish_blocks(sequence, token_ids)
         return CacheOutcome.OK
 
     def release(self, seq_id: str, token_ids: Sequence[int] = ()) -> CacheOutcome:
@@ -391,21 +388,22 @@ class KVCache:
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return CacheOutcome.UNKNOWN_SEQUENCE
-        if not is_legal(sequence.state, CacheState.FREE, is_protected=sequence.is_pinned):
+        if not is_legal_transition(sequence.state, CacheState.FREE, is_protected=sequence.is_pinned):
             return CacheOutcome.ILLEGAL_STATE
         if sequence.state is not CacheState.SWAPPED:
-            self._offer(sequence, token_ids)
+            self._publish_blocks(sequence, token_ids)
         self._allocator.trim(sequence, 0)
         self._swapper.forget(seq_id, sequence)
-        self._end(seq_id)
+        self._close(seq_id)
         return CacheOutcome.OK
 
-    def _offer(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
-        num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
-        if num_full := num_known // self._block_size:
+    def _publish_blocks(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
+        """Publish the full blocks of the tokens that are given and were computed before any token was moved."""
+        num_publishable = min(sequence.num_tokens, sequence.num_original, len(token_ids))
+        if num_full := num_publishable // self._block_size:
             token_ids, blocks = token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
-            of_windows = ([table[:num_full] for table in sequence.window_tables],) if self._windows else ()
-            self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key, *of_windows)
+            window_blocks = ([table[:num_full] for table in sequence.window_tables],) if self._windows else ()
+            self._allocator.prefix_cache.publish(token_ids, blocks, sequence.extra_key, *window_blocks)
             if self._snapshots is not None:
                 self._snapshots.publish(sequence, token_ids)
 
@@ -415,17 +413,17 @@ class KVCache:
         """Drop all but the first `num_tokens` committed tokens, and every reservation.
 
         `BEHIND_WINDOW` if blocks were freed that a window of the next token sees; `RECURRENT_STATE` if the model has
-        recurrent layers, unless all tokens are dropped or none, or those behind the last `checkpoint`.
+        recurrent layers, unless all tokens are dropped, or none, or exactly those after the last `checkpoint`.
         """
         return self._change(seq_id, lambda sequence: truncate_tokens(sequence, num_tokens, self._block_size))
 
     def may_truncate(self, seq_id: str, num_tokens: int) -> bool:
-        """Whether `truncate` to so many tokens would be OK, and so would `fork` but for a free slot."""
+        """Whether `truncate` to `num_tokens` would be OK; `fork` needs a free state slot as well."""
         return self._sequences[seq_id].may_truncate(num_tokens, self._block_size)
 
     def truncate_or_reset(self, seq_id: str, num_tokens: int) -> int:
         """Truncate a sequence to `num_tokens`, or to fewer if the recurrent state is that of more tokens (`restart`) or
-        windows freed what the next token sees. Returns to how many.
+        windows freed what the next token sees. Returns the number of tokens that are left.
 
         The caller computes the tokens from that index on again.
         """
@@ -445,14 +443,14 @@ class KVCache:
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return CacheOutcome.UNKNOWN_SEQUENCE
-        is_kept = sequence.state_slot == NULL_SLOT or self._slots is None or self._slots.checkpoint(sequence)
-        return CacheOutcome.OK if is_kept else CacheOutcome.NO_FREE_BLOCKS
+        is_saved = sequence.state_slot == NULL_SLOT or self._slots is None or self._slots.checkpoint(sequence)
+        return CacheOutcome.OK if is_saved else CacheOutcome.NO_FREE_BLOCKS
 
     def restart(self, seq_id: str, num_tokens: int | None = None) -> int:
         """Truncate a sequence to the last copy of its recurrent state, a checkpoint or snapshot, among its first
         `num_tokens` tokens (None: all), or to 0 without one; returns the tokens that are left.
 
-        It gets the state of the copy: see `state_copies`. For a step that failed: it may have advanced the state.
+        The state is copied back: see `state_copies`. For a step that failed, which may have advanced the state.
         """
         sequence = self._sequences[seq_id]
         limit = sequence.num_tokens if num_tokens is None else num_tokens
@@ -503,8 +501,8 @@ class KVCache:
             self._swapper.drop_reservation(sequence)
             if self._snapshots is not None and sequence.num_tokens < sequence.num_snapshot_tokens:
                 self._snapshots.drop(sequence)
-            if self.has_moved or sequence.positions is not PLAIN:
-                self.has_moved = any(not each.positions.are_indices for each in self._sequences.values())
+            if self.has_moved_positions or sequence.positions is not IDENTITY_POSITIONS:
+                self.has_moved_positions = any(not each.positions.are_indices for each in self._sequences.values())
         return outcome
 
     # -- parking, pinning, swapping --------------------------------------------------------------------------
@@ -512,29 +510,29 @@ class KVCache:
     def park(self, seq_id: str, *, may_drop: bool = False) -> CacheOutcome:
         """Park an idle sequence: it keeps its committed tokens and cannot be written until `resume`.
 
-        It may be swapped out when the cache fills; one that `may_drop` is released where the store is full.
+        It may be swapped out when the cache fills. If the swap store is full, a sequence that `may_drop` is released.
         """
-        return self._with(seq_id, lambda sequence: self._swapper.park(seq_id, sequence, may_drop=may_drop))
+        return self._if_open(seq_id, lambda sequence: self._swapper.park(seq_id, sequence, may_drop=may_drop))
 
     def touch(self, seq_id: str) -> None:
-        """Record a use of a parked sequence, so that others are swapped out before it."""
+        """Record a use of a parked sequence: others are swapped out before it."""
         self._swapper.touch(seq_id)
 
     def resume(self, seq_id: str) -> CacheOutcome:
         """Make a parked sequence active again, from device memory or from the swap store."""
-        return self._with(seq_id, lambda sequence: self._swapper.resume(seq_id, sequence))
+        return self._if_open(seq_id, lambda sequence: self._swapper.resume(seq_id, sequence))
 
     def pin(self, seq_id: str, is_pinned: bool = True) -> CacheOutcome:
         """Protect the sequence from being swapped out or released, or lift that protection."""
-        return self._with(seq_id, lambda sequence: self._swapper.pin(sequence, is_pinned))
+        return self._if_open(seq_id, lambda sequence: self._swapper.pin(sequence, is_pinned))
 
     def swap_out(self, seq_id: str) -> CacheOutcome:
         """Move a sequence's committed tokens to the swap store, with its recurrent state, and release its blocks."""
-        return self._with(seq_id, lambda sequence: self._swapper.swap_out(seq_id, sequence))
+        return self._if_open(seq_id, lambda sequence: self._swapper.swap_out(seq_id, sequence))
 
     def swap_in(self, seq_id: str) -> CacheOutcome:
         """Move a swapped sequence back into blocks of its own, and make it active."""
-        return self._with(seq_id, lambda sequence: self._swapper.swap_in(seq_id, sequence))
+        return self._if_open(seq_id, lambda sequence: self._swapper.swap_in(seq_id, sequence))
 
     def swap_out_parked(self, num_blocks: int) -> None:
         """Swap parked sequences out, as `reserve` does, before `num_blocks` blocks are allocated."""
@@ -544,9 +542,10 @@ class KVCache:
         """Swap parked sequences out, and evict up to `num_blocks` cached blocks; returns how many that freed."""
         return self._swapper.evict(num_blocks)
 
-    def _with(self, seq_id: str, act: Callable[[CachedSequence], CacheOutcome]) -> CacheOutcome:
+    def _if_open(self, seq_id: str, action: Callable[[CachedSequence], CacheOutcome]) -> CacheOutcome:
+        """Return the outcome of an action on a sequence, or UNKNOWN_SEQUENCE if it is not open."""
         sequence = self._sequences.get(seq_id)
-        return CacheOutcome.UNKNOWN_SEQUENCE if sequence is None else act(sequence)
+        return CacheOutcome.UNKNOWN_SEQUENCE if sequence is None else action(sequence)
 
     # -- serialisation ---------------------------------------------------------------------------------------
 
@@ -589,11 +588,12 @@ class KVCache:
         if self._snapshots is not None:
             self._snapshots.take_missing(sequence)
         self._sequences[seq_id] = sequence
-        self.has_moved = self.has_moved or sequence.positions is not PLAIN
+        self.has_moved_positions = self.has_moved_positions or sequence.positions is not IDENTITY_POSITIONS
         return OpenResult(CacheOutcome.OK, sequence.num_tokens)
 
 
-def _end(sequences: dict[str, CachedSequence], snapshots: StateSnapshots | None, seq_id: str) -> None:
+def _close_sequence(sequences: dict[str, CachedSequence], snapshots: StateSnapshots | None, seq_id: str) -> None:
+    """Remove a sequence, and drop its snapshot that is not published."""
     sequence = sequences.pop(seq_id)
     if snapshots is not None:
         snapshots.drop(sequence)

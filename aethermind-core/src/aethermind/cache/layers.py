@@ -44,7 +44,7 @@ class Paged:
 
 @dataclass(frozen=True, slots=True)
 class Window(Paged):
-    """Keys and values of which a query sees those of the last `window` tokens, its own included."""
+    """Keys and values of every token, of which a query sees those of the last `window` tokens, its own included."""
 
     window: int
 
@@ -75,13 +75,13 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Nothing of its own: the layer reads what an earlier layer wrote (YOCO, Sun et al. 2024, arXiv:2405.05254)."""
+    """No cache of its own: the layer reads an earlier layer's (YOCO, Sun et al. 2024, arXiv:2405.05254)."""
 
     layer: int
 
     @property
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Nothing."""
+        """No rows: the layer keeps nothing of each token."""
         return {}
 
 
@@ -113,33 +113,33 @@ class Recurrent:
 
     @property
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Nothing."""
+        """No rows: the layer keeps nothing of each token."""
         return {}
 
 
 AttentionCache = Paged | Window | Latent | Shared
-"""What a layer keeps of each token."""
+"""The kinds of attention cache: what a layer keeps of each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Both: a layer whose attention and recurrence compute side by side (Falcon-H1, Zuo et al. 2025)."""
+    """The caches of a layer whose attention and recurrence compute side by side (Falcon-H1, Zuo et al. 2025)."""
 
     attention: AttentionCache
     recurrent: Recurrent
 
     @property
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Those of the attention."""
+        """The rows of the attention."""
         return self.attention.rows
 
 
 LayerCache = AttentionCache | Recurrent | Hybrid
-"""What one layer keeps."""
+"""What one layer keeps: an attention cache, a recurrent state, or both."""
 
 
 def attention_of(entry: LayerCache) -> AttentionCache | None:
-    """What a layer keeps of each token; None for a layer without attention."""
+    """Return the attention cache of a layer; None for a layer without attention."""
     if isinstance(entry, Hybrid):
         return entry.attention
     return None if isinstance(entry, Recurrent) else entry
@@ -151,13 +151,14 @@ def has_latent(layers: Iterable[LayerCache]) -> bool:
 
 
 def recurrent_of(entry: LayerCache) -> Recurrent | None:
-    """What a layer keeps of each sequence; None for a layer without recurrence."""
+    """Return the recurrent state of a layer; None for a layer without recurrence."""
     if isinstance(entry, Hybrid):
         return entry.recurrent
     return entry if isinstance(entry, Recurrent) else None
 
 
 def _is_row(name: str) -> bool:
+    """Whether a tensor of that name holds rows of tokens, in an attention cache."""
     return name.endswith(("_cache", "_scale"))
 
 

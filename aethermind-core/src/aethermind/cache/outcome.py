@@ -15,7 +15,7 @@ class CacheOutcome(Enum):
 
     OK = "ok"
     NO_FREE_BLOCKS = "no free blocks"
-    """Too few blocks, or state slots, are free now, on the device or in the swap store; more are when others end."""
+    """Too few blocks or state slots are free now, on the device or in the swap store. More are free when others end."""
     TOO_LONG = "too long"
     """The sequence would exceed `max_model_len`."""
     UNKNOWN_SEQUENCE = "unknown sequence"
@@ -28,14 +28,14 @@ class CacheOutcome(Enum):
     OUT_OF_ORDER = "out of order"
     """Positions would not ascend any more, or not be from 0 to 2**63 - 1."""
     BEHIND_WINDOW = "behind a sliding window whose blocks are freed"
-    """The sequence was longer, and keys that its next token would see were freed then: truncate it to 0 and compute it
-    again, see `KVCache.truncate_or_reset`."""
+    """Keys that the next token of the truncated sequence would see were freed when the sequence was longer: truncate it
+    to 0 and compute it again, see `KVCache.truncate_or_reset`."""
     WINDOWS_FREED = "sliding windows free blocks of the sequence"
     """Tokens before the last cannot be dropped or moved in a model whose sliding windows free blocks: a token's index
     says in which block it is and what its window sees."""
     RECURRENT_STATE = "the sequence has a recurrent state"
-    """A recurrent state stands for all tokens of the sequence and is not that of fewer: restart from a checkpoint or a
-    snapshot of it, see `KVCache.truncate_or_reset`."""
+    """A recurrent state stands for all tokens of the sequence, so that tokens cannot be dropped: restart from a
+    checkpoint or a snapshot of the state, see `KVCache.truncate_or_reset`."""
     LATENT_KEYS = "the model caches latent vectors"
     """Positions cannot be shifted with multi-head latent attention (MLA): only a part of a cached row is rotated."""
 

@@ -5,9 +5,9 @@ until tokens are dropped (later tokens keep their positions, which leaves a gap)
 
 A rotary embedding turns the key of a token by an angle proportional to its position, so rotations add up: a key that
 was computed at position p becomes one at p + delta by rotating it by the angle of delta, with the same frequencies.
-Values do not depend on positions. `KVCache.shift` moves positions without touching a key; the next `reserve` of the
-sequence returns the blocks whose keys have to be rotated before the step, each once however often the sequence was
-shifted since.
+Values do not depend on positions. `KVCache.shift` changes positions and no keys. The next `reserve` of the sequence
+returns the blocks whose keys have to be rotated before the step: each block once, however often the sequence was
+shifted in between.
 
 Source: Su et al., RoFormer, 2021 (https://arxiv.org/abs/2104.09864), section 3.2.2: R(m) R(n) = R(m + n).
 """
@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["BlockShift", "PLAIN", "PositionRun", "TokenPositions", "block_shifts"]
+__all__ = ["BlockShift", "IDENTITY_POSITIONS", "PositionRun", "TokenPositions", "block_shifts"]
 
 
 class PositionRun(NamedTuple):
@@ -28,7 +28,7 @@ class PositionRun(NamedTuple):
     position: int
     """Position of the first token."""
     key_position: int
-    """Position for which the first token's key is currently rotated."""
+    """Position for which the key of the first token is rotated at present."""
 
 
 class TokenPositions:
@@ -42,7 +42,7 @@ class TokenPositions:
     __slots__ = ("runs",)
 
     def __init__(self, runs: Iterable[PositionRun] = (PositionRun(0, 0, 0),)) -> None:
-        self.runs = _joined(runs)
+        self.runs = _merge_runs(runs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenPositions) and self.runs == other.runs
@@ -64,23 +64,23 @@ class TokenPositions:
         return run.position + index - run.first
 
     def index(self, position: int) -> int:
-        """Return the index of the first token at `position` or behind it."""
-        order = bisect_right(self.runs, position, key=lambda run: run.position) - 1
-        if order < 0:
+        """Return the index of the first token at `position` or after it."""
+        number = bisect_right(self.runs, position, key=lambda run: run.position) - 1
+        if number < 0:
             return 0
-        run = self.runs[order]
+        run = self.runs[number]
         index = run.first + position - run.position
-        return min(index, self.runs[order + 1].first) if order + 1 < len(self.runs) else index
+        return min(index, self.runs[number + 1].first) if number + 1 < len(self.runs) else index
 
     def truncated(self, num_tokens: int) -> TokenPositions:
         """Keep the first `num_tokens` tokens; appended tokens follow directly after them."""
-        return TokenPositions(run for run in self.runs if run.first < num_tokens) if num_tokens else PLAIN
+        return TokenPositions(run for run in self.runs if run.first < num_tokens) if num_tokens else IDENTITY_POSITIONS
 
     def without(self, start: int, end: int) -> TokenPositions:
         """Drop the tokens at indices from `start` up to `end`; later tokens keep their positions."""
-        behind = self._split(end)
+        later = self._split(end)
         runs = [run for run in self.runs if run.first < start]
-        return TokenPositions(runs + [run._replace(first=run.first - (end - start)) for run in behind])
+        return TokenPositions(runs + [run._replace(first=run.first - (end - start)) for run in later])
 
     def shifted(self, start: int, delta: int) -> TokenPositions:
         """Shift the tokens from index `start` on by `delta` positions; their keys keep their rotation."""
@@ -92,6 +92,7 @@ class TokenPositions:
         return TokenPositions(run._replace(key_position=run.position) for run in self.runs)
 
     def _run(self, index: int) -> PositionRun:
+        """Return the run of the token at `index`."""
         return self.runs[bisect_right(self.runs, index, key=lambda run: run.first) - 1]
 
     def _split(self, index: int) -> list[PositionRun]:
@@ -101,20 +102,20 @@ class TokenPositions:
         return [head, *(run for run in self.runs if run.first > index)]
 
 
-def _joined(runs: Iterable[PositionRun]) -> tuple[PositionRun, ...]:
+def _merge_runs(runs: Iterable[PositionRun]) -> tuple[PositionRun, ...]:
     """Merge each run that continues the previous one."""
-    joined: list[PositionRun] = []
+    merged: list[PositionRun] = []
     for run in runs:
-        if joined:
-            last = joined[-1]
+        if merged:
+            last = merged[-1]
             num_tokens = run.first - last.first
             if (run.position - last.position, run.key_position - last.key_position) == (num_tokens, num_tokens):
                 continue
-        joined.append(run)
-    return tuple(joined)
+        merged.append(run)
+    return tuple(merged)
 
 
-PLAIN = TokenPositions()
+IDENTITY_POSITIONS = TokenPositions()
 """Positions equal to the indices: those of a sequence without dropped or shifted tokens."""
 
 

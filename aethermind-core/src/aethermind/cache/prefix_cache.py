@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.groups import FREED, live, num_hidden_blocks
+from aethermind.cache.groups import FREED, live_blocks, num_hidden_blocks
 
 __all__ = ["HashedPrefixCache", "NoPrefixCache", "PrefixCache", "PrefixCacheListener", "chain_hash"]
 
@@ -134,12 +134,12 @@ class HashedPrefixCache:
     """Caches every published full block, and evicts the least recently used first.
 
     An entry is found by its hash, and used only if its tokens equal those looked up and its parent is the entry found
-    before it: a hash collision costs a reuse, never a wrong answer. An entry whose parent was evicted can no longer be
-    reached; it is replaced when its tokens are published again, or evicted later. Sequences release their last block
-    first, so the end of a prefix is usually evicted before its beginning. Not thread-safe.
+    before it. So a hash collision prevents a reuse, but never returns blocks of other tokens. An entry whose parent was
+    evicted can no longer be reached; it is replaced when its tokens are published again, or evicted later. Sequences
+    release their last block first, so the end of a prefix is usually evicted before its beginning. Not thread-safe.
 
     The chain consists of blocks of group 0 (see `groups`). Blocks of groups with a window are cached beside them, as
-    companions. A prefix is matched only if each window finds in companions all that it sees before the next token.
+    companions. A prefix is matched only if the companions of each window cover all that the next token sees.
     Evicting a companion shortens what can be matched; evicting a block of the chain evicts its companions, too.
     """
 
@@ -198,11 +198,11 @@ class HashedPrefixCache:
 
         With several groups these are the blocks of group 0.
         """
-        return [entry.block for entry in self._usable(self._known(token_ids, extra_key))]
+        return [entry.block for entry in self._usable_prefix(self._cached_chain(token_ids, extra_key))]
 
     def match_groups(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[list[int]]:
         """Return the blocks of the longest cached prefix by group, `FREED` for those before the group's window."""
-        entries = self._usable(self._known(token_ids, extra_key))
+        entries = self._usable_prefix(self._cached_chain(token_ids, extra_key))
         num_tokens = len(entries) * self._block_size
         tables = [[entry.block for entry in entries]]
         for group, window in enumerate(self._windows):
@@ -210,25 +210,25 @@ class HashedPrefixCache:
             tables.append([FREED] * hidden + [entry.companions[group] for entry in entries[hidden:]])
         return tables
 
-    def _usable(self, entries: list[CachedBlock]) -> list[CachedBlock]:
-        """Return the longest prefix of a chain that has, for each window, the companions that it sees at its end."""
+    def _usable_prefix(self, entries: list[CachedBlock]) -> list[CachedBlock]:
+        """Return the longest prefix of a chain after which each window has all companions that the next token sees."""
         if not self._windows:
             return entries
-        in_a_row = [0] * len(self._windows)  # companions of each group up to the current block without a gap
+        num_consecutive = [0] * len(self._windows)  # by group: companions without a gap up to the current block
         longest = 0
         for end, entry in enumerate(entries, start=1):
             for group, companion in enumerate(entry.companions):
-                in_a_row[group] = 0 if companion == FREED else in_a_row[group] + 1
+                num_consecutive[group] = 0 if companion == FREED else num_consecutive[group] + 1
             if all(
                 end - num_hidden_blocks(end * self._block_size, window, self._block_size) <= count
-                for window, count in zip(self._windows, in_a_row, strict=True)
+                for window, count in zip(self._windows, num_consecutive, strict=True)
             ):
                 longest = end
         return entries[:longest]
 
     def pin(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[CachedBlock]:
         """Pin the cached blocks of the longest prefix: they are evicted last, until `unpin`. Pins are counted."""
-        entries = self._known(token_ids, extra_key)
+        entries = self._cached_chain(token_ids, extra_key)
         for entry in entries:
             entry.num_pins += 1
         return entries
@@ -238,10 +238,11 @@ class HashedPrefixCache:
         for entry in pinned:
             entry.num_pins -= 1
             if not entry.num_pins:
-                for block in (entry.block, *live(entry.companions)):
+                for block in (entry.block, *live_blocks(entry.companions)):
                     self._pool.promote(block)
 
-    def _known(self, token_ids: Sequence[int], extra_key: bytes) -> list[CachedBlock]:
+    def _cached_chain(self, token_ids: Sequence[int], extra_key: bytes) -> list[CachedBlock]:
+        """Return the cached blocks of group 0 of the longest cached prefix, whatever the windows need."""
         entries: list[CachedBlock] = []
         if not self._by_key:
             return entries
@@ -276,14 +277,14 @@ class HashedPrefixCache:
             key = self._hash(key, tokens)
             entry = self._by_key.get(key)
             if entry is not None and (entry.tokens != tokens or entry.parent != parent):
-                self._forget(entry)
+                self._remove_entry(entry)
                 entry = None
             if entry is None:
                 entry = self._by_key[key] = CachedBlock(key, parent, tokens, block, len(self._windows))
-                self._keep(entry, block)
+                self._add_block(entry, block)
             elif entry.block != block and self._pool.is_idle(entry.block):
-                self._drop(entry.block)
-                self._keep(entry, block)
+                self._remove_block(entry.block)
+                self._add_block(entry, block)
             for group, table in enumerate(window_blocks):
                 self._publish_companion(entry, group, table[index])
             parent = entry
@@ -293,7 +294,7 @@ class HashedPrefixCache:
         if block in (FREED, cached) or (cached != FREED and not self._pool.is_idle(cached)):
             return
         if cached != FREED:
-            self._drop_companion(entry, group)
+            self._remove_companion(entry, group)
         entry.companions[group] = block
         self._by_block[block] = entry
         self._pool.keep(block)
@@ -309,20 +310,21 @@ class HashedPrefixCache:
             block = self._next_to_evict()
             entry = self._by_block[block]
             if entry.block == block:
-                self._forget(entry)
+                self._remove_entry(entry)
             else:
-                self._drop_companion(entry, entry.companions.index(block))
+                self._remove_companion(entry, entry.companions.index(block))
 
     def forget(self, block: int) -> None:
-        """Stop caching a block of group 0 with its companions; blocks behind it are no longer found."""
+        """Stop caching a block of group 0 with its companions; later blocks of its prefix are no longer found."""
         entry = self._by_block.get(block)
         if entry is not None and entry.block == block:
-            self._forget(entry)
+            self._remove_entry(entry)
 
     def _next_to_evict(self) -> int:
         """Return the next block to evict.
 
-        A pinned block is moved once to the pool's list of blocks that are evicted last, so later calls do not meet it.
+        A pinned block is moved once to the pool's list of blocks that are evicted last, so later calls find other
+        candidates first.
         """
         while True:
             block = self._pool.eviction_candidate()
@@ -330,28 +332,29 @@ class HashedPrefixCache:
                 return block
 
     def _first_key(self, extra_key: bytes) -> bytes:
+        """Return the key that the first block's key is hashed from."""
         return self._hash(self._root, extra_key) if extra_key else self._root
 
-    def _forget(self, entry: CachedBlock) -> None:
+    def _remove_entry(self, entry: CachedBlock) -> None:
         del self._by_key[entry.key]
-        self._drop(entry.block)
+        self._remove_block(entry.block)
         for group, companion in enumerate(entry.companions):
             if companion != FREED:
-                self._drop_companion(entry, group)
+                self._remove_companion(entry, group)
 
-    def _drop_companion(self, entry: CachedBlock, group: int) -> None:
+    def _remove_companion(self, entry: CachedBlock, group: int) -> None:
         block, entry.companions[group] = entry.companions[group], FREED
         del self._by_block[block]
         self._pool.drop(block)
 
-    def _keep(self, entry: CachedBlock, block: int) -> None:
+    def _add_block(self, entry: CachedBlock, block: int) -> None:
         entry.block = block
         self._by_block[block] = entry
         self._pool.keep(block)
         for listener in self.listeners:
             listener.block_cached(entry.key, block)
 
-    def _drop(self, block: int) -> None:
+    def _remove_block(self, block: int) -> None:
         for listener in self.listeners:
             listener.block_evicted(block)
         del self._by_block[block]

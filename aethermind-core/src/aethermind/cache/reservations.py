@@ -6,43 +6,43 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from aethermind.cache.outcome import CacheOutcome, ReserveResult
-from aethermind.cache.positions import PLAIN, BlockShift, block_shifts
+from aethermind.cache.positions import IDENTITY_POSITIONS, BlockShift, block_shifts
 from aethermind.cache.sequence import CachedSequence
 from aethermind.cache.sequence_swapper import SequenceSwapper
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
 
-__all__ = ["RESERVED", "SlotArray", "grow", "grow_groups", "reserve_chunk", "slots_of"]
+__all__ = ["RESERVED", "SlotArray", "reserve_chunk", "reserve_slots", "reserve_slots_in_groups", "slots_of"]
 
 RESERVED = ReserveResult(CacheOutcome.OK)
-"""The result of most reservations, created once."""
+"""The result OK without copies and shifts, which most reservations have; created once."""
 
 
 class SlotArray(Protocol):
-    """A mutable sequence that takes a list of integers at a slice: an integer vector, a list."""
+    """A mutable sequence of integers, such as a list or an integer array, of which a slice can be assigned a list."""
 
     def __setitem__(self, key: slice, value: list[int], /) -> None: ...
 
 
-def grow(
+def reserve_slots(
     sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
 ) -> ReserveResult:
     """Reserve slots for `sequence` from its last computed token up to index `end`; all or nothing.
 
-    Blocks that it writes, or whose keys are rotated, must not be shared: shared ones are replaced by copies. If too few
-    blocks are free for that, those that only the prefix cache shares leave it.
+    A block that is written, or whose keys are rotated, must not be shared: a shared one is replaced by a copy. If too
+    few blocks are free for copies, blocks that no other sequence uses are taken out of the prefix cache instead.
     """
     table, pool = sequence.block_table, swapper.pool
     num_tokens = sequence.num_tokens
     shifts: list[BlockShift] = []
-    if sequence.positions is not PLAIN:
+    if sequence.positions is not IDENTITY_POSITIONS:
         shifts = list(block_shifts(sequence.positions, range(len(table)), block_size, num_tokens))
-    changed = {shift.block for shift in shifts}
+    modified = {shift.block for shift in shifts}  # indices into the table
     # Among the blocks to be written only the partly filled one can be shared: sharing drops all reservations.
     if (partial := num_tokens // block_size) < len(table):
-        changed.add(partial)
-    shared = sorted(index for index in changed if pool.ref_count(table[index]) > 1)
+        modified.add(partial)
+    shared = sorted(index for index in modified if pool.ref_count(table[index]) > 1)
     num_missing = max(-(-end // block_size) - len(table), 0)
     blocks = swapper.allocate(num_missing + len(shared))
     if blocks is None and shifts:
@@ -61,21 +61,21 @@ def grow(
     if not copies and not shifts:
         return RESERVED
     sequence.positions = sequence.positions.with_keys_shifted() if shifts else sequence.positions
-    in_place = tuple(shift._replace(block=table[shift.block]) for shift in shifts)
-    return ReserveResult(CacheOutcome.OK, tuple(copies), in_place)
+    block_shifts_of_table = tuple(shift._replace(block=table[shift.block]) for shift in shifts)
+    return ReserveResult(CacheOutcome.OK, tuple(copies), block_shifts_of_table)
 
 
-def grow_groups(
+def reserve_slots_in_groups(
     sequence: CachedSequence, end: int, swapper: SequenceSwapper, block_size: int, max_model_len: int
 ) -> ReserveResult:
     """Reserve slots in every group up to index `end`, after freeing blocks that windows hide; all or nothing.
 
-    Shared blocks that the sequence writes, the partly filled one of each group, are replaced by copies.
+    The partly filled block of each group, which the sequence writes, is replaced by a copy if it is shared.
     """
     swapper.release_hidden(sequence)
-    pool, partial, size = swapper.pool, sequence.num_tokens // block_size, len(sequence.block_table)
-    shared = [table for table in sequence.tables if partial < size and pool.ref_count(table[partial]) > 1]
-    num_missing = max(-(-end // block_size) - size, 0)
+    pool, partial, table_len = swapper.pool, sequence.num_tokens // block_size, len(sequence.block_table)
+    shared = [table for table in sequence.tables if partial < table_len and pool.ref_count(table[partial]) > 1]
+    num_missing = max(-(-end // block_size) - table_len, 0)
     blocks = swapper.allocate(num_missing * len(sequence.tables) + len(shared))
     if blocks is None:
         return ReserveResult(CacheOutcome.NO_FREE_BLOCKS)
@@ -93,9 +93,9 @@ def grow_groups(
 def reserve_chunk(cache: KVCache, seq_id: str, num_new_tokens: int) -> tuple[ReserveResult, int]:
     """Reserve slots for a chunk of a prompt: `num_new_tokens`, or fewer if too few blocks are free.
 
-    With several groups, a chunk holds blocks in each of them until windows free as many, so a shorter one needs fewer.
-    It has at least `spec.max_new_tokens` tokens, which `spec.num_blocks_for` counts. Returns the result, and the tokens
-    of the chunk.
+    With several groups, a chunk holds blocks in each of them until windows free as many, so a shorter chunk needs fewer
+    blocks. The chunk has at least `spec.max_new_tokens` tokens, which `spec.num_blocks_for` counts. Returns the result,
+    and the number of tokens of the chunk.
     """
     while True:
         result = cache.reserve(seq_id, num_new_tokens)

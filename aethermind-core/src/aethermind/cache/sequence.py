@@ -23,10 +23,10 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from types import MappingProxyType
 
-from aethermind.cache.groups import FREED, live, num_hidden_blocks
+from aethermind.cache.groups import FREED, live_blocks, num_hidden_blocks
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.cache.positions import PLAIN, TokenPositions
-from aethermind.cache.state_slots import NULL_SLOT
+from aethermind.cache.positions import IDENTITY_POSITIONS, TokenPositions
+from aethermind.cache.recurrent_states import NULL_SLOT
 
 __all__ = [
     "CacheState",
@@ -34,7 +34,7 @@ __all__ = [
     "LEGAL_TRANSITIONS",
     "RangeResult",
     "drop_tokens",
-    "is_legal",
+    "is_legal_transition",
     "keep_tokens",
     "restart_tokens",
     "shift_tokens",
@@ -68,18 +68,18 @@ LEGAL_TRANSITIONS = MappingProxyType(
 )
 """For each state, the states that may follow it."""
 
-_HELD_WHEN_PROTECTED = frozenset({CacheState.ACTIVE, CacheState.STANDBY})
+_STATES_IN_DEVICE_MEMORY = frozenset({CacheState.ACTIVE, CacheState.STANDBY})
 
 
-def is_legal(state: CacheState, target: CacheState, *, is_protected: bool = False) -> bool:
-    """Whether `target` may follow `state`."""
-    return target in LEGAL_TRANSITIONS[state] and (not is_protected or target in _HELD_WHEN_PROTECTED)
+def is_legal_transition(state: CacheState, target: CacheState, *, is_protected: bool = False) -> bool:
+    """Whether a sequence may go from `state` to `target`; a protected one keeps its blocks in device memory."""
+    return target in LEGAL_TRANSITIONS[state] and (not is_protected or target in _STATES_IN_DEVICE_MEMORY)
 
 
 class CachedSequence:
-    """A sequence's tokens by index: those below `num_tokens` are computed, slots up to `num_writable` are reserved.
+    """One sequence: tokens at indices below `num_tokens` are computed, slots up to `num_writable` are reserved.
 
-    Mutable: the modules of the cache change it.
+    Mutable: the modules of this package change its attributes.
     """
 
     __slots__ = (
@@ -111,40 +111,40 @@ class CachedSequence:
         windows: tuple[int, ...] = (),
         window_blocks: Sequence[Sequence[int]] = (),
     ) -> None:
-        """`windows` are those of the groups behind group 0 (see `groups`), `window_blocks` their blocks."""
+        """`windows` and `window_blocks` are the windows and the blocks of the groups after group 0 (see `groups`)."""
         self.block_table = array("i", blocks)
-        """Its blocks in group 0, the one with index 0 first. An array, because a step copies the tables of all its
-        requests."""
+        """The sequence's blocks in group 0, in the order of their tokens. An array, because a step copies the tables of
+        all its requests."""
         self.windows = windows
-        self.window_tables = tuple(array("i", some) for some in window_blocks or ((),) * len(windows))
-        """Its blocks in each further group, as many as in group 0, the first of them `FREED`."""
+        self.window_tables = tuple(array("i", blocks) for blocks in window_blocks or ((),) * len(windows))
+        """The blocks in each further group: as many entries as in group 0, the leading ones `FREED`."""
         self.num_freed = [sum(block == FREED for block in table) for table in self.window_tables]
-        """Entries of each of these tables that are `FREED`."""
+        """How many entries of each of `window_tables` are `FREED`."""
         self.extra_key = extra_key
         self.num_tokens = num_tokens
         self.num_writable = num_tokens
         self.num_original = sys.maxsize
         """Leading tokens whose keys and values depend only on the tokens before them, because they were computed before
         any token was dropped or shifted. Only these may be published to the prefix cache."""
-        self.positions: TokenPositions = PLAIN
+        self.positions: TokenPositions = IDENTITY_POSITIONS
         self.state = CacheState.ACTIVE
         self.state_slot = NULL_SLOT
-        """The slot of its recurrent state, which a sequence with tokens has if the model has recurrent layers."""
+        """The slot of the sequence's recurrent state; the null slot without tokens, or without recurrent layers."""
         self.snapshot = NULL_SLOT
-        """The slot of a copy of the state after its first `num_snapshot_tokens` tokens, not published yet."""
+        """The slot of a copy of the state after the first `num_snapshot_tokens` tokens, not published yet."""
         self.num_snapshot_tokens = 0
         self.checkpoint = NULL_SLOT
-        """The slot of a copy of the state after its first `num_checkpoint_tokens` tokens, to which `truncate` returns;
-        a copy of no tokens is none."""
+        """The slot of a copy of the state after the first `num_checkpoint_tokens` tokens, to which `truncate` can
+        return. There is no copy if that number is 0."""
         self.num_checkpoint_tokens = 0
         self.is_pinned = False
         self.is_loading = False
-        """Whether its blocks are filled with stored keys and values, without a recurrent state."""
+        """Whether the blocks are filled with stored keys and values, without a recurrent state."""
         self.may_drop = False
-        """Whether it may be released while it is parked, see `KVCache.park`."""
+        """Whether the sequence may be released while it is parked, see `KVCache.park`."""
 
     def fork(self, state_slot: int) -> CachedSequence:
-        """Return a sequence on the same blocks and tokens, with a state of its own. The caller adds the references."""
+        """Return a sequence with the same blocks and tokens, and its own state slot. The caller adds references."""
         child = CachedSequence(self.block_table, self.num_tokens, self.extra_key, self.windows, self.window_tables)
         child.num_original = self.num_original
         child.positions = self.positions
@@ -164,11 +164,11 @@ class CachedSequence:
         return blocks
 
     def num_held(self, num_blocks: int) -> int:
-        """Return how many blocks `held_blocks` returns for tables of `num_blocks` entries, even while swapped out."""
+        """Return how many blocks `held_blocks` returns for tables of `num_blocks` entries, also while swapped out."""
         return num_blocks + sum(num_blocks - num_freed for num_freed in self.num_freed)
 
     def attach(self, blocks: Sequence[int], num_blocks: int) -> None:
-        """Fill empty tables with `blocks`, which stand for those that `held_blocks(num_blocks)` returned."""
+        """Fill empty tables with `blocks`, new blocks for those that `held_blocks(num_blocks)` returned."""
         self.block_table.extend(blocks[:num_blocks])
         position = num_blocks
         for table, num_freed in zip(self.window_tables, self.num_freed, strict=True):
@@ -177,24 +177,22 @@ class CachedSequence:
             position += num_blocks - num_freed
 
     def may_truncate(self, num_tokens: int, block_size: int) -> bool:
-        """Whether no window hides keys that a token at index `num_tokens` sees, and the recurrent state, if there is
-        one, is that of so many tokens.
-        """
+        """Whether the sequence can drop all tokens from index `num_tokens` on: `sees_all` and `has_state_of` hold."""
         return self.has_state_of(num_tokens) and self.sees_all(num_tokens, block_size)
 
     def sees_all(self, num_tokens: int, block_size: int) -> bool:
-        """Whether no window hides keys that a token at index `num_tokens` sees."""
+        """Whether every window still has the keys that a token at index `num_tokens` sees."""
         return num_tokens == 0 or all(
             num_freed <= num_hidden_blocks(num_tokens, window, block_size)
             for window, num_freed in zip(self.windows, self.num_freed, strict=True)
         )
 
     def has_state_of(self, num_tokens: int) -> bool:
-        """Whether `truncate` can give the sequence the recurrent state of so many tokens, if it has a state."""
+        """Whether the recurrent state after `num_tokens` tokens exists, or the sequence has no recurrent state."""
         return self.state_slot == NULL_SLOT or num_tokens in (0, self.num_checkpoint_tokens, self.num_tokens)
 
     def slot_of(self, num_tokens: int) -> int:
-        """The slot of the recurrent state of so many tokens, see `has_state_of`."""
+        """The slot of the recurrent state after `num_tokens` tokens, which exists if `has_state_of`."""
         return self.checkpoint if 0 < num_tokens == self.num_checkpoint_tokens < self.num_tokens else self.state_slot
 
     def truncate(self, num_tokens: int) -> None:
@@ -204,7 +202,7 @@ class CachedSequence:
         if num_tokens <= self.num_checkpoint_tokens:
             self.num_checkpoint_tokens = 0
         self.num_tokens = self.num_writable = num_tokens
-        if self.positions is not PLAIN:
+        if self.positions is not IDENTITY_POSITIONS:
             self.positions = self.positions.truncated(num_tokens)
         if num_tokens <= self.num_original:
             self.num_original = sys.maxsize
@@ -212,28 +210,28 @@ class CachedSequence:
     def set_positions(self, index: int, positions: TokenPositions) -> None:
         """Set `positions`, which equal the old ones for the tokens before `index`."""
         self.num_original = min(self.num_original, index)
-        self.positions = PLAIN if positions == PLAIN else positions
+        self.positions = IDENTITY_POSITIONS if positions == IDENTITY_POSITIONS else positions
 
 
 RangeResult = tuple[CacheOutcome, list[int]]
-"""The outcome, and the blocks that the sequence no longer holds, in the order of its table."""
+"""The outcome, and the blocks that the sequence no longer holds, in the order of its block table."""
 
 _MAX_POSITION = 2**63 - 1
 
 
 def truncate_tokens(sequence: CachedSequence, num_tokens: int, block_size: int) -> RangeResult:
-    """Drop all but the first `num_tokens` tokens, of which the sequence must have as many."""
+    """Drop all but the first `num_tokens` tokens; the sequence must have that many."""
     assert 0 <= num_tokens <= sequence.num_tokens, f"cannot truncate {sequence.num_tokens} tokens to {num_tokens}"
     return _drop_range(sequence, num_tokens, sequence.num_tokens, block_size)
 
 
 def restart_tokens(sequence: CachedSequence, num_tokens: int, block_size: int) -> RangeResult:
-    """Drop all but the first `num_tokens` tokens, after which the caller replaces the recurrent state by theirs."""
+    """Drop all but the first `num_tokens` tokens; the caller then copies their recurrent state to the state slot."""
     return _drop_end(sequence, num_tokens, block_size)
 
 
 def drop_tokens(sequence: CachedSequence, start: int, end: int | None, block_size: int) -> RangeResult:
-    """Drop the tokens at positions from `start` up to `end`, or to the last; those behind keep their positions."""
+    """Drop the tokens at positions from `start` up to `end`, or to the last; later tokens keep their positions."""
     return _drop_range(sequence, *_indices(sequence, start, end), block_size)
 
 
@@ -250,9 +248,9 @@ def keep_tokens(sequence: CachedSequence, start: int, end: int | None, block_siz
         return _drop_range(sequence, last, sequence.num_tokens, block_size)
     if first % block_size and first < last:
         return CacheOutcome.PARTIAL_BLOCK, []
-    _, behind = _drop_range(sequence, last, sequence.num_tokens, block_size)
-    outcome, before = _drop_range(sequence, 0, first, block_size)
-    return outcome, before + behind
+    _, blocks_after = _drop_range(sequence, last, sequence.num_tokens, block_size)
+    outcome, blocks_before = _drop_range(sequence, 0, first, block_size)
+    return outcome, blocks_before + blocks_after
 
 
 def shift_tokens(sequence: CachedSequence, start: int, delta: int, block_size: int) -> RangeResult:
@@ -283,6 +281,7 @@ def _indices(sequence: CachedSequence, start: int, end: int | None) -> tuple[int
 
 
 def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int) -> RangeResult:
+    """Drop the tokens at indices from `first` up to `last`, if states, windows and block boundaries allow it."""
     is_end = last == sequence.num_tokens
     if sequence.state_slot != NULL_SLOT and first < last and not (is_end and sequence.has_state_of(first)):
         return CacheOutcome.RECURRENT_STATE, []
@@ -300,6 +299,7 @@ def _drop_range(sequence: CachedSequence, first: int, last: int, block_size: int
 
 
 def _drop_end(sequence: CachedSequence, first: int, block_size: int) -> RangeResult:
+    """Drop the tokens from index `first` on, if no window has freed what a token at that index sees."""
     if not sequence.sees_all(first, block_size):
         return CacheOutcome.BEHIND_WINDOW, []
     sequence.truncate(first)
@@ -310,7 +310,7 @@ def _drop_entries(sequence: CachedSequence, begin: int, end: int) -> list[int]:
     """Delete entries of all block tables; returns the blocks that were there."""
     dropped = []
     for table in sequence.tables:
-        dropped += live(table[begin:end])
+        dropped += live_blocks(table[begin:end])
         del table[begin:end]
     if begin == 0:
         sequence.num_freed = [0] * len(sequence.windows)

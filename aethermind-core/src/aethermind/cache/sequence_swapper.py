@@ -2,7 +2,7 @@
 
 Once sequences hold more than a threshold of the blocks, parked ones (Standby) are swapped out, the least recently used
 first. Running sequences (Active), pinned ones (Protected) and blocks that a prefix cache keeps (Warm) are never swapped
-out. With its blocks moves the recurrent state of a sequence, if it has one (see `state_slots`).
+out. The recurrent state of a sequence, if it has one, is swapped together with its blocks (see `recurrent_states`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from aethermind.cache.block_pool import BlockAllocator, BlockPool
 from aethermind.cache.outcome import CacheOutcome
-from aethermind.cache.sequence import CachedSequence, CacheState, is_legal
-from aethermind.cache.state_slots import NULL_SLOT, StateSlots
+from aethermind.cache.recurrent_states import NULL_SLOT, StateSlots
+from aethermind.cache.sequence import CachedSequence, CacheState, is_legal_transition
 from aethermind.cache.swap_store import SwapStore
 from aethermind.errors import InvalidArgumentError
 
@@ -69,7 +69,7 @@ class SequenceSwapper:
     def park(self, seq_id: str, sequence: CachedSequence, *, may_drop: bool) -> CacheOutcome:
         """Move an Active sequence to Standby, and drop its reservations.
 
-        One that `may_drop` is released, and so Warm if it was published, where the store is full.
+        If the store is full, a sequence that `may_drop` is released; its published blocks become Warm.
         """
         if not _can_become(sequence, CacheState.STANDBY):
             return CacheOutcome.ILLEGAL_STATE
@@ -156,7 +156,7 @@ class SequenceSwapper:
         return self._allocator.allocate(num_blocks)
 
     def uncache(self, blocks: Iterable[int]) -> None:
-        """Take those blocks out of the prefix cache that one sequence uses besides, so that it may change them."""
+        """Take blocks out of the prefix cache that exactly one sequence uses, so that the sequence may change them."""
         for block in blocks:
             if self.pool.num_users(block) == 1:
                 self._allocator.prefix_cache.forget(block)
@@ -165,16 +165,15 @@ class SequenceSwapper:
         """Whether a state slot is free, after swapping out or dropping a parked sequence if needed."""
         if self._slots is None or self._slots.num_free:
             return self._slots is not None
-        parked = [(seq_id, each) for seq_id, each in self._parked.items() if each.state_slot != NULL_SLOT]
+        parked = [(seq_id, sequence) for seq_id, sequence in self._parked.items() if sequence.state_slot != NULL_SLOT]
         return any(self._swap_out_or_drop(seq_id, sequence) for seq_id, sequence in parked)
 
     def swap_out_parked(self, num_blocks: int) -> None:
         """Swap parked sequences out until the threshold holds with `num_blocks` more blocks in use, or none is left.
 
-        Those that may be dropped are, where the store is full.
-
-        A sequence all of whose blocks are shared with sequences that remain is not swapped out, because that frees
-        nothing. No sequence is swapped out if `num_blocks` cannot be allocated even then.
+        If the store is full, sequences that `may_drop` are released instead. A sequence is not swapped out if all of
+        its blocks are shared with sequences that remain, because that frees nothing. No sequence is swapped out if
+        `num_blocks` could not be allocated even then.
         """
         if not self._parked:
             return
@@ -197,7 +196,7 @@ class SequenceSwapper:
         return self.pool.num_free - num_free
 
     def _swap_out_or_drop(self, seq_id: str, sequence: CachedSequence) -> bool:
-        """Swap a parked sequence out, or drop it if it may be; whether that was done."""
+        """Swap a parked sequence out, or release it if it `may_drop`; False if neither was possible."""
         if self.swap_out(seq_id, sequence) is CacheOutcome.OK:
             return True
         if not sequence.may_drop or sequence.is_pinned:
@@ -208,8 +207,8 @@ class SequenceSwapper:
         return True
 
     def _swap_candidates(self, num_excess: int) -> tuple[dict[str, CachedSequence], int]:
-        """Return the parked sequences to swap out for `num_excess` blocks, or for as many as possible; and how many
-        blocks that frees.
+        """Return the parked sequences to swap out so that `num_excess` blocks are freed, or as many as possible, and
+        how many blocks that frees.
         """
         swappable = {
             seq_id: parked for seq_id, parked in self._parked.items() if _can_become(parked, CacheState.SWAPPED)
@@ -253,4 +252,5 @@ class SequenceSwapper:
 
 
 def _can_become(sequence: CachedSequence, target: CacheState) -> bool:
-    return is_legal(sequence.state, target, is_protected=sequence.is_pinned)
+    """Whether the sequence may go to the state `target`."""
+    return is_legal_transition(sequence.state, target, is_protected=sequence.is_pinned)

@@ -28,8 +28,8 @@ from hashlib import blake2b
 from typing import Any, NoReturn, Protocol
 
 from aethermind.cache.positions import PositionRun, TokenPositions
+from aethermind.cache.recurrent_states import NULL_SLOT
 from aethermind.cache.sequence import CachedSequence
-from aethermind.cache.state_slots import NULL_SLOT
 from aethermind.errors import CacheContentError, InvalidArgumentError
 
 __all__ = [
@@ -48,7 +48,7 @@ _FIELDS = ("format", "fingerprint", "token_hash", "num_tokens", "checksum")
 _METADATA = "__metadata__"
 _STATE = "state/"
 _LENGTH_BYTES = 8
-_ALIGNMENT = 64  # values begin at multiples of it where the bytes do
+_ALIGNMENT = 64  # values begin at a multiple of this, counted from the first byte
 _DTYPES = {
     "float32": ("F32", 4),
     "float16": ("F16", 2),
@@ -61,7 +61,7 @@ _DTYPES = {
     "int32": ("I32", 4),
     "int64": ("I64", 8),
 }
-_NAMES = {short: (name, size) for name, (short, size) in _DTYPES.items()}
+_FULL_NAMES = {short_name: (name, size) for name, (short_name, size) in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class StoredBlocks:
     Attributes:
         fingerprint: all that the values depend on besides tokens: model, adapter, quantisation, tenant.
         token_hash: the hash of the tokens in the blocks and of those before them.
-        num_tokens: positions filled, from the first on; the rest of the last block is undefined.
-        tensors: every tensor's rows, by the tensor's name, in one order of blocks.
-        notes: further entries of the writer's own.
+        num_tokens: how many tokens the blocks hold; the slots after them, in the last block, are undefined.
+        tensors: the rows of each tensor, by the tensor's name; all have the blocks in the same order.
+        extra_metadata: further entries of the container's metadata, which the writer defines.
         states: the recurrent state after the tokens, by tensor, each of shape [1, …].
     """
 
@@ -94,7 +94,7 @@ class StoredBlocks:
     token_hash: str
     num_tokens: int
     tensors: Mapping[str, BlockTensor]
-    notes: Mapping[str, str] = field(default_factory=dict)
+    extra_metadata: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, BlockTensor] = field(default_factory=dict)
 
     @property
@@ -109,19 +109,21 @@ def write_blocks(blocks: StoredBlocks) -> bytes:
     Raises InvalidArgumentError for a tensor whose data does not fit its dtype and shape, for tensors of different
     numbers of blocks, and for a name that the format reserves.
     """
-    if taken := [name for name in _FIELDS if name in blocks.notes] + [_METADATA] * (_METADATA in blocks.tensors):
-        raise InvalidArgumentError(f"Nothing stored can be called {taken[0]!r}: the format uses that name itself.")
+    if reserved := [name for name in _FIELDS if name in blocks.extra_metadata] + [_METADATA] * (
+        _METADATA in blocks.tensors
+    ):
+        raise InvalidArgumentError(f"Nothing stored can be called {reserved[0]!r}: the format uses that name itself.")
     entries: dict[str, Any] = {}
     position = 0
-    of_states = {_STATE + name: tensor for name, tensor in blocks.states.items()}
-    tensors = {**blocks.tensors, **of_states}
+    state_tensors = {_STATE + name: tensor for name, tensor in blocks.states.items()}
+    tensors = {**blocks.tensors, **state_tensors}
     for name, tensor in tensors.items():
-        short, size = _checked(name, tensor, 1 if name in of_states else blocks.num_blocks)
+        short_name, size = _dtype_and_size(name, tensor, 1 if name in state_tensors else blocks.num_blocks)
         end = position + size
-        entries[name] = {"dtype": short, "shape": list(tensor.shape), "data_offsets": [position, end]}
+        entries[name] = {"dtype": short_name, "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
     metadata = {
-        **blocks.notes,
+        **blocks.extra_metadata,
         "format": _FORMAT,
         "fingerprint": blocks.fingerprint,
         "token_hash": blocks.token_hash,
@@ -143,48 +145,48 @@ def read_blocks(data: bytes | bytearray | memoryview, fingerprint: str | None = 
     given one.
     """
     view = memoryview(data).cast("B").toreadonly()
-    header, values = _split(view)
+    header, values = _split_container(view)
     metadata = header[_METADATA]
-    claimed = metadata["checksum"]
+    stored_checksum = metadata["checksum"]
     metadata["checksum"] = ""
     actual = _checksum(header, [values])
-    if claimed != actual:
-        _fail(f"have the checksum {actual}, not {claimed[:64]}: they were changed or damaged")
+    if stored_checksum != actual:
+        _fail(f"have the checksum {actual}, not {stored_checksum[:64]}: they were changed or damaged")
     # The rest is from `write_blocks`. With a forged checksum values would be wrong, but no read is out of bounds.
     if metadata.pop("format") != _FORMAT:
         _fail(f"are not of the format {_FORMAT}")
     del metadata["checksum"]
-    written_by = metadata.pop("fingerprint")
-    if fingerprint is not None and written_by != fingerprint:
-        _fail(f"are of {written_by!r}, and wanted are those of {fingerprint!r}")
+    stored_fingerprint = metadata.pop("fingerprint")
+    if fingerprint is not None and stored_fingerprint != fingerprint:
+        _fail(f"are of {stored_fingerprint!r}, and those of {fingerprint!r} are needed")
     token_hash, num_tokens = metadata.pop("token_hash"), metadata.pop("num_tokens")
     del header[_METADATA]
     try:
-        tensors = {name: _tensor(entry, values) for name, entry in header.items()}
+        tensors = {name: _read_tensor(entry, values) for name, entry in header.items()}
         states = {name.removeprefix(_STATE): tensors.pop(name) for name in header if name.startswith(_STATE)}
-        return StoredBlocks(written_by, token_hash, int(num_tokens), tensors, metadata, states)
+        return StoredBlocks(stored_fingerprint, token_hash, int(num_tokens), tensors, metadata, states)
     except (KeyError, TypeError, ValueError) as error:
         _fail(f"have a header that does not describe them ({type(error).__name__}: {error})")
 
 
-def _checked(name: str, tensor: BlockTensor, num_blocks: int) -> tuple[str, int]:
+def _dtype_and_size(name: str, tensor: BlockTensor, num_blocks: int) -> tuple[str, int]:
     """Return the short name of a tensor's dtype, and its size in bytes."""
     if tensor.dtype_name not in _DTYPES:
         raise InvalidArgumentError(
             f"Tensor {name!r} is of dtype {tensor.dtype_name!r}; a container takes {', '.join(_DTYPES)}."
         )
-    short, itemsize = _DTYPES[tensor.dtype_name]
+    short_name, itemsize = _DTYPES[tensor.dtype_name]
     size, given = math.prod(tensor.shape) * itemsize, memoryview(tensor.data).nbytes
     if size != given or not tensor.shape or tensor.shape[0] != num_blocks:
         raise InvalidArgumentError(
             f"Tensor {name!r} of shape {tensor.shape} and dtype {tensor.dtype_name} comes with {given} bytes; "
             f"it should have {size}, and be of {num_blocks} blocks like the others."
         )
-    return short, size
+    return short_name, size
 
 
-def _tensor(entry: Any, values: memoryview) -> BlockTensor:
-    name, itemsize = _NAMES[entry["dtype"]]
+def _read_tensor(entry: Any, values: memoryview) -> BlockTensor:
+    name, itemsize = _FULL_NAMES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not 0 <= begin <= end <= len(values) or math.prod(shape) * itemsize != end - begin:
@@ -192,8 +194,8 @@ def _tensor(entry: Any, values: memoryview) -> BlockTensor:
     return BlockTensor(name, shape, values[begin:end])
 
 
-def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Split a container into its header, whose metadata has all fields as strings, and the values."""
+def _split_container(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Split a container into its header, whose metadata has all `_FIELDS` as strings, and the bytes of the values."""
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     if len(view) < _LENGTH_BYTES or length > len(view) - _LENGTH_BYTES:
         _fail(f"are cut off: there are {len(view)} bytes, and the header alone should have {length}")
@@ -267,17 +269,19 @@ def pack_sequence(
     """Serialise the first `num_blocks` entries of the tables of a sequence in device memory, whose tokens are
     `token_ids`, and its recurrent state, after the pending `copies` of states.
     """
-    notes = {
+    extra_metadata = {
         "positions": json.dumps(sequence.positions.runs),
         "num_original": str(sequence.num_original),
         "extra_key": sequence.extra_key.hex(),
     }
     if sequence.windows:
-        notes["num_freed"] = json.dumps(sequence.num_freed)
+        extra_metadata["num_freed"] = json.dumps(sequence.num_freed)
     token_hash = hash_tokens(token_ids[: sequence.num_tokens])
     tensors = contents.read(sequence.held_blocks(num_blocks))
     states = {} if sequence.state_slot == NULL_SLOT else contents.read_states(sequence.state_slot, copies)
-    return write_blocks(StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, notes, states))
+    return write_blocks(
+        StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, extra_metadata, states)
+    )
 
 
 def unpack_sequence(
@@ -299,16 +303,16 @@ def unpack_sequence(
             "Load them with the tokens they were saved with."
         )
     try:
-        notes = stored.notes
-        sequence = CachedSequence([], stored.num_tokens, bytes.fromhex(notes["extra_key"]), windows)
-        sequence.num_freed = [int(count) for count in json.loads(notes.get("num_freed", "[]"))]
+        extra_metadata = stored.extra_metadata
+        sequence = CachedSequence([], stored.num_tokens, bytes.fromhex(extra_metadata["extra_key"]), windows)
+        sequence.num_freed = [int(count) for count in json.loads(extra_metadata.get("num_freed", "[]"))]
         if len(sequence.num_freed) != len(windows) or min(sequence.num_freed, default=0) < 0:
             raise ValueError(f"they have {len(sequence.num_freed)} windows, and the model {len(windows)}")
         if not sequence.may_truncate(stored.num_tokens, block_size):
             raise ValueError("blocks that a window sees are missing")
-        sequence.num_original = int(notes["num_original"])
+        sequence.num_original = int(extra_metadata["num_original"])
         sequence.set_positions(
-            sequence.num_original, TokenPositions(PositionRun(*run) for run in json.loads(notes["positions"]))
+            sequence.num_original, TokenPositions(PositionRun(*run) for run in json.loads(extra_metadata["positions"]))
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CacheContentError(f"Stored keys and values are not those of a saved sequence ({error}).") from error

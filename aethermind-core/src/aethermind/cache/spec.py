@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from aethermind.cache.groups import LayerGroup, max_window_blocks
 from aethermind.cache.layers import LayerCache, Paged, attention_of, recurrent_of, source_layer
-from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
+from aethermind.cache.recurrent_states import NUM_RESERVED_SLOTS
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["CacheLayout", "KVCacheSpec", "spec_for_layout"]
@@ -32,19 +32,19 @@ class KVCacheSpec:
     scale_bits: int = 0
     """Bits of the scale that a quantised cache stores with the key, and with the value, of each token and kv head."""
     groups: tuple[LayerGroup, ...] = ()
-    """Groups of the layers that keep something: group 0 keeps all tokens, each other one those of its window. With
-    several groups all these layers have rows of one shape. Empty: all layers are one group."""
+    """Groups of the layers that keep something: group 0 keeps all tokens, each other group the tokens of
+    its window. With several groups all these layers have rows of one shape. Empty: all layers are one group."""
     max_new_tokens: int = 1
-    """The most tokens that a step adds to a sequence of `num_blocks_for` blocks, with several groups. A step adds more
-    where more blocks are free, see `reservations.reserve_chunk`."""
+    """With several groups, the most tokens of one step that `num_blocks_for` takes into account. A step adds more
+    tokens where more blocks are free, see `reservations.reserve_chunk`."""
     num_slots: int = 0
-    """State slots of a model with recurrent layers, the null slot 0 and snapshots among them (see `state_slots`)."""
+    """State slots of a model with recurrent layers, with the null slot 0 and snapshots (see `recurrent_states`)."""
     num_checkpoints: int = 0
-    """How many of these are for checkpoints of sequences whose drafts are verified, see `StateSlots.checkpoint`."""
+    """How many of the slots are for checkpoints of sequences whose drafts are verified, see `StateSlots.checkpoint`."""
     num_snapshots: int = 0
-    """The last slots, which keep states for the prefix cache (see `state_snapshots`)."""
+    """The last slots, which keep states for the prefix cache (see `recurrent_states`)."""
     num_host_slots: int = 0
-    """State slots in host memory, numbered behind those of the device, for the states of swapped sequences."""
+    """State slots in host memory, numbered after those of the device, for the states of swapped sequences."""
 
     def __post_init__(self) -> None:
         if not self.layers or self.block_size < 1:
@@ -58,20 +58,20 @@ class KVCacheSpec:
             )
         for layer in range(len(self.layers)):
             source_layer(self.layers, layer)
-        own = [layer for layer, entry in enumerate(self.layers) if entry.rows]
+        cached_layers = [layer for layer, entry in enumerate(self.layers) if entry.rows]
         if not self.groups:
-            object.__setattr__(self, "groups", (LayerGroup(0, tuple(own)),))
+            object.__setattr__(self, "groups", (LayerGroup(0, tuple(cached_layers)),))
         grouped = sorted(layer for group in self.groups for layer in group.layers)
-        shapes = {tuple(self.layers[layer].rows.items()) for layer in own}
+        shapes = {tuple(self.layers[layer].rows.items()) for layer in cached_layers}
         if (
-            grouped != own
+            grouped != cached_layers
             or self.groups[0].window
             or any(group.window < 1 for group in self.groups[1:])
             or (len(self.groups) > 1 and len(shapes) > 1)
         ):
             raise InvalidArgumentError(
-                f"Groups {self.groups} do not divide the layers {own}: name every layer once, in group 0 if it keeps "
-                "all tokens, else in a group with a window, and one group if shapes differ."
+                f"Groups {self.groups} do not divide the layers {cached_layers}: name every layer once, in group 0 if "
+                "it keeps all tokens, else in a group with a window, and one group if shapes differ."
             )
 
     @classmethod
@@ -126,17 +126,19 @@ class KVCacheSpec:
 
     @property
     def tensor_layers(self) -> tuple[int, ...]:
-        """The layer after which the tensors of each position are named: that of the first group that has one there.
-
-        With one group these are the layers that keep something.
+        """For each position, the layer whose number is in the names of its tensors: that of the first group with a
+        layer at that position. With one group these are all layers that keep something.
         """
         size = max(len(group.layers) for group in self.groups)
-        return tuple(next(one.layers[j] for one in self.groups if j < len(one.layers)) for j in range(size))
+        return tuple(
+            next(group.layers[position] for group in self.groups if position < len(group.layers))
+            for position in range(size)
+        )
 
-    def place_of(self, layer: int) -> tuple[int, int]:
-        """Return the group in which a layer's keys and values are, and its position there.
+    def group_and_position(self, layer: int) -> tuple[int, int]:
+        """Return the number of the group that holds a layer's keys and values, and the layer's position in the group.
 
-        The layer must have some: see `layers.attention_of`.
+        The layer must keep some, or share an earlier layer's: see `layers.attention_of`.
         """
         layer = source_layer(self.layers, layer)
         index = next(index for index, group in enumerate(self.groups) if layer in group.layers)
@@ -149,8 +151,8 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in a block: a row in the tensors of each position, so with one group of all layers
-        those of all layers.
+        """Bytes that one token takes in a block: a row in the tensors of each position. With one group, these are the
+        bytes of all layers.
         """
         rows = [row for layer in self.tensor_layers for row in self.layers[layer].rows.values()]
         return sum(-(-heads * (dim * self.bits_per_value + self.scale_bits) // 8) for heads, dim in rows)
@@ -168,18 +170,18 @@ class KVCacheSpec:
         return num_blocks + sum(min(num_blocks, limit) for limit in self._max_window_blocks)
 
     def num_tokens_in(self, num_blocks: int) -> int:
-        """The longest sequence that `num_blocks` blocks hold: the opposite of `num_blocks_for`."""
+        """The tokens of the longest sequence that `num_blocks` blocks hold: the inverse of `num_blocks_for`."""
         limits = sorted(self._max_window_blocks)
-        # Below the first limit a block of group 0 takes one of each group, behind it one fewer, and so on.
-        in_group, left, reached = 0, num_blocks, 0
+        # With each block in group 0, a sequence takes a block in each further group that is below its limit.
+        num_in_group_0, num_left, last_limit = 0, num_blocks, 0
         for index, limit in enumerate(limits):
-            taken = len(limits) - index + 1
-            more = min(limit - reached, left // taken)
-            in_group, left = in_group + more, left - more * taken
-            if more < limit - reached:
-                return in_group * self.block_size
-            reached = limit
-        return (in_group + left) * self.block_size
+            num_growing = len(limits) - index + 1
+            num_added = min(limit - last_limit, num_left // num_growing)
+            num_in_group_0, num_left = num_in_group_0 + num_added, num_left - num_added * num_growing
+            if num_added < limit - last_limit:
+                return num_in_group_0 * self.block_size
+            last_limit = limit
+        return (num_in_group_0 + num_left) * self.block_size
 
     def table_width(self, num_tokens: int) -> int:
         """Entries of the block table of `num_tokens` tokens; the tables of all groups are of one length."""
@@ -192,7 +194,7 @@ class KVCacheSpec:
 
 CacheLayout = Literal["paged", "cell", "static"]
 """
-- paged: blocks of the spec's size, handed out as a sequence grows
+- paged: blocks of the spec's size, allocated as a sequence grows
 - cell: blocks of one token, so that any token can be dropped or moved by itself
 - static: blocks of a whole context, one for each sequence
 """

@@ -58,7 +58,7 @@ class NoSwapStore:
 
 
 class BlockMover(Protocol):
-    """Copies whole blocks, of all layers, between device memory and the blocks of a store in host memory."""
+    """Copies blocks, with the keys and values of all layers, between device memory and a store in host memory."""
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""
@@ -72,13 +72,13 @@ class BlockMover(Protocol):
 class HostSwapStore:
     """A `SwapStore` of `num_blocks` blocks in host memory. Not thread-safe."""
 
-    __slots__ = ("_held", "_mover", "_pool", "num_moved_in", "num_moved_out")
+    __slots__ = ("_host_blocks", "_mover", "_pool", "num_moved_in", "num_moved_out")
 
     def __init__(self, mover: BlockMover, num_blocks: int) -> None:
-        """Plan a store of `num_blocks` blocks, 1 or more."""
+        """Make the bookkeeping of a store of `num_blocks` blocks, 1 or more."""
         self._mover = mover
         self._pool = BlockPool(num_blocks)
-        self._held: dict[str, list[int]] = {}
+        self._host_blocks: dict[str, list[int]] = {}
         self.num_moved_out = 0
         """Blocks copied out since the store was made."""
         self.num_moved_in = 0
@@ -96,18 +96,18 @@ class HostSwapStore:
 
     def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
         """Copy the content of `blocks` to host memory; False, and nothing copied, if too few host blocks are free."""
-        assert seq_id not in self._held, f"sequence {seq_id} is already saved"
+        assert seq_id not in self._host_blocks, f"sequence {seq_id} is already saved"
         host_blocks = self._pool.allocate(len(blocks))
         if host_blocks is None:
             return False
-        self._held[seq_id] = host_blocks
+        self._host_blocks[seq_id] = host_blocks
         self._mover.move_out(blocks, host_blocks)
         self.num_moved_out += len(blocks)
         return True
 
     def load(self, seq_id: str, blocks: Sequence[int]) -> None:
         """Copy the saved content into `blocks`, as many as were saved, and drop it."""
-        host_blocks = self._held[seq_id]
+        host_blocks = self._host_blocks[seq_id]
         assert len(host_blocks) == len(blocks), f"{len(host_blocks)} blocks were saved, not {len(blocks)}"
         self._mover.move_in(host_blocks, blocks)
         self.num_moved_in += len(blocks)
@@ -115,5 +115,5 @@ class HostSwapStore:
 
     def drop(self, seq_id: str) -> None:
         """Drop the saved content."""
-        for block in reversed(self._held.pop(seq_id)):
+        for block in reversed(self._host_blocks.pop(seq_id)):
             self._pool.release(block)

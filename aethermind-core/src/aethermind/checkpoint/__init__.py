@@ -1,16 +1,16 @@
-"""Weights on disk: named tensors, validated strictly, mapped into memory without copies.
+"""Weights on disk: named tensors, validated strictly and mapped into memory without copies.
 
 TensorSource      the interface of every set of weights: names, info, array
 SafetensorsFile   one .safetensors file, mapped into memory
 Checkpoint        a model directory's weights, in one file or in shards with an index
 TorchFile         one .bin, .pt or .pth file, written by torch.save (needs torch)
 AdaptedTensors    a checkpoint whose tensors are renamed, transposed or sliced to match a model's graph
-StackedTensors    a checkpoint in which a layer's experts are one matrix per projection, and heads are taken apart
+StackedTensors    a checkpoint in which a layer's experts are one matrix per projection, and rows of heads are taken
 DummyCheckpoint   random-looking weights, for running a model without its checkpoint
 match_names       the check that a set of weights is exactly what a model needs
 
-GGUF files are read by `gguf` and `gguf_tensors`, GPTQ and AWQ by `gptq_awq`, LoRA adapters by `lora_adapter`; these are
-imported only for such a file.
+GGUF files are read by `gguf` and `gguf_tensors`, quantised checkpoints by `quantized_checkpoint`, LoRA adapters by
+`lora_adapter`; these are imported only for such a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantised matrices as compressed-tensors stores them, which transformers and vLLM read, and their configuration.
+"""Encoders of matrices in the layouts of compressed-tensors, which transformers and vLLM read, and their configuration.
 
     pack-quantized   weight-only integers. `weight_packed` int32 [N, ⌈K · bits / 32⌉] has codes plus 2^(bits − 1), the
                      first in the lowest bits; `weight_shape` is (N, K); `weight_scale` [N, K / group] has the dtype of
@@ -35,7 +35,7 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensorsScheme:
-    """How the matrices of a model are stored: its name on the command line, the layout, and the weight format.
+    """How the matrices of a model are stored: the scheme's name on the command line, its layout and weight format.
 
     `quantizes_activations` is written to the configuration: other engines then compute with activations of the same
     type as the codes.
@@ -46,8 +46,8 @@ class CompressedTensorsScheme:
     format: WeightFormat
     quantizes_activations: bool = False
 
-    def misfit(self, shape: tuple[int, int]) -> str:
-        """Say why a matrix [N, K] cannot be stored; empty if it can."""
+    def why_not_storable(self, shape: tuple[int, int]) -> str:
+        """Return why a matrix [N, K] cannot be stored; empty if it can."""
         _, columns = shape
         if self.format.block and columns % self.format.block:
             return f"{columns} columns are not a multiple of the group size {self.format.block}"
@@ -75,13 +75,13 @@ class CompressedTensorsScheme:
         """
         dtype = dtype_names()[dtype_name]
         if self.format == FP8:
-            found = self.format.quantize(array)
-            scales = found.scales.astype(dtype)
-            return _codes_of(array, scales, (-448, 448), found.codes.dtype), scales
+            quantised = self.format.quantize(array)
+            scales = quantised.scales.astype(dtype)
+            return _nearest_codes(array, scales, (-448, 448), quantised.codes.dtype), scales
         scales = encode(self.format, array, importance).scales.astype(dtype)
-        half = 1 << (self.format.bits - 1)
-        codes = _codes_of(array, scales, (-half, half - 1), np.dtype(np.int8))
-        return (codes if self.layout == _INT else _pack(codes.astype(np.int16) + half, self.format.bits)), scales
+        half_range = 1 << (self.format.bits - 1)
+        codes = _nearest_codes(array, scales, (-half_range, half_range - 1), np.dtype(np.int8))
+        return (codes if self.layout == _INT else _pack(codes.astype(np.int16) + half_range, self.format.bits)), scales
 
     def quantization_config(self, ignored: Sequence[str]) -> dict[str, Any]:
         """The field of config.json; `ignored` are the linear modules that are not quantised."""
@@ -110,21 +110,23 @@ class CompressedTensorsScheme:
         }
 
 
-def _codes_of(array: Array, scales: Array, limits: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+def _nearest_codes(array: Array, scales: Array, limits: tuple[int, int], dtype: np.dtype[Any]) -> Array:
     """The codes nearest to values [N, K] for scales [N, groups], from `limits[0]` to `limits[1]`."""
     codes = np.empty(array.shape, dtype)
     inverse = inverses(scales.astype(np.float32))
     for chunk in row_chunks(array.shape):
         values = array[chunk].astype(np.float32).reshape(chunk.stop - chunk.start, scales.shape[1], -1)
-        found = values * inverse[chunk][..., None]
+        scaled = values * inverse[chunk][..., None]
         if dtype.kind == "i":
-            found = np.rint(found)
-        codes[chunk] = np.clip(found, *limits).reshape(codes[chunk].shape).astype(dtype)
+            scaled = np.rint(scaled)
+        codes[chunk] = np.clip(scaled, *limits).reshape(codes[chunk].shape).astype(dtype)
     return codes
 
 
 def _pack(codes: Array, bits: int) -> Array:
-    """Pack codes [n, count] of 4 or 8 bits, from 0 on, into int32 [n, ⌈count · bits / 32⌉], the first in the lowest."""
+    """Pack unsigned codes [n, count] of 4 or 8 bits into int32 [n, ⌈count · bits / 32⌉], the first in the lowest
+    bits.
+    """
     rows, columns = codes.shape
     per_word = 32 // bits
     padded = np.zeros((rows, -(-columns // per_word) * per_word), np.uint8)

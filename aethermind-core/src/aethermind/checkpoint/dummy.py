@@ -86,8 +86,8 @@ class DummyCheckpoint:
             return ones
         if self._buffer is None:
             self._buffer = self._make_buffer()
-        step = zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF) % (_BLOCK_VALUES // _STEP_VALUES)
-        begin = step * _STEP_VALUES
+        block_step = zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF) % (_BLOCK_VALUES // _STEP_VALUES)
+        begin = block_step * _STEP_VALUES
         return self._buffer[begin : begin + math.prod(info.shape)].reshape(info.shape)
 
     def _make_buffer(self) -> npt.NDArray[Any]:
@@ -106,6 +106,7 @@ def buffer_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype[Any]) ->
 
 
 def _longest(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of values of the largest tensor that is not the weight of a norm."""
     return max(math.prod(shape) for name, shape in shapes.items() if not _is_norm_weight(name, shape))
 
 

@@ -2,8 +2,8 @@
 
 Graphs declare the experts of a projection as a stack [E · N, K], expert after expert. Checkpoints store one tensor
 [N, K] per expert, or one fused tensor [E, ...] for all, in which gate and up projections may share the rows, or the
-matrices may be transposed. Quantised experts are stacked in their own format. Projections with a matrix for each
-attention head are stacks, too, of which parts may be taken.
+matrices may be transposed. Quantised experts are stacked in their own format. A projection with a matrix
+for each attention head is a stack, too; `HeadSlice` takes rows of every head.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TensorStack:
-    """A model's tensor as stored tensors one after the other, by rows; a stack of one is a renamed tensor."""
+    """A model's tensor that is the rows of several stored tensors, one after the other; of one, it is only renamed."""
 
     stored_names: tuple[str, ...]
 
@@ -43,7 +43,7 @@ class FusedSlice:
 
     The stored tensor is [E, rows, K], or [E, K, rows] if `is_transposed`; N of its rows, from `begin` to `end` in steps
     of `step`, are taken for each expert. A fused bias is [E, rows], and the model's is [E · N]. A quantised tensor that
-    is described as [E, rows, K] is read as a matrix [E · rows, K] (`checkpoint.fp4`); it is not transposed.
+    is described as [E, rows, K] is read as a matrix [E · rows, K] (`checkpoint.float_formats`); it is not transposed.
     """
 
     stored_name: str
@@ -85,20 +85,21 @@ class StackedTensors:
         stacks: Mapping[str, TensorStack | FusedSlice | HeadSlice],
         num_layers: int | None = None,
     ) -> None:
-        """Stacks whose stored tensors are missing are left out; the model's check of names reports them.
+        """Stacks whose stored tensors are missing are left out: `match_names` reports them.
 
-        `num_layers` leaves out the tensors `model.layers.{n}.…` of further layers, such as those that predict several
-        tokens.
+        Tensors `model.layers.{n}.…` of layers from number `num_layers` on are left out, such as those of MTP layers.
         """
-        there = set(stored.names)
+        stored_names = set(stored.names)
         self.stored = stored
-        self._stacks = {name: stack for name, stack in stacks.items() if there.issuperset(_names_of(stack))}
+        self._stacks = {name: stack for name, stack in stacks.items() if stored_names.issuperset(_names_of(stack))}
         used = {name for stack in stacks.values() for name in _names_of(stack)}
-        self._others = {name for name in there - used if num_layers is None or _layer_of(name) < num_layers}
+        self._unstacked_names = {
+            name for name in stored_names - used if num_layers is None or _layer_of(name) < num_layers
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(name for name in self.stored.names if name in self._others), *self._stacks)
+        return (*(name for name in self.stored.names if name in self._unstacked_names), *self._stacks)
 
     @property
     def total_bytes(self) -> int:
@@ -119,40 +120,42 @@ class StackedTensors:
             return self._info_of_fused(stack)
         if isinstance(stack, HeadSlice):
             return self._info_of_heads(stack)
-        return self._other(name) if stack is None else self._info_of_stack(stack)
+        return self._unstacked_info(name) if stack is None else self._info_of_stack(stack)
 
     def array(self, name: str) -> Array | QuantizedWeight:
-        """Return a tensor's values. A stack is copied expert by expert, without the pages of the mapped files."""
+        """Return a tensor's values. A stack is copied expert by expert; mapped pages of the files are dropped."""
         stack = self._stacks.get(name)
         if stack is None:
-            self._other(name)
+            self._unstacked_info(name)
             return self.stored.array(name)
         if isinstance(stack, FusedSlice):
-            return self._fused(stack)
+            return self._read_fused(stack)
         if isinstance(stack, HeadSlice):
-            return self._heads(stack)
+            return self._read_heads(stack)
         if len(stack.stored_names) == 1:
             return self.stored.array(stack.stored_names[0])
         info = self._info_of_stack(stack)
-        return self._dense(stack, info) if info.weight_format is None else self._alike(stack, info)
+        return self._read_dense(stack, info) if info.weight_format is None else self._read_same_format(stack, info)
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Return which stored matrix a tensor is; None for experts, and for no tensor."""
-        if name in self._others:
+        """Return the stored matrix that a tensor is; None for stacks of several experts, and for an unknown name."""
+        if name in self._unstacked_names:
             return StoredRows(name)
         stack = self._stacks.get(name)
         names = stack.stored_names if isinstance(stack, TensorStack) else ()
         return StoredRows(names[0]) if len(names) == 1 else None
 
     def stored_matrices(self, name: str) -> tuple[str, ...]:
-        """Return the stored matrices that a tensor is, one for each expert; none for fused experts and heads."""
-        if name in self._others:
+        """Return the stored matrices of which a tensor consists, one for each expert; none for fused experts and
+        heads.
+        """
+        if name in self._unstacked_names:
             return (name,)
         stack = self._stacks.get(name)
         return stack.stored_names if isinstance(stack, TensorStack) else ()
 
-    def _other(self, name: str) -> TensorInfo:
-        if name not in self._others:
+    def _unstacked_info(self, name: str) -> TensorInfo:
+        if name not in self._unstacked_names:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
         return self.stored.info(name)
 
@@ -162,8 +165,8 @@ class StackedTensors:
         if len(infos) == 1:
             return first
         for name, info in zip(stack.stored_names, infos, strict=True):
-            is_plain_alike = info.weight_format or first.weight_format or info.dtype_name == first.dtype_name
-            if info.shape != first.shape or not info.shape or not is_plain_alike:
+            has_same_dtype = info.weight_format or first.weight_format or info.dtype_name == first.dtype_name
+            if info.shape != first.shape or not info.shape or not has_same_dtype:
                 one, other = (_name_in_files(self.stored, expert) for expert in (name, stack.stored_names[0]))
                 raise CheckpointError(
                     f"{one} is {info.dtype_name} {list(info.shape)}, where {other} is "
@@ -189,7 +192,7 @@ class StackedTensors:
         num_bytes = stored.num_bytes * prod(shape) // max(prod(stored.shape), 1)
         return replace(stored, shape=shape, begin=0, end=num_bytes)
 
-    def _fused(self, stack: FusedSlice) -> Array | QuantizedWeight:
+    def _read_fused(self, stack: FusedSlice) -> Array | QuantizedWeight:
         info = self._info_of_fused(stack)
         values = self.stored.array(stack.stored_name)
         if isinstance(values, QuantizedWeight):
@@ -218,7 +221,7 @@ class StackedTensors:
             return TensorInfo("F16", shape, 0, 2 * prod(shape))
         return replace(stored, shape=shape, begin=0, end=num_bytes)
 
-    def _heads(self, stack: HeadSlice) -> Array | QuantizedWeight:
+    def _read_heads(self, stack: HeadSlice) -> Array | QuantizedWeight:
         info, values = self._info_of_heads(stack), self.stored.array(stack.stored_name)
         rows = np.arange(len(values) if isinstance(values, np.ndarray) else values.shape[0])
         rows = rows.reshape(stack.num_heads, -1)[:, stack.begin : stack.end]
@@ -231,7 +234,7 @@ class StackedTensors:
         stacked: Array = (matrices.swapaxes(1, 2) if stack.is_transposed else matrices).reshape(info.shape)
         return stacked
 
-    def _dense(self, stack: TensorStack, info: TensorInfo) -> Array:
+    def _read_dense(self, stack: TensorStack, info: TensorInfo) -> Array:
         stacked: Array | None = None
         for rows, stored in self._by_rows(stack, info.shape[0]):
             is_quantised = isinstance(stored, QuantizedWeight)
@@ -242,14 +245,14 @@ class StackedTensors:
         assert stacked is not None, "a stack has experts"
         return stacked
 
-    def _alike(self, stack: TensorStack, info: TensorInfo) -> Array | QuantizedWeight:
-        """Stack tensors of one weight format; they are all values if the stored tensors are dequantised."""
+    def _read_same_format(self, stack: TensorStack, info: TensorInfo) -> Array | QuantizedWeight:
+        """Stack tensors of one weight format; their dense values if the stored tensors are read dequantised."""
         assert info.weight_format is not None
         arrays: dict[str, Array] = {}
         names = [one.name for one in fields(QuantizedWeight) if one.name != "format"]
         for rows, values in self._by_rows(stack, info.shape[0]):
             if not isinstance(values, QuantizedWeight):
-                return self._dense(stack, info)
+                return self._read_dense(stack, info)
             for name in names:
                 part = getattr(values, name)
                 if part is None:
@@ -260,11 +263,11 @@ class StackedTensors:
         return QuantizedWeight(info.weight_format, **arrays)
 
     def _by_rows(self, stack: TensorStack, num_rows: int) -> Iterator[tuple[slice, Any]]:
-        """Yield the stored tensors with their rows in the stack; mapped pages are dropped after each."""
-        per_expert = num_rows // len(stack.stored_names)
+        """Yield the rows of each stored tensor in the stack, and its values; mapped pages are dropped after each."""
+        rows_per_expert = num_rows // len(stack.stored_names)
         for number, name in enumerate(stack.stored_names):
             values = self.stored.array(name)
-            yield slice(number * per_expert, (number + 1) * per_expert), values
+            yield slice(number * rows_per_expert, (number + 1) * rows_per_expert), values
             if not isinstance(values, QuantizedWeight):
                 drop_mapped_pages(values)
 
@@ -274,13 +277,13 @@ def _names_of(stack: TensorStack | FusedSlice | HeadSlice) -> tuple[str, ...]:
 
 
 def _layer_of(name: str) -> int:
-    """The number of the layer that a tensor belongs to, -1 for one outside."""
+    """The number of the layer that a tensor belongs to; -1 for a tensor outside of layers."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return int(found[1]) if found else -1
 
 
 _GATE, _UP, _DOWN = "gate_proj", "up_proj", "down_proj"
-_FUSED = "gate_up_proj"
+_GATE_UP = "gate_up_proj"
 
 
 def expert_stacks(
@@ -291,10 +294,10 @@ def expert_stacks(
 ) -> dict[str, TensorStack | FusedSlice | HeadSlice]:
     """Return the stacks of experts: `{module}.gate_proj.weight`, `up_proj` and `down_proj` for each of the `modules`.
 
-    `modules` are the graph's names of experts (`model.layers.0.mlp.experts`) and the checkpoint's names of them. Stored
-    are tensors `{stored module}.{expert}.gate_proj.weight`, or the fused tensors `{stored module}.gate_up_proj`
-    [E, 2 · I, D] and `down_proj` [E, D, I]. `projections` are the checkpoint's names of projections, where they differ.
-    Experts that are stored in neither way are left out: they are stacks already, or the check of names reports them.
+    `modules` maps the graph's names of experts (`model.layers.0.mlp.experts`) to those of the checkpoint, which stores
+    tensors `{stored module}.{expert}.gate_proj.weight`, or the fused tensors `{stored module}.gate_up_proj` [E, 2 · I,
+    D] and `down_proj` [E, D, I]. `projections` maps names of projections to those of the checkpoint, if these differ.
+    Experts that are stored in neither way are left out: they are stacks already, or `match_names` reports them.
 
     CheckpointError names the first tensor that is missing where a layer has some of its experts.
     """
@@ -314,7 +317,7 @@ def expert_stacks(
                     f"The checkpoint has no tensor '{before}.{missing[0]}.{after}', but others of the {num_experts} "
                     "experts of that layer. Fetch the weights again, and check the number of experts in config.json."
                 )
-        fused, down = f"{stored_module}.{_FUSED}", f"{stored_module}.{_DOWN}"
+        fused, down = f"{stored_module}.{_GATE_UP}", f"{stored_module}.{_DOWN}"
         if {fused, down} <= names:
             half = stored.info(fused).shape[1] // 2
             stacks[f"{module}.{_GATE}.weight"] = FusedSlice(fused, end=half)
@@ -324,7 +327,7 @@ def expert_stacks(
 
 
 def _name_in_files(stored: StoredTensors, name: str) -> str:
-    """The name that a tensor has in the checkpoint's files, of which `stored` may be a view with other names."""
+    """The name that a tensor of `stored`, which may be a view with other names, has in the checkpoint's files."""
     while isinstance(stored, RemappedTensors) and (rows := stored.stored_rows(name)) is not None:
         name, stored = rows.stored_name, stored.stored
     return name

@@ -1,4 +1,4 @@
-"""Content digests of files: SHA-256 over the digests of their chunks, truncated to 32 hex digits; paths do not count.
+"""Content digests of files: SHA-256 over the digests of their chunks, truncated to 32 hex digits, without their paths.
 
 Reading a whole checkpoint takes seconds, so the digest of a file is cached in the user's cache directory
 (`XDG_CACHE_HOME`, else `~/.cache`). A changed size, modification time or inode change time invalidates it.

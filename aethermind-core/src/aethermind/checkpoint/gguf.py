@@ -3,7 +3,7 @@
 The format (versions 2 and 3, little-endian): a magic, counts, metadata as key, type and value, then a name, sizes,
 type and offset for each tensor, then the values from the next multiple of `general.alignment` on. The `gguf` library
 is not used because it makes two arrays of every string of a vocabulary, which takes seconds. Here the strings of a
-vocabulary are skipped, and decoded at an iteration.
+vocabulary are skipped, and decoded when they are iterated over.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
 _STACK_RANK = 3
-"""The rank of stacks of matrices, such as experts', which are read as one matrix, one after the other."""
+"""The rank of stacks of matrices, such as those of experts, which are read as one matrix with the rows of all."""
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
 _MARK_DISTANCE = 1024
-_NUMBERS = {
+"""The offset of every 1024th string of an array is kept, so that `GgufStrings.select` need not read all strings."""
+_NUMBER_DTYPES = {
     0: "<u1",
     1: "<i1",
     2: "<u2",
@@ -55,9 +56,9 @@ _NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
-_PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
-# For error messages only: types of activations, and those that llama.cpp gave up.
-_UNREADABLE = {
+_PLAIN_DTYPES = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
+# For error messages only: types of activations, and types that llama.cpp no longer supports.
+_UNSUPPORTED = {
     9: "Q8_1", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 42: "Q2_0",
 }  # fmt: skip
@@ -70,10 +71,10 @@ class TruncatedHeaderError(CheckpointError):
 class GgufStrings:
     """The strings of an array in a mapped file, decoded at each access."""
 
-    def __init__(self, file: GgufFile, marks: Sequence[int], count: int) -> None:
-        """Take the file, the offsets of every `_MARK_DISTANCE`th string and of the end, and the number of strings."""
+    def __init__(self, file: GgufFile, mark_offsets: Sequence[int], count: int) -> None:
+        """`mark_offsets` are those of every `_MARK_DISTANCE`th string and of the end; the array has `count` strings."""
         self._file = file
-        self._marks = marks
+        self._mark_offsets = mark_offsets
         self._count = count
 
     def __len__(self) -> int:
@@ -81,22 +82,22 @@ class GgufStrings:
 
     def __iter__(self) -> Iterator[str]:
         """Decode the strings in order; CheckpointError for one that is not UTF-8."""
-        data, position = self._file.map, self._marks[0]
+        data, position = self._file.map, self._mark_offsets[0]
         for _ in range(self._count):
             begin = position + _LENGTH.size
             position = begin + _LENGTH.unpack_from(data, position)[0]
             try:
                 yield data[begin:position].decode()
             except UnicodeDecodeError:
-                self._refuse(begin)
+                self._refuse_string(begin)
 
-    def picked(self, indices: Iterable[int]) -> Iterator[str]:
-        """Decode the strings at increasing indices; strings before a mark are skipped."""
-        data, passed, position = self._file.map, 0, self._marks[0]
+    def select(self, indices: Iterable[int]) -> Iterator[str]:
+        """Decode the strings at increasing indices; reading starts at the last mark before each."""
+        data, passed, position = self._file.map, 0, self._mark_offsets[0]
         for index in indices:
             mark = index // _MARK_DISTANCE
             if mark * _MARK_DISTANCE > passed:
-                passed, position = mark * _MARK_DISTANCE, self._marks[mark]
+                passed, position = mark * _MARK_DISTANCE, self._mark_offsets[mark]
             begin = position
             while passed <= index:
                 begin = position + _LENGTH.size
@@ -105,9 +106,9 @@ class GgufStrings:
             try:
                 yield data[begin:position].decode()
             except UnicodeDecodeError:
-                self._refuse(begin)
+                self._refuse_string(begin)
 
-    def _refuse(self, begin: int) -> NoReturn:
+    def _refuse_string(self, begin: int) -> NoReturn:
         self._file.fail(f"has a string at byte {begin} that is not UTF-8")
 
 
@@ -122,7 +123,7 @@ class GgufFile:
 
         Raises:
             CheckpointError: the file is missing or unreadable, is not GGUF of a known version, is truncated, or
-                contradicts itself. Tensors of unsupported types are no error until they are accessed.
+                is inconsistent. Tensors of unsupported types are an error only when they are accessed.
         """
         self.path = Path(path)
         assert sys.byteorder == "little", "GGUF values are little-endian"
@@ -179,7 +180,7 @@ class GgufFile:
             num_unreadable = len(self._types) - len(self._tensors)
             readable = ", ".join(block.name for block in BLOCK_TYPES.values())
             raise CheckpointError(
-                f"{self.path} stores tensor {name!r} in the quantised type {_UNREADABLE[self._types[name]]}, which "
+                f"{self.path} stores tensor {name!r} in the quantised type {_UNSUPPORTED[self._types[name]]}, which "
                 f"cannot be read (as {num_unreadable} of its {len(self._types)} tensors cannot). Take a file of the "
                 f"model in {readable}, F16 or BF16."
             )
@@ -188,7 +189,7 @@ class GgufFile:
         return info
 
     def _check_library(self, name: str, block: BlockType) -> None:
-        """CheckpointError for a type whose codebook is the library's, if that is not installed."""
+        """CheckpointError for a type whose codebook is in the library `gguf`, if that is not installed."""
         if block.needs_library and find_spec("gguf") is None:
             raise CheckpointError(
                 f"{self.path} stores tensor {name!r} in the quantised type {block.name}, whose codebook comes with the "
@@ -196,8 +197,8 @@ class GgufFile:
             )
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """Return a tensor's values: a read-only view of the mapped file, C-contiguous, without a copy; for a quantised
-        tensor its unpacked integer codes.
+        """Return a tensor's values: a read-only view of the mapped file, C-contiguous, without a copy. A quantised
+        tensor is returned as a QuantizedWeight, with unpacked integer codes.
 
         Raises CheckpointError for an unknown name, an unsupported type, and scales or products of scales that are not
         finite in float16.
@@ -208,7 +209,9 @@ class GgufFile:
         return np.ndarray(info.shape, info.dtype, buffer=self.map, offset=self._data_begin + info.begin)
 
     def values(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return a tensor as `array` does, a quantised one as its values, computed in float32 and rounded to `dtype`.
+        """Return a tensor's values: those of a quantised tensor are computed in float32 and rounded to `dtype`.
+
+        Tensors that are not quantised are returned as by `array`.
 
         CheckpointError as of `array`, and for values that are not finite in `dtype`.
         """
@@ -225,6 +228,7 @@ class GgufFile:
         return values
 
     def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """View the bytes of a tensor in the mapped file."""
         return np.ndarray((info.num_bytes,), np.uint8, buffer=self.map, offset=self._data_begin + info.begin)
 
     def _quantised(self, name: str, info: TensorInfo) -> QuantizedWeight:
@@ -234,20 +238,20 @@ class GgufFile:
             weight = block.read(self._bytes(info), (rows, columns))
         except InvalidArgumentError as error:
             self.fail(f"has a tensor {name!r:.80} of type {block.name} that is not valid ({error})")
-        for side in (weight.scales, weight.offsets, weight.super_block_scales):
-            if side is not None and not np.isfinite(side).all():
+        for scales in (weight.scales, weight.offsets, weight.super_block_scales):
+            if scales is not None and not np.isfinite(scales).all():
                 self.fail(f"has a tensor {name!r:.80} of type {block.name} with scales that are not finite in float16")
         return weight
 
-    def bytes_of(self, name: str) -> tuple[int, int]:
-        """Return where in the file a tensor begins and ends."""
+    def byte_range(self, name: str) -> tuple[int, int]:
+        """Return the offsets in the file at which a tensor begins and ends."""
         info = self.info(name)
         return self._data_begin + info.begin, self._data_begin + info.end
 
     def fail(self, problem: str, kind: type[CheckpointError] = CheckpointError) -> NoReturn:
         """Raise an error about this file."""
-        way_out = remedy(self.path, otherwise="Fetch or write the file again.")
-        raise kind(f"{self.path} {problem}. {way_out}")
+        advice = remedy(self.path, otherwise="Fetch or write the file again.")
+        raise kind(f"{self.path} {problem}. {advice}")
 
     def _read_tensor(self, reader: _Reader) -> None:
         name = reader.string()
@@ -259,12 +263,12 @@ class GgufFile:
         if rank == _STACK_RANK:
             shape = (shape[0] * shape[1], shape[2])
         kind, begin = reader.number("<u4"), reader.number("<u8")
-        # NumPy multiplies the sizes and overflows even where one of them is 0, which no check of bytes finds.
+        # NumPy multiplies all sizes and overflows even if one of them is 0; then the tensor has no bytes to check.
         if prod(max(size, 1) for size in shape) >= 2**60:
             self.fail(f"has a tensor {name!r:.80} of shape {shape}, which is too big to address")
         self._types[name] = kind
-        if kind in _PLAIN:
-            info = TensorInfo(_PLAIN[kind], shape, begin, begin)
+        if kind in _PLAIN_DTYPES:
+            info = TensorInfo(_PLAIN_DTYPES[kind], shape, begin, begin)
             self._tensors[name] = TensorInfo(info.dtype_name, shape, begin, begin + prod(shape) * info.dtype.itemsize)
         elif kind in BLOCK_TYPES:
             block = BLOCK_TYPES[kind]
@@ -274,7 +278,7 @@ class GgufFile:
                     f"rows are multiples of {block.num_values} values"
                 )
             self._tensors[name] = TensorInfo(block.name, shape, begin, begin + block.nbytes(shape), block.format)
-        elif kind not in _UNREADABLE:
+        elif kind not in _UNSUPPORTED:
             self.fail(f"has a tensor {name!r:.80} of unknown type {kind}")
 
     def _check_layout(self, header_end: int) -> None:
@@ -291,8 +295,8 @@ class GgufFile:
                     f"is truncated: its tensor {name!r:.80} ends at byte {info.end} of the data, "
                     f"of which there are {num_data_bytes}"
                 )
-        taken = sorted((info.begin, info.end, name) for name, info in self._tensors.items() if info.num_bytes)
-        for (_, end, name), (begin, _, other) in pairwise(taken):
+        ranges = sorted((info.begin, info.end, name) for name, info in self._tensors.items() if info.num_bytes)
+        for (_, end, name), (begin, _, other) in pairwise(ranges):
             if begin < end:
                 self.fail(
                     f"has tensors that overlap: {other!r:.80} begins at byte {begin} of the data, {name!r:.80} ends at "
@@ -317,7 +321,7 @@ class _Reader:
         return np.frombuffer(self._file.map, dtype, count, begin)
 
     def string(self) -> str:
-        """Read a length, and so many bytes of UTF-8."""
+        """Read a length, and as many bytes of UTF-8."""
         begin = self._advance(self.number("<u8"))
         try:
             return self._file.map[begin : self.position].decode()
@@ -328,30 +332,30 @@ class _Reader:
         """Read a metadata value of the type `kind`."""
         if kind == _STRING:
             return self.string()
-        if kind in _NUMBERS:
-            return self.number(_NUMBERS[kind])
+        if kind in _NUMBER_DTYPES:
+            return self.number(_NUMBER_DTYPES[kind])
         if kind != _ARRAY:
             self._file.fail(f"has a value of unknown type {kind} for {key!r:.80}")
         element, count = self.number("<u4"), self.number("<u8")
-        if element in _NUMBERS:
-            return self.numbers(_NUMBERS[element], count)
+        if element in _NUMBER_DTYPES:
+            return self.numbers(_NUMBER_DTYPES[element], count)
         if element != _STRING:
             self._file.fail(f"has an array of type {element} for {key!r:.80}, which is not one of numbers or strings")
         return GgufStrings(self._file, self._skip_strings(count), count)
 
     def _skip_strings(self, count: int) -> list[int]:
         """Skip `count` strings; return the offsets of every `_MARK_DISTANCE`th one."""
-        data, position, marks = self._file.map, self.position, [self.position]
+        data, position, mark_offsets = self._file.map, self.position, [self.position]
         try:
             for passed in range(0, count, _MARK_DISTANCE):
                 for _ in range(min(_MARK_DISTANCE, count - passed)):
                     position += _LENGTH.size + _LENGTH.unpack_from(data, position)[0]
-                marks.append(position)
+                mark_offsets.append(position)
         except (struct.error, OverflowError):
             self._truncated()
         self.position = position
         self._advance(0)
-        return marks
+        return mark_offsets
 
     def _advance(self, num_bytes: int) -> int:
         begin = self.position

@@ -1,40 +1,120 @@
 """The tensors of a GGUF model under Hugging Face's names, from one .gguf file or from several parts.
 
 `llama-gguf-split` cuts large models: the metadata are in the first file, tensors in all. The names are those that all
-decoders of Llama's shape share on both sides.
+decoders of Llama's architecture share, in GGUF files and in Hugging Face's checkpoints.
 
-`gguf_transforms` describes tensors whose values the converter rearranged.
+llama.cpp stores some tensors as its kernels use them: A of a state-space model instead of its logarithm, projections
+with other orders of rows or columns, vectors as matrices. Each has a `GgufTransform` that undoes this.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.gguf import GgufFile
-from aethermind.checkpoint.gguf_transforms import GgufTransform
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
-from aethermind.ops.weight_format import QuantizedWeight
+from aethermind.ops.weight_format import QuantizedWeight, one_level_format, without_super_blocks
 from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = [
     "GgufNames",
     "GgufParts",
     "GgufTensors",
+    "GgufTransform",
     "LONGROPE_FACTORS",
     "ROPE_FACTORS",
     "gguf_name",
     "hf_name",
     "in_layer",
+    "inverse_order",
 ]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTransform:
+    """The changes with which a stored tensor is read, in this order.
+
+    Attributes:
+        is_flat: a stored matrix is read as a vector [n].
+        rows: the stored rows in the order in which they are read; None for their own.
+        columns: the same for columns. The columns of a block of a quantised tensor must remain neighbours.
+        is_negative_exponential: the file stores −exp(x) of the tensor x.
+    """
+
+    is_flat: bool = False
+    rows: Sequence[int] | None = None
+    columns: Sequence[int] | None = None
+    is_negative_exponential: bool = False
+
+    def info(self, stored: TensorInfo) -> TensorInfo:
+        """Describe the tensor that is read, given the `stored` one."""
+        shape = (prod(stored.shape),) if self.is_flat else stored.shape
+        weight_format = stored.weight_format
+        if self.columns is not None and weight_format is not None and weight_format.super_block_size:
+            weight_format = one_level_format(weight_format)
+        return replace(stored, shape=shape, weight_format=weight_format)
+
+    def apply(self, stored: Array | QuantizedWeight, name: str) -> Array | QuantizedWeight:
+        """Return the tensor's values; CheckpointError with the `name` of a tensor whose sizes or values do not fit."""
+        _check_order(self.rows, stored.shape[0], name)
+        if self.columns is not None:
+            _check_order(self.columns, stored.shape[1], name)
+        if isinstance(stored, QuantizedWeight):
+            weight = stored if self.rows is None else stored.take_rows(np.asarray(self.rows, np.int64))
+            return weight if self.columns is None else _take_columns(weight, np.asarray(self.columns, np.int64), name)
+        values = stored.reshape(-1) if self.is_flat else stored
+        values = values if self.rows is None else values[np.asarray(self.rows, np.int64)]
+        values = values if self.columns is None else values[:, np.asarray(self.columns, np.int64)]
+        if not self.is_negative_exponential:
+            return values
+        if not (values < 0).all():
+            raise CheckpointError(f"{name} has values that are not negative. Convert the model again.")
+        logarithms: Array = np.log(-values)
+        return logarithms
+
+
+def inverse_order(order: Sequence[int]) -> tuple[int, ...]:
+    """The inverse permutation: it undoes a reordering of rows by `order`."""
+    return tuple(np.argsort(order).tolist())
+
+
+def _check_order(order: Sequence[int] | None, count: int, name: str) -> None:
+    """CheckpointError if an order is not one of `count` rows or columns."""
+    if order is not None and len(order) != count:
+        raise CheckpointError(
+            f"{name} has {count} rows or columns where its metadata say {len(order)}. Convert the model again."
+        )
+
+
+def _take_columns(weight: QuantizedWeight, columns: npt.NDArray[np.int64], name: str) -> QuantizedWeight:
+    """Take columns in an order that keeps blocks together. Super-blocks, which it may split, become plain blocks."""
+    size = weight.format.block
+    blocks = columns[::size] // size if size and len(columns) % size == 0 else np.arange(0)
+    if not np.array_equal((blocks[:, None] * size + np.arange(size)).ravel(), columns):
+        raise CheckpointError(
+            f"{name} is quantised in blocks of {size} columns, which its converter took apart. Take a file of the "
+            "model in F16 or BF16."
+        )
+    weight = without_super_blocks(weight) if weight.format.super_block_size else weight
+    parameters = (
+        None if parameter is None else parameter[:, blocks]
+        for parameter in (weight.scales, weight.zeros, weight.offsets)
+    )
+    return QuantizedWeight(weight.format, weight.codes[:, columns], *parameters)
+
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _PART_COUNT, _PART_NUMBER = "split.count", "split.no"
@@ -54,7 +134,7 @@ class GgufParts:
         count = first.metadata.get(_PART_COUNT, 1)
         if not isinstance(count, int):
             first.fail(f"has {_PART_COUNT} {count!r:.40}, which is no number")
-        self._files = [first, *(self._part(first, number, count) for number in range(1, count))]
+        self._files = [first, *(self._open_part(first, number, count) for number in range(1, count))]
         self._file_of_name: dict[str, GgufFile] = {}
         for file in self._files:
             for name in file.names:
@@ -72,7 +152,7 @@ class GgufParts:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files, in order."""
+        """The paths of all parts, in order."""
         return tuple(file.path for file in self._files)
 
     @property
@@ -101,14 +181,14 @@ class GgufParts:
         """Raise a CheckpointError about the first file."""
         self._files[0].fail(problem)
 
-    def _part(self, first: GgufFile, number: int, count: int) -> GgufFile:
-        named = _PART_NAME.fullmatch(self.path.name)
-        if first.metadata.get(_PART_NUMBER, 0) != 0 or named is None or int(named["count"]) != count:
+    def _open_part(self, first: GgufFile, number: int, count: int) -> GgufFile:
+        match = _PART_NAME.fullmatch(self.path.name)
+        if first.metadata.get(_PART_NUMBER, 0) != 0 or match is None or int(match["count"]) != count:
             raise CheckpointError(
                 f"{self.path} is one of {count} parts of a model. Pass the first, whose name ends with "
                 f"-00001-of-{count:05d}.gguf, with the others beside it."
             )
-        path = self.path.with_name(f"{named['stem']}-{number + 1:05d}-of-{count:05d}{self.path.suffix}")
+        path = self.path.with_name(f"{match['stem']}-{number + 1:05d}-of-{count:05d}{self.path.suffix}")
         if not path.is_file():
             raise CheckpointError(f"{path}, part {number + 1} of {count} of the model, is not there. Fetch it as well.")
         part = GgufFile(path)
@@ -125,9 +205,9 @@ LONGROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": 
 
 _SHARED_GATE = "mlp.shared_expert_gate"
 """A matrix of one row, which the converter stores as a vector."""
-_CONFIGURATION = frozenset({ROPE_FACTORS, *LONGROPE_FACTORS.values()})
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = {
+_CONFIGURATION_TENSORS = frozenset({ROPE_FACTORS, *LONGROPE_FACTORS.values()})
+_GLOBAL_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_MODULES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -155,7 +235,7 @@ _TENSOR_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class GgufNames:
-    """A family's names of tensors, where they are not Llama's; `model.gguf_family.GgufFamily` describes them."""
+    """A family's names of tensors that differ from Llama's; `model.gguf_family.GgufFamily` describes the fields."""
 
     modules: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
@@ -173,11 +253,11 @@ def hf_name(name: str, names: GgufNames = GgufNames()) -> str:
         return name
     layer, kind = match["layer"], match["kind"]
     prefix = "" if layer is None else f"{names.layers}.{layer}."
-    common, own = (_OUTSIDE, names.outside) if layer is None else (_IN_LAYER, names.modules)
-    tensor = own.get(in_layer(name))
+    common, family = (_GLOBAL_MODULES, names.outside) if layer is None else (_LAYER_MODULES, names.modules)
+    tensor = family.get(in_layer(name))
     if tensor is not None:
         return prefix + tensor
-    module = own.get(match["module"], common.get(match["module"]))
+    module = family.get(match["module"], common.get(match["module"]))
     if kind is None or module is None or (match["expert"] is not None and not module.startswith("mlp.")):
         return name
     if match["expert"] is not None:
@@ -192,14 +272,14 @@ def gguf_name(name: str, names: GgufNames = GgufNames()) -> str | None:
     layer = re.match(rf"{re.escape(names.layers)}\.(\d+)\.", name)
     prefix = "" if layer is None else f"blk.{layer[1]}."
     rest = name if layer is None else name[layer.end() :]
-    common, own = (_OUTSIDE, names.outside) if layer is None else (_IN_LAYER, names.modules)
+    common, family = (_GLOBAL_MODULES, names.outside) if layer is None else (_LAYER_MODULES, names.modules)
     module, _, kind = rest.rpartition(".")
-    candidates = [f"{prefix}{gguf}" for gguf, hf in own.items() if hf == rest]
-    candidates += [f"{prefix}{gguf}.{kind}" for gguf, hf in {**common, **own}.items() if hf == module]
+    candidates = [f"{prefix}{gguf}" for gguf, hf in family.items() if hf == rest]
+    candidates += [f"{prefix}{gguf}.{kind}" for gguf, hf in {**common, **family}.items() if hf == module]
     return next((candidate for candidate in candidates if hf_name(candidate, names) == name), None)
 
 
-_OF_MTP = {
+_MTP_TENSORS = {
     "nextn.enorm.weight": "enorm.weight",
     "nextn.hnorm.weight": "hnorm.weight",
     "nextn.eh_proj.weight": "eh_proj.weight",
@@ -209,13 +289,13 @@ _OF_MTP = {
 
 
 def _mtp_names(stored: Iterable[str], names: GgufNames, num_layers: int) -> dict[str, str]:
-    """The tensors of layer `num_layers`, the first that drafts tokens, by the names of `model.mtp`."""
+    """The stored tensors of layer `num_layers`, the first that drafts tokens, by their names in `model.mtp`."""
     found = {}
     for name in stored:
         if layer_of(name) == num_layers:
             other = in_layer(name)
-            if other in _OF_MTP:
-                found[f"mtp.{_OF_MTP[other]}"] = name
+            if other in _MTP_TENSORS:
+                found[f"mtp.{_MTP_TENSORS[other]}"] = name
             elif (renamed := hf_name(f"blk.0.{other}", replace(names, layers="mtp.layers"))).startswith("mtp."):
                 found[renamed] = name
     return found
@@ -227,7 +307,7 @@ def in_layer(name: str) -> str:
 
 
 def layer_of(name: str) -> int:
-    """The number of the layer that a tensor belongs to, -1 for one outside."""
+    """The number of the layer that a tensor belongs to; -1 for a tensor outside of layers."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1
 
@@ -243,18 +323,18 @@ class GgufTensors:
         transforms: Mapping[str, GgufTransform] = MappingProxyType({}),
         num_layers: int | None = None,
     ) -> None:
-        """Take the file, its family's names, and how tensors of its layers are read, by their names in a layer.
+        """`names` are those of the file's family; `transforms` are for tensors of layers, by their names in a layer.
 
         Layers from number `num_layers` on draft tokens: the first has the names of an MTP module (see `model.mtp`),
         the others are left out.
         CheckpointError if a tensor that is read has an unsupported type.
         """
         self._file = file
-        read = [name for name in file.names if name not in _CONFIGURATION]
-        in_model = [name for name in read if num_layers is None or layer_of(name) < num_layers]
-        self._originals = {hf_name(name, names): name for name in in_model}
+        readable = [name for name in file.names if name not in _CONFIGURATION_TENSORS]
+        model_names = [name for name in readable if num_layers is None or layer_of(name) < num_layers]
+        self._originals = {hf_name(name, names): name for name in model_names}
         if num_layers is not None:
-            self._originals |= _mtp_names(read, names, num_layers)
+            self._originals |= _mtp_names(readable, names, num_layers)
         self._transforms = transforms
         self._dtype: npt.DTypeLike | None = None
         for name in self._originals.values():
@@ -297,8 +377,8 @@ class GgufTensors:
         return replace(info, shape=(1, *info.shape)) if is_row else info
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """A tensor's values, a read-only view of the mapped file unless they are rearranged; for a quantised tensor its
-        unpacked integer codes.
+        """A tensor's values, a read-only view of the mapped file unless they are rearranged; a quantised tensor is a
+        QuantizedWeight.
 
         Raises CheckpointError for an unknown name, and for a tensor that cannot be rearranged.
         """

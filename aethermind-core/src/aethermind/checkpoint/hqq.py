@@ -4,7 +4,7 @@
                rows of the values in turn (axis 0). Bytes hold codes of 1, 2, 4 or 8 bits, words of 32 bits ten codes of
                3: the first part of all rows in the highest bits, the next below. They may be viewed as float numbers
     X.scale, X.zero                one for each group: scale · (code − zero)
-    X.shape, X.axis, X.group_size, X.nbits, X.packing, …     what the layer was quantised with, each a tensor
+    X.shape, X.axis, X.group_size, X.nbits, X.packing, …     entries that describe the layer, each stored as a tensor
 
 Groups of a row become a format with offsets, −scale · zero: codes are exact, scales and offsets are rounded to float16.
 Other groups are requantised as int8. (Badri and Shaji 2023; the layout is the package's.)
@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.integer_groups import INT8
-from aethermind.checkpoint.quantized_tensors import QuantizedTensors, warn_of_requantised
+from aethermind.checkpoint.quantized_tensors import INT8, QuantizedTensors, warn_of_requantised
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
@@ -30,20 +29,20 @@ __all__ = ["HqqCheckpoint"]
 Array = npt.NDArray[Any]
 
 _WEIGHT, _CODES, _SCALE, _ZERO = ".weight", ".W_q", ".scale", ".zero"
-_NUMBERS = ("axis", "group_size", "nbits")
-_NOTES = (
+_INTEGER_ENTRIES = ("axis", "group_size", "nbits")
+_OTHER_ENTRIES = (
     *("shape", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "compute_dtype"),
     *("offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero"),
 )
-_FLOATS = ("F16", "BF16", "F32")
+_SCALE_DTYPES = ("F16", "BF16", "F32")
 _PACKINGS = {"8bit_u8": (1, 8), "4bit_u8": (2, 4), "2bit_u8": (4, 2), "1bit_u8": (8, 1), "3bit_32": (10, 3)}
-"""By names: codes of a byte or word, and bits of a code."""
-_MAX_NOTE_VALUES = 64
+"""By the name of a packing: codes of a byte or word, and bits of a code."""
+_MAX_ENTRY_VALUES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A matrix by its notes; `format` is None if it is requantised."""
+    """How one matrix is stored, by the entries of its layer. `format` is None if it is requantised."""
 
     shape: tuple[int, int]
     axis: int
@@ -58,12 +57,14 @@ class _Matrix:
 
     @property
     def grouped_shape(self) -> tuple[int, int]:
-        """The shape as which the values were quantised."""
+        """The shape of the values when they were quantised: a group is a row (axis 1) or a column (axis 0)."""
         return (self.num_groups, self.group_size) if self.axis else (self.group_size, self.num_groups)
 
     @property
     def format(self) -> WeightFormat | None:
-        """The format with offsets that holds its groups: of 64 columns or 32, of 32 with more than 4 bits."""
+        """The format with offsets that holds the groups: of 4 bits and 64 or 32 columns, or of 8 bits and 32
+        columns.
+        """
         if not self.axis or self.shape[1] % self.group_size or self.group_size % 32:
             return None
         if self.bits > 4:
@@ -85,25 +86,25 @@ class _Matrix:
 class HqqCheckpoint(QuantizedTensors):
     """A checkpoint of HQQ whose matrices are QuantizedWeights `X.weight`; implements `StoredTensors`. Immutable."""
 
-    def __init__(self, stored: StoredTensors, where: str) -> None:
-        """Check that the parts of each matrix fit together; `where` names the model in messages.
+    def __init__(self, stored: StoredTensors, model_name: str) -> None:
+        """Check that the parts of each matrix fit together; `model_name` is for messages.
 
         Raises:
             CheckpointError: there is no quantised matrix, or a part of one is missing or does not fit.
         """
         self._stored = stored
-        self._where = where
+        self._model_name = model_name
         self._names = frozenset(stored.names)
         modules = [name.removesuffix(_CODES) for name in stored.names if name.endswith(_CODES)]
         if not modules:
             raise CheckpointError(
-                f"{where} says that it is quantised by HQQ, and has no tensor *{_CODES}. Take quantization_config out "
-                "of config.json if its weights are not quantised."
+                f"{model_name} says that it is quantised by HQQ, and has no tensor *{_CODES}. Take quantization_config "
+                "out of config.json if its weights are not quantised."
             )
         self._matrices = {module: self._describe(module) for module in modules}
-        parts = (_CODES, _SCALE, _ZERO, *(f".{note}" for note in (*_NUMBERS, *_NOTES)))
-        unused = {f"{module}{part}" for module in modules for part in parts}
-        self._others = tuple(name for name in stored.names if name not in unused)
+        part_suffixes = (_CODES, _SCALE, _ZERO, *(f".{entry}" for entry in (*_INTEGER_ENTRIES, *_OTHER_ENTRIES)))
+        used_names = {f"{module}{part}" for module in modules for part in part_suffixes}
+        self._unquantised_names = tuple(name for name in stored.names if name not in used_names)
         self._infos = {
             f"{module}{_WEIGHT}": TensorInfo(
                 f"hqq{matrix.bits}",
@@ -116,7 +117,7 @@ class HqqCheckpoint(QuantizedTensors):
         }
         num_requantised = sum(matrix.format is None for matrix in self._matrices.values())
         warn_of_requantised(
-            where, num_requantised, len(modules), "have groups that are not 32 columns or more of a row"
+            model_name, num_requantised, len(modules), "have groups that are not 32 columns or more of a row"
         )
 
     def _weight(self, name: str) -> QuantizedWeight:
@@ -124,48 +125,52 @@ class HqqCheckpoint(QuantizedTensors):
         matrix = self._matrices[module]
         if matrix.format is None:
             try:
-                with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused
+                with np.errstate(over="ignore", invalid="ignore"):  # INT8.quantize refuses values that are not finite
                     return INT8.quantize(self._values(name, np.float32))
             except InvalidArgumentError as error:
-                raise CheckpointError(f"{self._where}: {name}: {error} Fetch the weights again.") from None
-        codes, scales, zeros = self._groups(module)
+                raise CheckpointError(f"{self._model_name}: {name}: {error} Fetch the weights again.") from None
+        codes, scales, zeros = self._codes_scales_zeros(module)
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = [part.astype(np.float16) for part in (scales, -scales * zeros)]
         if not all(np.isfinite(part).all() for part in rounded):
             raise CheckpointError(
-                f"{self._where} has {module}{_SCALE} or {_ZERO} that are not finite in float16. Fetch the weights "
+                f"{self._model_name} has {module}{_SCALE} or {_ZERO} that are not finite in float16. Fetch the weights "
                 "again."
             )
         rows = matrix.shape[0]
         per_group = matrix.group_size // matrix.format.block
-        of_blocks = [
+        block_parameters = [
             np.repeat(np.broadcast_to(part, matrix.num_groups).reshape(rows, -1), per_group, axis=1) for part in rounded
         ]
-        return QuantizedWeight(matrix.format, codes.reshape(matrix.shape), of_blocks[0], None, of_blocks[1])
+        return QuantizedWeight(
+            matrix.format, codes.reshape(matrix.shape), block_parameters[0], None, block_parameters[1]
+        )
 
     def _values(self, name: str, dtype: npt.DTypeLike) -> Array:
         module = name.removesuffix(_WEIGHT)
         matrix = self._matrices[module]
-        codes, scales, zeros = self._groups(module)
-        across = (-1, 1) if matrix.axis else (1, -1)
-        values: Array = (codes - zeros.reshape(across)) * scales.reshape(across)
+        codes, scales, zeros = self._codes_scales_zeros(module)
+        parameter_shape = (-1, 1) if matrix.axis else (1, -1)
+        values: Array = (codes - zeros.reshape(parameter_shape)) * scales.reshape(parameter_shape)
         return values.reshape(matrix.shape)
 
-    def _groups(self, module: str) -> tuple[Array, Array, Array]:
+    def _codes_scales_zeros(self, module: str) -> tuple[Array, Array, Array]:
         """The codes of a matrix, uint8 of `grouped_shape`, and the scales and zero points, float32 [groups] or [1]."""
-        codes = self._matrices[module].unpacked(self._plain(f"{module}{_CODES}"))
-        scales, zeros = (self._plain(f"{module}{part}").astype(np.float32).reshape(-1) for part in (_SCALE, _ZERO))
+        codes = self._matrices[module].unpacked(self._plain_array(f"{module}{_CODES}"))
+        scales, zeros = (
+            self._plain_array(f"{module}{part}").astype(np.float32).reshape(-1) for part in (_SCALE, _ZERO)
+        )
         return codes, scales, zeros
 
     def _describe(self, module: str) -> _Matrix:
-        """Describe a matrix; CheckpointError for notes or parts that are missing or do not fit."""
-        for note in ("quant_scale", "quant_zero"):
-            if any(self._note(module, note)):
-                self._fail(module, f"has quantised {note.removeprefix('quant_')}s, which are not read")
-        axis, group_size, bits = (self._number(module, note) for note in _NUMBERS)
-        sizes = self._note(module, "shape")
+        """Describe a matrix; CheckpointError for entries or parts that are missing or do not fit."""
+        for entry in ("quant_scale", "quant_zero"):
+            if any(self._entry(module, entry)):
+                self._fail(module, f"has quantised {entry.removeprefix('quant_')}s, which are not read")
+        axis, group_size, bits = (self._integer(module, entry) for entry in _INTEGER_ENTRIES)
+        sizes = self._entry(module, "shape")
         shape = tuple(int(size) for size in sizes) if np.isfinite(sizes).all() else ()
-        packing = "".join(chr(int(char)) for char in self._note(module, "packing") if 0 < char < 128)
+        packing = "".join(chr(int(char)) for char in self._entry(module, "packing") if 0 < char < 128)
         is_matrix = len(shape) == 2 and min(shape) > 0 and prod(shape) < 2**60
         if not is_matrix or axis not in (0, 1) or packing not in _PACKINGS or not 0 < group_size <= prod(shape):
             self._fail(
@@ -181,29 +186,31 @@ class HqqCheckpoint(QuantizedTensors):
             self._fail(module, f"of shape {list(shape)} in groups of {group_size}, which take {num_bytes} bytes")
         for part in (_SCALE, _ZERO):
             info = self._stored.info(f"{module}{part}") if f"{module}{part}" in self._names else None
-            if info is None or info.dtype_name not in _FLOATS or prod(info.shape) not in (1, matrix.num_groups):
+            if info is None or info.dtype_name not in _SCALE_DTYPES or prod(info.shape) not in (1, matrix.num_groups):
                 found = "nothing" if info is None else f"{info.dtype_name} {list(info.shape)}"
                 self._fail(module, f"with {found} for {part[1:]}, where {matrix.num_groups} numbers are expected")
         return matrix
 
-    def _number(self, module: str, note: str) -> int:
-        values = self._note(module, note)
+    def _integer(self, module: str, entry: str) -> int:
+        values = self._entry(module, entry)
         if len(values) != 1 or not np.isfinite(values[0]) or not 0 <= values[0] < 2**31:
-            self._fail(module, f"with {note} {values!r:.40}, which is not a number")
-        return -(-int(values[0] * 100) // 100)  # 1.58 bits are two
+            self._fail(module, f"with {entry} {values!r:.40}, which is not a number")
+        return -(-int(values[0] * 100) // 100)  # nbits of 1.58 means codes of 2 bits
 
-    def _note(self, module: str, note: str) -> list[Any]:
-        """The values of a note, none if it is not there."""
-        name = f"{module}.{note}"
-        if name not in self._names or prod(self._stored.info(name).shape) > _MAX_NOTE_VALUES:
+    def _entry(self, module: str, entry: str) -> list[Any]:
+        """The values of an entry of a layer; empty if it does not exist."""
+        name = f"{module}.{entry}"
+        if name not in self._names or prod(self._stored.info(name).shape) > _MAX_ENTRY_VALUES:
             return []
-        values: list[Any] = self._plain(name).reshape(-1).tolist()
+        values: list[Any] = self._plain_array(name).reshape(-1).tolist()
         return values
 
-    def _plain(self, name: str) -> Array:
+    def _plain_array(self, name: str) -> Array:
         array = self._stored.array(name)
         assert not isinstance(array, QuantizedWeight), "parts of matrices are plain tensors"
         return np.asarray(array)
 
     def _fail(self, module: str, problem: str) -> NoReturn:
-        raise CheckpointError(f"{self._where} has a matrix {module!r:.120} {problem} (HQQ). Fetch the weights again.")
+        raise CheckpointError(
+            f"{self._model_name} has a matrix {module!r:.120} {problem} (HQQ). Fetch the weights again."
+        )

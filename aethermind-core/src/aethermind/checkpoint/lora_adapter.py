@@ -43,12 +43,13 @@ class LowRankUpdate:
 
     @property
     def rank(self) -> int:
+        """The rank r."""
         return len(self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that fits a model: its updates by weight, and a digest of their contents."""
+    """An adapter that fits a model: its updates by the name of the weight, and a digest of their contents."""
 
     updates: Mapping[str, LowRankUpdate]
     digest: bytes
@@ -62,18 +63,18 @@ class Adapter:
         """
         config = AdapterConfig.read(directory)
         file = _open(directory)
-        sides = _sides(file, weights)
+        pairs = _pairs_of_tensors(file, weights)
         modules = {name.removesuffix(".weight"): name for name in weights}
-        missing = [f"{module}.lora_{side}" for module, pair in sides.items() for side in "AB" if side not in pair]
-        missing += [f"{module}.lora_A" for module in config.missing(sides, modules)]
-        if missing or not sides:
+        missing = [f"{module}.lora_{side}" for module, pair in pairs.items() for side in "AB" if side not in pair]
+        missing += [f"{module}.lora_A" for module in config.missing(pairs, modules)]
+        if missing or not pairs:
             raise CheckpointError(
                 f"{file.path} lacks {_listing(missing) or 'every tensor'}, which its configuration promises. Fetch or "
                 "write the adapter again."
             )
         updates: dict[str, LowRankUpdate] = {}
-        seen = sha256()
-        for module, pair in sorted(sides.items()):
+        content_hash = sha256()
+        for module, pair in sorted(pairs.items()):
             name, scale = modules[module], config.scale_of(module)
             num_outputs, num_inputs = weights[name]
             rank = config.rank_of(module)
@@ -81,12 +82,12 @@ class Adapter:
             up = _read_matrix(file, pair["B"], (num_outputs, rank))
             updates[name] = LowRankUpdate(down, np.ascontiguousarray(up.T).astype(np.float32) * np.float32(scale))
             for array in (down, up):
-                seen.update(repr((module, scale, str(array.dtype), array.shape)).encode())
-                seen.update(np.ascontiguousarray(array).view(np.uint8).data)
-        return cls(updates, seen.digest())
+                content_hash.update(repr((module, scale, str(array.dtype), array.shape)).encode())
+                content_hash.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return cls(updates, content_hash.digest())
 
     def sliced(self, rows: Mapping[str, StoredRows]) -> Adapter:
-        """Return the updates of weights that are rows of the adapted matrices."""
+        """Return the updates of the weights in `rows`, each of which consists of rows of an adapted matrix."""
         updates = {}
         for weight, source in rows.items():
             if (update := self.updates.get(source.stored_name)) is not None:
@@ -107,16 +108,16 @@ def _open(directory: Path) -> SafetensorsFile:
     return SafetensorsFile(path)
 
 
-def _sides(file: SafetensorsFile, weights: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, str]]:
-    """The names of the two tensors of each module. CheckpointError for a tensor that belongs to no weight."""
-    sides: dict[str, dict[str, str]] = {}
+def _pairs_of_tensors(file: SafetensorsFile, weights: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, str]]:
+    """By module, the names of its tensors A and B. CheckpointError for a tensor that belongs to no weight."""
+    pairs: dict[str, dict[str, str]] = {}
     unknown = []
     for name in file.names:
         found = _NAME.match(name)
         if found is None or f"{found['module']}.weight" not in weights:
             unknown.append(name)
             continue
-        pair = sides.setdefault(found["module"], {})
+        pair = pairs.setdefault(found["module"], {})
         if found["side"] in pair:
             raise CheckpointError(f"{file.path} has {pair[found['side']]} and {name}, which are the same matrix.")
         pair[found["side"]] = name
@@ -126,10 +127,11 @@ def _sides(file: SafetensorsFile, weights: Mapping[str, tuple[int, int]]) -> dic
             f"({_listing(unknown)}). Check that the adapter was trained for this model; embeddings, lm_head "
             "and whole modules cannot be adapted."
         )
-    return sides
+    return pairs
 
 
 def _read_matrix(file: SafetensorsFile, name: str, shape: tuple[int, int]) -> npt.NDArray[Any]:
+    """Read a matrix of the adapter; CheckpointError for another shape or dtype, or values that are not finite."""
     info = file.info(name)
     if info.shape != shape:
         raise CheckpointError(
@@ -145,13 +147,14 @@ def _read_matrix(file: SafetensorsFile, name: str, shape: tuple[int, int]) -> np
 
 
 def _listing(items: list[str]) -> str:
+    """The first items, and how many more there are."""
     rest = len(items) - _MAX_LISTED
     return ", ".join(items[:_MAX_LISTED]) + (f", and {rest} more" if rest > 0 else "")
 
 
 _CONFIG_FILE = "adapter_config.json"
 
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_UNSUPPORTED_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_dora": ((False,), "changes the magnitude of weights as well (DoRA)"),
     "bias": (("none",), "changes biases"),
     "lora_bias": ((False,), "adds biases of its own"),
@@ -164,8 +167,8 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """The supported values of a field besides null, and what an adapter with other values does, by field."""
 
-_OTHER_BASE = ("pissa", "olora", "corda", "loftq")
-"""Initialisations that subtract the initial adapter from the model's weights, so that it needs those weights."""
+_CHANGED_BASE_WEIGHTS = ("pissa", "olora", "corda", "loftq")
+"""Initialisations that subtract the initial adapter from the model's weights: the adapter fits only such weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +176,9 @@ class AdapterConfig:
     """The configuration of one LoRA adapter (PEFT's `LoraConfig`).
 
     Attributes:
-        rank_pattern, alpha_pattern: ranks and alphas of modules whose names' ends match a regular expression.
+        rank_pattern, alpha_pattern: ranks and alphas by a regular expression that the end of a module's name matches.
         targets: a regular expression of whole names, a list of ends of names, or `all-linear`.
-        is_partial: whether further fields choose layers, so that `targets` do not list the modules.
+        is_partial: whether further fields restrict the layers, so that not all modules of `targets` are adapted.
     """
 
     directory: Path
@@ -195,24 +198,25 @@ class AdapterConfig:
         kind = raw.get("peft_type")
         if kind != "LORA":
             raise ConfigError(f"{where} has the peft_type {kind!r:.80}; only LORA can be used.")
-        for name, (neutral, what) in _REFUSED.items():
+        for name, (supported, what) in _UNSUPPORTED_FIELDS.items():
             value = raw.get(name)
-            if value is not None and value not in neutral:
+            if value is not None and value not in supported:
                 raise ConfigError(
                     f"The adapter in {str(directory)!r} {what} ({name} is {value!r:.80}), which is not supported. "
                     "Merge it into the model's weights with PEFT's merge_and_unload, or train one without."
                 )
-        start = raw.get("init_lora_weights")
-        if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
+        initialisation = raw.get("init_lora_weights")
+        if isinstance(initialisation, str) and initialisation.lower().startswith(_CHANGED_BASE_WEIGHTS):
             raise ConfigError(
                 f"The adapter in {str(directory)!r} belongs to weights that its training changed (init_lora_weights is "
-                f"{start!r:.80}). Convert it with PEFT's path_initial_model_for_weight_conversion, or merge it."
+                f"{initialisation!r:.80}). Convert it with PEFT's path_initial_model_for_weight_conversion, or merge "
+                "it."
             )
         targets = raw.get("target_modules")
         is_list = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
         if not targets or not (is_list or isinstance(targets, str)):
             raise ConfigError(f"{where} has target_modules {targets!r:.80}; that is a list of names, or a text.")
-        chosen = ("exclude_modules", "layers_to_transform", "layers_pattern")
+        layer_fields = ("exclude_modules", "layers_to_transform", "layers_pattern")
         return cls(
             directory,
             _rank(raw.get("r"), f"{where}: r"),
@@ -221,7 +225,7 @@ class AdapterConfig:
             _pattern(raw.get("alpha_pattern"), _number, f"{where}: alpha_pattern"),
             raw.get("use_rslora") is True,
             targets if isinstance(targets, str) else tuple(targets),
-            any(raw.get(name) not in (None, []) for name in chosen),
+            any(raw.get(name) not in (None, []) for name in layer_fields),
         )
 
     def rank_of(self, module: str) -> int:
@@ -236,11 +240,11 @@ class AdapterConfig:
         return alpha / (rank**0.5 if self.is_rank_stabilised else rank)
 
     def missing(self, found: Iterable[str], modules: Iterable[str]) -> list[str]:
-        """List the `modules` that the targets name and that are not among `found`; empty if `is_partial`."""
+        """List the `modules` that `targets` names and that are not in `found`; empty if `is_partial`."""
         if self.is_partial:
             return []
-        there = set(found)
-        return [module for module in modules if module not in there and self._is_target(module)]
+        adapted = set(found)
+        return [module for module in modules if module not in adapted and self._is_target(module)]
 
     def _is_target(self, module: str) -> bool:
         targets = self.targets
@@ -286,6 +290,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _pattern(value: Any, read: Callable[[Any, str], Any], what: str) -> dict[str, Any]:
+    """Read an object of values by regular expression; ConfigError for anything else. `what` names the field."""
     if value is None:
         return {}
     if not isinstance(value, dict):

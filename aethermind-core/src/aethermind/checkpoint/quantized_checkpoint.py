@@ -1,4 +1,4 @@
-"""The reader of a quantised checkpoint, by the method that its quantization_config names."""
+"""Opens a quantised checkpoint with the reader of the method that its quantization_config names."""
 
 from __future__ import annotations
 
@@ -9,52 +9,53 @@ from aethermind.checkpoint.source import StoredTensors
 
 __all__ = ["open_quantized"]
 
-_LAYOUT_OF_COMPRESSED_TENSORS = ("llm_compressor", "fp8")
-"""Parts of the names of auto-round's packings whose tensors are those of compressed-tensors."""
+_COMPRESSED_TENSORS_PACKINGS = ("llm_compressor", "fp8")
+"""Parts of `packing_format` with which auto-round writes tensors like those of compressed-tensors."""
 
 
-def open_quantized(stored: StoredTensors, described: Any, where: str) -> StoredTensors:
-    """Return a view of a checkpoint in which the matrices that `described`, its quantization_config, tells of are
-    QuantizedWeights; `where` names the model in messages.
+def open_quantized(stored: StoredTensors, config: Any, model_name: str) -> StoredTensors:
+    """Return a view of a checkpoint whose quantised matrices are QuantizedWeights.
+
+    `config` is its quantization_config; `model_name` is for messages.
 
     Raises:
         ConfigError: the method or one of its settings is not known.
         CheckpointError: the tensors are not those of the method.
     """
-    method = quantization_method(described, where)
-    packing = str(described.get("packing_format")).lower()
-    if method == "auto-round" and any(name in packing for name in _LAYOUT_OF_COMPRESSED_TENSORS):
+    method = quantization_method(config, model_name)
+    packing = str(config.get("packing_format")).lower()
+    if method == "auto-round" and any(name in packing for name in _COMPRESSED_TENSORS_PACKINGS):
         method = "compressed-tensors"
     match method:
         case "mxfp4":
-            from aethermind.checkpoint.fp4 import Mxfp4Checkpoint
+            from aethermind.checkpoint.float_formats import Mxfp4Checkpoint
 
-            return Mxfp4Checkpoint(stored, where)
+            return Mxfp4Checkpoint(stored, model_name)
         case "fp8" | "fbgemm_fp8":
-            from aethermind.checkpoint.fp8 import Fp8Checkpoint, read_block_size
+            from aethermind.checkpoint.float_formats import Fp8Checkpoint, read_block_size
 
-            return Fp8Checkpoint(stored, read_block_size(described, where), where)
+            return Fp8Checkpoint(stored, read_block_size(config, model_name), model_name)
         case "compressed-tensors":
             from aethermind.checkpoint.compressed_tensors import open_compressed_tensors
 
-            return open_compressed_tensors(stored, described, where)
+            return open_compressed_tensors(stored, config, model_name)
         case "modelopt":
             from aethermind.checkpoint.compressed_tensors import open_modelopt
 
-            return open_modelopt(stored, described, where)
+            return open_modelopt(stored, config, model_name)
         case "hqq":
             from aethermind.checkpoint.hqq import HqqCheckpoint
 
-            return HqqCheckpoint(stored, where)
+            return HqqCheckpoint(stored, model_name)
         case "torchao":
             from aethermind.checkpoint.compressed_tensors import open_torchao
 
-            return open_torchao(stored, where)
+            return open_torchao(stored, model_name)
         case "bitsandbytes":
             from aethermind.checkpoint.bitsandbytes import BitsAndBytesCheckpoint
 
-            return BitsAndBytesCheckpoint(stored, where)
+            return BitsAndBytesCheckpoint(stored, model_name)
         case _:
             from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 
-            return PackedCheckpoint(stored, read_packing(described, where), where)
+            return PackedCheckpoint(stored, read_packing(config, model_name), model_name)

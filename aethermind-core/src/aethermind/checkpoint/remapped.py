@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _MAX_NUM_ROWS = 2**22
-"""Rows of a matrix by head: 30 times those of the largest published models."""
+"""The most rows of a matrix with heads: 30 times those of the largest published models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class StoredRows:
     stored_name: str
     rows: npt.NDArray[np.int64] | None = None
 
-    def of(self, further: StoredRows) -> StoredRows:
-        """Return these rows where the stored matrix is itself made of rows of another one."""
-        if self.rows is None or further.rows is None:
-            return StoredRows(further.stored_name, self.rows if further.rows is None else further.rows)
-        return StoredRows(further.stored_name, further.rows[self.rows])
+    def of(self, source: StoredRows) -> StoredRows:
+        """Return these rows as rows of another matrix, of which the stored matrix is `source`."""
+        if self.rows is None or source.rows is None:
+            return StoredRows(source.stored_name, self.rows if source.rows is None else source.rows)
+        return StoredRows(source.stored_name, source.rows[self.rows])
 
 
 @runtime_checkable
@@ -58,7 +58,9 @@ class RemappedTensors(StoredTensors, Protocol):
     stored: StoredTensors
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Return which rows of a stored matrix a tensor is; None if it is not made of rows of one, or for no tensor."""
+        """Return which rows of a stored matrix a tensor is; None if it is not made of rows of one matrix, or does not
+        exist.
+        """
 
     def stored_matrices(self, name: str) -> tuple[str, ...]:
         """Return the stored matrices whose rows a tensor consists of; none if columns or values are changed."""
@@ -67,7 +69,7 @@ class RemappedTensors(StoredTensors, Protocol):
 def matrices_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> tuple[str, ...]:
     """Return the matrices of `stored` whose rows a tensor consists of, in a view of it or in a view of such a view.
 
-    None of them if a matrix is transposed or changed otherwise, or if a view is no `RemappedTensors`.
+    Empty if a matrix is transposed or changed otherwise, or if a view is no `RemappedTensors`.
     """
     if view is stored:
         return (name,)
@@ -86,10 +88,10 @@ def rows_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> Sto
     while view is not stored:
         if not isinstance(view, RemappedTensors):
             return None
-        further = view.stored_rows(found.stored_name)
-        if further is None:
+        source = view.stored_rows(found.stored_name)
+        if source is None:
             return None
-        found, view = found.of(further), view.stored
+        found, view = found.of(source), view.stored
     return found
 
 
@@ -98,10 +100,9 @@ class TensorSlice:
     """A model's tensor as a slice of a stored one: it is transposed first, then rows `begin` to `end` are taken.
 
     A transposed tensor loses its inner dims of 1: the weight of a depthwise convolution [C, 1, K] becomes [K, C]. `end`
-    is None for all rows from `begin` on. If `order` is given, these of the rows are taken in that order, see
-    `pair_order`.
-    The first row of the tensor `added` is then added to every row. A quantised tensor may be sliced and ordered, since
-    its rows are quantised separately.
+    is None for all rows from `begin` on. If `order` is given, the slice consists of these of its rows in that order,
+    see `pair_order`. The first row of the tensor `added` is then added to every row. A quantised tensor may be sliced
+    and ordered, since its rows are quantised separately.
     """
 
     stored_name: str
@@ -122,7 +123,7 @@ def pair_order(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> 
 
     For `TensorSlice.order` of queries and keys, their biases and norms, in families with interleaved rotation (GPT-J,
     GLM, Cohere): scores do not depend on the order of a head's elements. `rotary_dim` is head_dim by default; the
-    elements behind it keep their places.
+    elements after it keep their places.
     """
     _check_num_rows(num_heads, head_dim)
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
@@ -134,7 +135,7 @@ def interleaved_heads(
     names: Iterable[str], heads: Mapping[str, int], head_dim: int, rotary_dim: int | None = None
 ) -> dict[str, TensorSlice]:
     """Slices that reorder projections by `pair_order`: the weights and biases among `names` whose module's last name is
-    in `heads`, which says how many heads it has, `{"q_proj": 32, "k_proj": 2}`.
+    in `heads`, which maps it to its number of heads, `{"q_proj": 32, "k_proj": 2}`.
     """
     orders = {module: pair_order(count, head_dim, rotary_dim) for module, count in heads.items()}
     modules = {name: name.rpartition(".")[0].rpartition(".")[2] for name in names}
@@ -142,7 +143,9 @@ def interleaved_heads(
 
 
 def rows_by_head(num_heads: int, widths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Rows for `TensorSlice.order`: each part of a matrix whose rows are, head by head, parts of these widths."""
+    """Rows for `TensorSlice.order`, by part, of a matrix whose heads each consist of parts with these numbers of
+    rows.
+    """
     _check_num_rows(num_heads, sum(widths))
     firsts = [sum(widths[:part]) for part in range(len(widths))]
     return tuple(
@@ -152,7 +155,7 @@ def rows_by_head(num_heads: int, widths: Sequence[int]) -> tuple[tuple[int, ...]
 
 
 def _check_num_rows(num_heads: int, head_dim: int) -> None:
-    """ConfigError for sizes that no matrix has; rows are listed one by one before a tensor is looked at."""
+    """ConfigError for sizes that no matrix has: the rows are listed in memory before a tensor is read."""
     if max(num_heads, 1) * max(head_dim, 1) > _MAX_NUM_ROWS:
         raise ConfigError(
             f"This model would have {num_heads:,} heads of {head_dim:,} elements, which no model has. Correct the "
@@ -172,25 +175,25 @@ def renamed_prefixes(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")
 class AdaptedTensors:
-    """A checkpoint whose tensors are the `parts`, slices of stored tensors, and the stored tensors that no slice uses,
-    unless it has parts only.
+    """A checkpoint whose tensors are slices of stored tensors (`parts`, by name), and the stored tensors that no slice
+    uses, unless `only_parts`.
 
     Implements `StoredTensors`. Immutable.
     """
 
     def __init__(self, stored: StoredTensors, parts: Mapping[str, TensorSlice], *, only_parts: bool = False) -> None:
-        """Slices of tensors that the checkpoint lacks are left out; the model's check of names reports them."""
-        there = set(stored.names)
+        """Slices of tensors that the checkpoint lacks are left out: `match_names` reports them."""
+        stored_names = set(stored.names)
         self.stored = stored
-        self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
-        used = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
+        self._parts = {name: part for name, part in parts.items() if part.stored_name in stored_names}
+        used_names = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
         if not only_parts:
-            self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used}
-        self._needed_rows: dict[tuple[str, int, int | None], int] = {}
+            self._parts |= {name: TensorSlice(name) for name in stored.names if name not in used_names}
+        self._num_needed_rows: dict[tuple[str, int, int | None], int] = {}
         for part in self._parts.values():
             if part.order:
-                rows = _rows_of(part)
-                self._needed_rows[rows] = max(self._needed_rows.get(rows, 0), 1 + max(part.order))
+                rows = _row_range(part)
+                self._num_needed_rows[rows] = max(self._num_needed_rows.get(rows, 0), 1 + max(part.order))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -209,12 +212,12 @@ class AdaptedTensors:
         return self.stored.zero_bias_names
 
     def info(self, name: str) -> TensorInfo:
-        part = self._part(name)
+        part = self._slice_of(name)
         stored = self.stored.info(part.stored_name)
         if part.is_whole:
             return stored
         if stored.weight_format is not None and (part.is_transposed or part.added is not None):
-            raise _is_quantised(part.stored_name)
+            raise _quantised_error(part.stored_name)
         shape = _transposed(stored.shape) if part.is_transposed else stored.shape
         num_rows = len(range(shape[0])[part.begin : part.end]) if shape else 0
         if part.order:
@@ -229,14 +232,14 @@ class AdaptedTensors:
         return replace(stored, shape=(num_rows, *shape[1:]), begin=0, end=num_rows * row_bytes)
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        part = self._part(name)
+        part = self._slice_of(name)
         values = self.stored.array(part.stored_name)
         if part.is_whole:
             return values
         if isinstance(values, QuantizedWeight):
             if part.is_transposed or part.added is not None:
-                raise _is_quantised(part.stored_name)
-            return values.take_rows(_selected(part, values.shape[0]))
+                raise _quantised_error(part.stored_name)
+            return values.take_rows(_selected_rows(part, values.shape[0]))
         if part.is_transposed:
             values = values.T.reshape(_transposed(values.shape))
         rows: npt.NDArray[Any] = values[part.begin : part.end]
@@ -246,18 +249,20 @@ class AdaptedTensors:
             return rows
         added = self.stored.array(part.added)
         if isinstance(added, QuantizedWeight):
-            raise _is_quantised(part.added)
+            raise _quantised_error(part.added)
         return np.asarray(rows + added[0])
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Return which rows of a stored matrix a tensor is; None if something is added to them, or for no tensor."""
+        """Return which rows of a stored matrix a tensor is; None if something is added to them, or for an unknown
+        name.
+        """
         part = self._parts.get(name)
         if part is None or part.added is not None:
             return None
         if part.begin == 0 and part.end is None and part.order is None:
             return StoredRows(part.stored_name)
         shape = self.stored.info(part.stored_name).shape
-        return StoredRows(part.stored_name, _selected(part, shape[-1] if part.is_transposed else shape[0]))
+        return StoredRows(part.stored_name, _selected_rows(part, shape[-1] if part.is_transposed else shape[0]))
 
     def stored_matrices(self, name: str) -> tuple[str, ...]:
         """Return the stored matrix that a tensor is a slice of; none if it is transposed, or something is added."""
@@ -265,10 +270,11 @@ class AdaptedTensors:
         return () if part is None or part.is_transposed or part.added is not None else (part.stored_name,)
 
     def _num_ordered_rows(self, part: TensorSlice, num_rows: int) -> int:
-        """Return the rows of a slice out of `num_rows`: all of them where none of the slices takes the last one, so
-        that the check of shapes reports a tensor with too many rows.
+        """Return the number of rows of an ordered slice of a tensor with `num_rows` rows.
+
+        If no slice takes the last row, all rows count, so that `match_names` reports a tensor with too many rows.
         """
-        needed = self._needed_rows[_rows_of(part)]
+        needed = self._num_needed_rows[_row_range(part)]
         if needed > num_rows:
             raise CheckpointError(
                 f"{part.stored_name} has {num_rows} rows where the model needs {needed}. Check that config.json and "
@@ -276,19 +282,20 @@ class AdaptedTensors:
             )
         return len(part.order or ()) if needed == num_rows else num_rows
 
-    def _part(self, name: str) -> TensorSlice:
+    def _slice_of(self, name: str) -> TensorSlice:
         if name not in self._parts:
             raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
         return self._parts[name]
 
 
-def _selected(part: TensorSlice, num_rows: int) -> npt.NDArray[np.int64]:
+def _selected_rows(part: TensorSlice, num_rows: int) -> npt.NDArray[np.int64]:
     """Return the rows that a slice takes out of `num_rows`, in its order."""
     rows = np.arange(num_rows)[part.begin : part.end]
     return rows if part.order is None else rows[list(part.order)]
 
 
-def _rows_of(part: TensorSlice) -> tuple[str, int, int | None]:
+def _row_range(part: TensorSlice) -> tuple[str, int, int | None]:
+    """The stored tensor and the range of rows, without regard to order."""
     return part.stored_name, part.begin, part.end
 
 
@@ -297,7 +304,8 @@ def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dim for position, dim in enumerate(shape[::-1]) if dim != 1 or position in (0, len(shape) - 1))
 
 
-def _is_quantised(name: str) -> CheckpointError:
+def _quantised_error(name: str) -> CheckpointError:
+    """The error for a quantised tensor that would have to be transposed or added to."""
     return CheckpointError(
         f"{name} is stored quantised, and this architecture rearranges dense tensors only. Take the model unquantised "
         "and pass a format as quantization."

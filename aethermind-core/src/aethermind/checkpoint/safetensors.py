@@ -175,11 +175,12 @@ class SafetensorsFile:
             self._fail(f"{problem}: its tensors take {position} bytes, its data section has {num_data_bytes}")
 
     def _fail(self, problem: str) -> NoReturn:
-        way_out = remedy(self.path, otherwise="Fetch or write the file again.")
-        raise CheckpointError(f"{self.path} {problem}. {way_out}")
+        advice = remedy(self.path, otherwise="Fetch or write the file again.")
+        raise CheckpointError(f"{self.path} {problem}. {advice}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of a JSON object; ValueError for a key that occurs twice."""
     unique: dict[str, Any] = {}
     for key, value in pairs:
         if key in unique:
@@ -193,6 +194,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _is_size(value: object) -> bool:
+    """Whether a JSON value is an integer from 0 to 2**63 - 1."""
     return type(value) is int and 0 <= value < 2**63
 
 

@@ -1,7 +1,7 @@
-"""Writing of weights in safetensors, tensor by tensor, in shards with an index where they are large.
+"""Writes weights to safetensors files, tensor by tensor; large models are written in shards with an index.
 
-The header of a file comes before its values, so shapes and dtypes are known before values are computed: a model is
-written that does not fit into memory. (`safetensors.numpy.save_file` takes all arrays at once.)
+The header of a file comes before its values, so shapes and dtypes are declared before values are computed. A model that
+does not fit into memory can therefore be written. (`safetensors.numpy.save_file` takes all arrays at once.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aethermind.checkpoint.source import dtype_names
 __all__ = ["DEFAULT_SHARD_BYTES", "TensorGroup", "TensorSpec", "write_safetensors"]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-"""The largest file, unless one tensor is larger; that of transformers' `save_pretrained`."""
+"""The largest size of a file, unless one tensor is larger; the default of transformers' `save_pretrained`."""
 
 _ALIGNMENT = 8
 
@@ -79,7 +79,7 @@ def write_safetensors(
 
 
 def _shards(groups: Sequence[TensorGroup], max_shard_bytes: int) -> list[list[TensorGroup]]:
-    """Divide groups in their order, so that no shard of several is larger than `max_shard_bytes`."""
+    """Divide groups, in order, into shards of up to `max_shard_bytes`; a larger group is a shard by itself."""
     shards: list[list[TensorGroup]] = [[]]
     num_bytes = 0
     for group in groups:

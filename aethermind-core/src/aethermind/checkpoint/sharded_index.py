@@ -1,4 +1,4 @@
-"""The weights of a model directory as one set of tensors: one file, or shards with an index."""
+"""`Checkpoint`: the weights of a model directory as one set of tensors, from one file or from shards with an index."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ _LAYOUTS = (
     _Layout("model.safetensors", ".safetensors", SafetensorsFile),
     _Layout("pytorch_model.bin", ".bin", TorchFile),
 )
-_LONE: tuple[tuple[tuple[str, ...], Callable[[Path], TensorFile]], ...] = (
+_SINGLE_FILES: tuple[tuple[tuple[str, ...], Callable[[Path], TensorFile]], ...] = (
     (("*.safetensors",), SafetensorsFile),
     (("*.pt", "*.pth"), TorchFile),
 )
+"""Patterns of files with other names, which are read if a directory has exactly one of them."""
 _OTHER_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors")
-_NO_MODEL = ("adapter_model.safetensors", "consolidated.safetensors")
+_NOT_THE_MODEL = ("adapter_model.safetensors", "consolidated.safetensors")
 """Files that are not the model: an adapter, and a copy of the model with other tensor names."""
 
 
@@ -88,17 +89,21 @@ class Checkpoint:
                 return cls(dict.fromkeys(file.names, file))
             if (directory / layout.index).is_file():
                 return cls(_open_shards(directory / layout.index, layout))
-        for patterns, open_file in _LONE:
+        for patterns, open_file in _SINGLE_FILES:
             paths = [path for pattern in patterns for path in directory.glob(pattern)]
-            lone = [path for path in paths if path.name not in _NO_MODEL]
-            if len(lone) == 1:
-                file = open_file(lone[0])
+            candidates = [path for path in paths if path.name not in _NOT_THE_MODEL]
+            if len(candidates) == 1:
+                file = open_file(candidates[0])
                 return cls(dict.fromkeys(file.names, file))
-        others = sorted({path.name for pattern in _OTHER_PATTERNS for path in directory.glob(pattern)})
-        found = f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}" if others else "found none of them"
-        wanted = ", ".join(name for layout in _LAYOUTS for name in (layout.single, layout.index))
+        existing = sorted({path.name for pattern in _OTHER_PATTERNS for path in directory.glob(pattern)})
+        found = (
+            f"found {', '.join(existing[:5])}{', ...' if len(existing) > 5 else ''}"
+            if existing
+            else "found none of them"
+        )
+        expected = ", ".join(name for layout in _LAYOUTS for name in (layout.single, layout.index))
         raise NoWeightsError(
-            f"{directory} has no weights: looked for {wanted} and a single .safetensors, .pt or .pth file, {found}"
+            f"{directory} has no weights: looked for {expected} and a single .safetensors, .pt or .pth file, {found}"
         )
 
     @property
@@ -118,7 +123,7 @@ class Checkpoint:
 
     @property
     def zero_bias_names(self) -> tuple[str, ...]:
-        """None: the files do not say which tensors are neutral."""
+        """Empty: the files do not say which tensors were added by a tool."""
         return ()
 
     def info(self, name: str) -> TensorInfo:
@@ -140,6 +145,7 @@ class Checkpoint:
 
 
 def _open_shards(index: Path, layout: _Layout) -> dict[str, TensorFile]:
+    """Open the shards of an index; returns the file of each tensor. CheckpointError if index and shards disagree."""
     weight_map = _read_weight_map(index, layout.suffix)
     shards = {shard: _open_shard(index, shard, layout) for shard in dict.fromkeys(weight_map.values())}
     names = {shard: frozenset(file.names) for shard, file in shards.items()}
@@ -160,6 +166,7 @@ def _open_shards(index: Path, layout: _Layout) -> dict[str, TensorFile]:
 
 
 def _read_weight_map(index: Path, suffix: str) -> dict[str, str]:
+    """Read the shard's file name of each tensor; CheckpointError for anything but plain names with the suffix."""
     try:
         content = json.loads(index.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The interface of weights: named tensors from files or dummies, and the check that they fit a model."""
+"""The interfaces of sets of named tensors, and the check that a set has exactly the tensors of a model."""
 
 from __future__ import annotations
 
@@ -180,6 +180,7 @@ def match_names(
 
 
 def _listing(items: Sequence[str]) -> str:
+    """The first items, and how many more there are."""
     rest = len(items) - _MAX_LISTED
     return ", ".join(items[:_MAX_LISTED]) + (f", and {rest} more" if rest > 0 else "")
 

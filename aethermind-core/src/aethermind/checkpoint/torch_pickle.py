@@ -1,4 +1,4 @@
-"""One checkpoint written by torch.save, read by torch with its safe unpickler.
+"""One checkpoint file written by torch.save, read by torch with `weights_only=True`, its restricted unpickler.
 
 torch is an extra, imported when such a file is opened. Only data is unpickled; a file that needs anything else is
 refused. Files of the current format (since torch 1.6) are mapped into memory, older ones are read as a whole.
@@ -126,6 +126,7 @@ class TorchFile:
         return content
 
     def _refuse(self, error: Exception) -> NoReturn:
+        """Raise CheckpointError for an error of `torch.load`."""
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, UnpicklingError) else None
         if wanted is not None:
             raise CheckpointError(
@@ -141,6 +142,7 @@ class TorchFile:
         ) from error
 
     def _checked(self, name: Any, value: Any) -> Any:
+        """Return the tensor `value`; CheckpointError unless it is a dense tensor in host memory of a known dtype."""
         if not isinstance(name, str) or not isinstance(value, self._torch.Tensor):
             self._fail(f"holds {name!r:.80} of type {type(value).__name__}, not a tensor by name")
         kind = str(value.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aethermind.checkpoint.gguf_transforms import GgufTransform, inverse_order
+from aethermind.checkpoint.gguf_tensors import GgufTransform, inverse_order
 from aethermind.text.gguf_tokenizer import SplitRule
 
 __all__ = ["DEEPSEEK_MIXTURE", "GgufFamily", "GgufTransform", "SplitRule", "inverse_order"]

@@ -17,9 +17,9 @@ from aethermind.checkpoint.gguf_tensors import (
     GgufNames,
     GgufParts,
     GgufTensors,
+    GgufTransform,
     in_layer,
 )
-from aethermind.checkpoint.gguf_transforms import GgufTransform
 from aethermind.checkpoint.remapped import pair_order
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.text.gguf_tokenizer import CONTROL
@@ -380,5 +380,5 @@ def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     if not isinstance(tokens, GgufStrings) or not isinstance(types, np.ndarray):  # the file has no tokenizer
         return named
     control = np.flatnonzero(types[: len(tokens)] == CONTROL).tolist()
-    known = (token_id for token_id, text in zip(control, tokens.picked(control), strict=True) if text in _TEXTS)
+    known = (token_id for token_id, text in zip(control, tokens.select(control), strict=True) if text in _TEXTS)
     return list(dict.fromkeys([*named, *known]))

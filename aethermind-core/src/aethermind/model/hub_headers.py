@@ -109,7 +109,7 @@ def _write_gguf_header(target: Path, size: int, read: ReadRange) -> None:
     _write_sparse(target, begin, size)
     file = GgufFile(target)
     for tensor in {ROPE_FACTORS, *LONGROPE_FACTORS.values()} & set(file.names):
-        first, last = file.bytes_of(tensor)
+        first, last = file.byte_range(tensor)
         with open(target, "r+b") as opened:
             opened.seek(first)
             opened.write(read(first, last))

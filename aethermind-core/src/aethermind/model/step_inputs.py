@@ -61,7 +61,7 @@ class StepInputs:
     `Latent` layer has no `v_cache`. A layer that shares another's has that one's tensors. Layers of several groups have
     tensors in common, in which their rows are disjoint: an operator that writes or reads them takes
     `GraphBuilder.latest`. A recurrent layer has the tensors that it declares, f32[num_slots, …], such as
-    `recurrent_state`; see `state_slots`."""
+    `recurrent_state`; see `cache.recurrent_states`."""
     embeddings: EmbeddingInputs | None = None
     window_tables: tuple[GroupTables, ...] = ()
     """The tables of the groups behind group 0, whose inputs are named `slot_mapping.1`, `block_tables.1`, …"""
@@ -141,7 +141,8 @@ def declare_step_inputs(
             for group in range(1, len(cache.groups))
         ),
         tuple(
-            0 if attention_of(entry) is None else cache.place_of(layer)[0] for layer, entry in enumerate(cache.layers)
+            0 if attention_of(entry) is None else cache.group_and_position(layer)[0]
+            for layer, entry in enumerate(cache.layers)
         ),
         builder.input("state_slots", DType.INT32, (sequences,)) if cache.is_recurrent else None,
         builder.input("hidden_states", builder.dtype, (tokens, hidden_size)) if has_hidden_states else None,
@@ -164,7 +165,9 @@ def declare_caches(builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int) -
         kind, _, layer = name.partition(".")
         states[int(layer)][kind] = builder.state(name, DType.FLOAT32, (cache.num_slots, *shape))
     return tuple(
-        states[layer] if attention_of(entry) is None else at_position[cache.place_of(layer)[1]] | states[layer]
+        states[layer]
+        if attention_of(entry) is None
+        else at_position[cache.group_and_position(layer)[1]] | states[layer]
         for layer, entry in enumerate(cache.layers)
     )
 

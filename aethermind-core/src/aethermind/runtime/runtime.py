@@ -54,7 +54,7 @@ _BUILT_IN = {
         "fair": "aethermind.engine.policies:FairShare",
     },
     "kv_stores": {
-        "host": "aethermind.cache.stores.host_store:open_host_store",
+        "host": "aethermind.cache.stores.kv_store:open_host_store",
         "disk": "aethermind.cache.stores.disk_store:open_disk_store",
         "redis": "aethermind.cache.stores.redis_store:open_redis_store",
         "rediss": "aethermind.cache.stores.redis_store:open_redis_store",

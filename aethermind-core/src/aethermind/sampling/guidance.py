@@ -1,4 +1,4 @@
-"""Structured output: compiled grammars that give the allowed next tokens, by llguidance (Microsoft, MIT licence).
+"""Structured output: compiled grammars that compute the allowed next tokens, by llguidance (Microsoft, MIT licence).
 
 The library is an extra, imported when a request first asks for structured output. It walks a lexer and an Earley parser
 along the trie of all tokens, and writes one bit per token.
@@ -7,9 +7,10 @@ along the trie of all tokens, and writes one bit per token.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
@@ -19,7 +20,6 @@ from weakref import WeakSet
 from aethermind.errors import InvalidArgumentError
 from aethermind.first_party import pip_install
 from aethermind.sampling.json_schemas import with_discriminators, with_safe_bounds, without_noop_keywords
-from aethermind.sampling.unproductive_rules import unproductive_rules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 
     from aethermind.sampling.params import StructuredOutputs
 
-__all__ = ["Grammars", "TokenGuide"]
+__all__ = [
+    "Grammars",
+    "TokenGuide",
+    "unproductive_rules",
+]
 
 _MAX_CACHED = 128
 """The most compiled grammars in the LRU cache."""
 
-# Each bounds memory or the time of one mask; a grammar that needs more is refused, or ends its request.
+# Each limits memory, or the time of one mask. A grammar that exceeds one is refused, or ends its request.
 _LIMITS = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
@@ -43,8 +47,9 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# The library checks the tokens of a slice one by one only if the grammar does not allow the whole slice. Its default
-# slices hold strings of up to 10 and 30 characters; shorter bounds on a string would have all of them checked.
+# Slices are sets of tokens that match an expression. The library checks the tokens of a slice one by one only if the
+# grammar does not allow all of them. Its default slices have strings of up to 10 and 30 characters; for a string with
+# a lower limit it would check all tokens, so that there are shorter slices here.
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -52,27 +57,28 @@ _SLICES = [
     f"{_IN_STRING}+",
 ]
 
-_NO_MORE_BYTES = "NoExtensionBias"
-"""The library's error for a grammar state that no text continues."""
+_NO_CONTINUATION = "NoExtensionBias"
+"""The library's error for a grammar state in which no text may follow."""
 
-_MANY_FORCED = "ff_tokens"
+_TOO_MANY_FORCED = "ff_tokens"
 """The name in the library's error when forced tokens exceed a limit."""
 
-_ONE_OF = "coerce_one_of"
+_COERCE_ONE_OF = "coerce_one_of"
 """An option that the library's error recommends; users of this engine cannot set it."""
 
-_MAX_FORCED = 64
-"""How many rounds of forced tokens are checked before a grammar is accepted."""
+_MAX_FORCED_ROUNDS = 64
+"""How many times the forced tokens of a grammar are followed before it is accepted."""
 
-# With flexible white space, weak models write it endlessly.
+# With flexible white space, small models write white space without end.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
     """Compiles structured outputs for one model's tokens. The first use reads the vocabulary, which may take seconds.
 
-    Copies of a compiled grammar share its lexer, and so wait for each other. If several threads write masks, guides are
-    distributed over as many lanes, and a grammar is compiled once for each lane that uses it.
+    Copies of a compiled grammar share a lexer with a lock, so that threads with copies wait for each other. If several
+    threads write masks, guides are distributed over as many *lanes*: each lane has its own compiled grammars, and is
+    used by one thread at a time.
     """
 
     def __init__(
@@ -91,40 +97,41 @@ class Grammars:
         self._lanes: list[WeakSet[TokenGuide]] = [WeakSet() for _ in range(num_lanes)]
         self._lock = threading.Lock()
 
-    def guide(self, wanted: StructuredOutputs) -> TokenGuide:
-        """Return a guide at the start of an answer; InvalidArgumentError gives the reason if there can be none."""
-        return self._guide(wanted, self._freest_lane())
+    def guide(self, structured_outputs: StructuredOutputs) -> TokenGuide:
+        """Return a guide at the start of an answer; InvalidArgumentError if the structured outputs cannot be served."""
+        return self._guide(structured_outputs, self._least_used_lane())
 
-    def prepare(self, wanted: StructuredOutputs) -> Future[TokenGuide]:
-        """Compile a guide in a thread, because some grammars take seconds; one that is cached is returned at once."""
-        lane = self._freest_lane()
-        if (wanted, lane) not in self._compiled:
-            return self._thread.submit(self.guide, wanted)
+    def prepare(self, structured_outputs: StructuredOutputs) -> Future[TokenGuide]:
+        """Compile a grammar in a thread, because some take seconds. A cached grammar gives a completed future."""
+        lane = self._least_used_lane()
+        if (structured_outputs, lane) not in self._compiled:
+            return self._compiler_thread.submit(self.guide, structured_outputs)
         done: Future[TokenGuide] = Future()
-        done.set_result(self._guide(wanted, lane))
+        done.set_result(self._guide(structured_outputs, lane))
         return done
 
-    def _freest_lane(self) -> int:
+    def _least_used_lane(self) -> int:
         return min(range(len(self._lanes)), key=lambda index: len(self._lanes[index]))
 
-    def _guide(self, wanted: StructuredOutputs, lane: int) -> TokenGuide:
-        matcher = self._compiled.get((wanted, lane)) or self._compile(wanted)
-        end = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
-        guide = TokenGuide(matcher.deep_copy(), end, lane)
+    def _guide(self, structured_outputs: StructuredOutputs, lane: int) -> TokenGuide:
+        matcher = self._compiled.get((structured_outputs, lane)) or self._compile(structured_outputs)
+        eos_token_id = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
+        guide = TokenGuide(matcher.deep_copy(), eos_token_id, lane)
         with self._lock:
-            self._compiled[wanted, lane] = matcher
-            self._compiled.move_to_end((wanted, lane))
+            self._compiled[structured_outputs, lane] = matcher
+            self._compiled.move_to_end((structured_outputs, lane))
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
             self._lanes[lane].add(guide)
         return guide
 
     @cached_property
-    def _thread(self) -> ThreadPoolExecutor:
+    def _compiler_thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "grammars")
 
     @cached_property
     def _library(self) -> Any:
+        """The module llguidance."""
         try:
             return import_module("llguidance")
         except ImportError as error:
@@ -135,35 +142,36 @@ class Grammars:
 
     @cached_property
     def _tokens(self) -> Any:
+        """The vocabulary in the library's form."""
         if not self._eos_token_ids:
             raise InvalidArgumentError(
                 "Structured output needs a model with an end-of-text token, and this one's config.json, "
                 "generation_config.json and tokenizer name none. Set eos_token_id in config.json."
             )
         try:
-            tokenizer_json = _without_unicode_forms(self._tokenizer_json())
+            tokenizer_json = _without_unicode_normalization(self._tokenizer_json())
             return self._library.LLTokenizer(
                 tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_token_ids, slices=_SLICES
             )
         except (ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
-                f"llguidance cannot read this model's tokenizer: {_flat(error)}. Structured output is not possible."
+                f"llguidance cannot read this model's tokenizer: {_one_line(error)}. Structured output is not possible."
             ) from error
 
-    def _compile(self, wanted: StructuredOutputs) -> Any:
+    def _compile(self, structured_outputs: StructuredOutputs) -> Any:
         library, tokens = self._library, self._tokens
         try:
-            grammar = _grammar(library.LLMatcher, wanted)
+            grammar = _grammar(library.LLMatcher, structured_outputs)
         except (ValueError, RecursionError) as error:
-            raise _refused(error) from None
+            raise _grammar_error(error) from None
         matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=library.LLParserLimits(**_LIMITS))
-        if reason := _dead_end(matcher):
-            raise _refused(reason)
+        if reason := _invalid_start(matcher):
+            raise _grammar_error(reason)
         return matcher
 
 
 class TokenGuide:
-    """The state of one answer in its grammar.
+    """The state of a grammar (llguidance: matcher) after the tokens of one answer.
 
     `eos_token_id` is the only token that ends answers, None if there are several. Guides of different lanes can be used
     concurrently.
@@ -186,23 +194,24 @@ class TokenGuide:
     def fill(self, output_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> str | None:
         """Write the tokens that may follow the answer so far: bit t % 32 of mask[t // 32] for token t, int32 [V / 32].
 
-        Returns why the answer cannot go on: a token that the grammar does not allow, or an exceeded limit.
+        Returns None, or why the answer cannot continue: it has a token that the grammar does not allow, or a limit is
+        exceeded.
         """
-        matcher = self._follow(output_token_ids)
+        matcher = self._advance(output_token_ids)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if not matcher.is_error():
             return None
-        error = _flat(matcher.get_error()) or "the grammar is exhausted"
-        return "the structured output allows no text behind this" if error == _NO_MORE_BYTES else error
+        error = _one_line(matcher.get_error()) or "the grammar is exhausted"
+        return "the structured output allows no text after this" if error == _NO_CONTINUATION else error
 
     def forced(self, output_token_ids: Sequence[int]) -> list[int]:
-        """Return the tokens that must follow the answer so far; none if there is a choice.
+        """Return the tokens that must follow the answer so far; none if several tokens may follow.
 
         The library tokenises the forced bytes as the tokenizer does, up to where later bytes could change the tokens;
         masks allow exactly these tokens, one after the other.
         """
-        matcher = self._follow(output_token_ids)
+        matcher = self._advance(output_token_ids)
         if matcher.is_error():
             return []
         tokens: list[int] = matcher.compute_ff_tokens()
@@ -213,7 +222,7 @@ class TokenGuide:
             tokens.append(self._eos_token_id)
         return tokens
 
-    def _follow(self, output_token_ids: Sequence[int]) -> Any:
+    def _advance(self, output_token_ids: Sequence[int]) -> Any:
         """Return the matcher, advanced by the answer so far."""
         if len(output_token_ids) > self._num_consumed:
             self._matcher.consume_tokens(list(output_token_ids[self._num_consumed :]))
@@ -221,10 +230,10 @@ class TokenGuide:
         return self._matcher
 
 
-def _without_unicode_forms(tokenizer_json: str) -> str:
-    """Return the tokenizer without Unicode normalisation of answers, which would compose or decompose (é, e + ´) text.
+def _without_unicode_normalization(tokenizer_json: str) -> str:
+    """Return the tokenizer without Unicode normalisation, which composes or decomposes characters (é, e + ´).
 
-    With NFC, as in Qwen's tokenizers, text that a grammar demands in another form would be offered as tokens of NFC,
+    With NFC, as in Qwen's tokenizers, text that a grammar requires in another form would be offered as tokens in NFC,
     which the grammar then refuses.
     """
     tokenizer = json.loads(tokenizer_json)
@@ -234,58 +243,141 @@ def _without_unicode_forms(tokenizer_json: str) -> str:
     return tokenizer_json
 
 
-def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
-    if wanted.json is not None:
-        schema = {} if wanted.json == "true" else json.loads(wanted.json)
+def _grammar(matcher: Any, structured_outputs: StructuredOutputs) -> str:
+    """Return structured outputs as a grammar of the library; ValueError says why there is none."""
+    if structured_outputs.json is not None:
+        schema = {} if structured_outputs.json == "true" else json.loads(structured_outputs.json)
         if schema is False:
             raise ValueError("the schema false describes nothing")
-        kept = json.dumps(with_safe_bounds(with_discriminators(without_noop_keywords(schema))))
-        return str(matcher.grammar_from_json_schema(kept, overrides=_JSON_OPTIONS))
-    if wanted.json_object:
+        rewritten_schema = json.dumps(with_safe_bounds(with_discriminators(without_noop_keywords(schema))))
+        return str(matcher.grammar_from_json_schema(rewritten_schema, overrides=_JSON_OPTIONS))
+    if structured_outputs.json_object:
         return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
-    if wanted.regex is not None:
-        return str(matcher.grammar_from_regex(wanted.regex))
-    if wanted.choice is not None:
+    if structured_outputs.regex is not None:
+        return str(matcher.grammar_from_regex(structured_outputs.regex))
+    if structured_outputs.choice is not None:
         # A JSON string is a string of Lark's too.
-        alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured_outputs.choice)
         return str(matcher.grammar_from_lark(f"start: {alternatives}"))
     gbnf = import_module("llguidance.gbnf_to_lark")
     try:
-        lark = gbnf.any_to_lark(wanted.grammar)
+        lark = gbnf.any_to_lark(structured_outputs.grammar)
     except gbnf.GbnfToLarkError as error:
         raise ValueError(str(error)) from None
     if unproductive := unproductive_rules(lark):
-        raise ValueError(f"the rule {unproductive[0]} never ends")  # no finite text matches it
+        raise ValueError(f"the rule {unproductive[0]} never ends")
     return str(matcher.grammar_from_lark(lark))
 
 
-def _dead_end(matcher: Any) -> str | None:
-    """Return why no answer reaches the first choice: the forced beginning is a dead end, or exceeds the limits."""
-    walker = matcher.deep_copy()
-    for _ in range(_MAX_FORCED):
-        if not walker.is_error():
-            walker.compute_bitmask()
-        tokens = [] if walker.is_error() else walker.compute_ff_tokens()
-        if not tokens or walker.is_error():
+def _invalid_start(matcher: Any) -> str | None:
+    """Return why no answer exists, else None: the forced beginning cannot be continued, or exceeds the limits."""
+    matcher_copy = matcher.deep_copy()
+    for _ in range(_MAX_FORCED_ROUNDS):
+        if not matcher_copy.is_error():
+            matcher_copy.compute_bitmask()
+        tokens = [] if matcher_copy.is_error() else matcher_copy.compute_ff_tokens()
+        if not tokens or matcher_copy.is_error():
             break
-        walker.consume_tokens(tokens)
-        if walker.is_stopped():
+        matcher_copy.consume_tokens(tokens)
+        if matcher_copy.is_stopped():
             break
-    return str(walker.get_error()) if walker.is_error() else None
+    return str(matcher_copy.get_error()) if matcher_copy.is_error() else None
 
 
-def _refused(error: object) -> InvalidArgumentError:
-    reason = _flat(error)[:400]
-    if reason == _NO_MORE_BYTES:
+def _grammar_error(error: object) -> InvalidArgumentError:
+    """Return the error for structured outputs that the library refuses, with its reason in users' terms."""
+    reason = _one_line(error)[:400]
+    if reason == _NO_CONTINUATION:
         reason = "no text satisfies it"
-    elif _ONE_OF in reason:
+    elif _COERCE_ONE_OF in reason:
         reason = "alternatives of a oneOf may overlap; write anyOf, or require a property of each that tells them apart"
-    elif _MANY_FORCED in reason:
+    elif _TOO_MANY_FORCED in reason:
         reason = "what it demands before there is a choice has no end, or is too long"
     return InvalidArgumentError(
         f"The structured output cannot be served: {reason}. Change or simplify what is asked for."
     )
 
 
-def _flat(error: object) -> str:
+def _one_line(error: object) -> str:
     return " ".join(str(error).replace("<non-verbose/>", "").split()).rstrip(".")
+
+
+_LARK_TOKEN = re.compile(
+    r"""(?P<skip>\s+|//[^\n]*)"""
+    r"""|(?P<text>"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[a-z]*|<[^>\n]*>)"""
+    r"""|(?P<name>[?!]?[A-Za-z_]\w*)"""
+    r"""|(?P<other>->|.)"""
+)
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def unproductive_rules(lark: str) -> list[str]:
+    """Return the names of unproductive rules of a grammar in Lark's notation, in order.
+
+    No finite text matches such a rule, because every alternative recurs. llguidance does not terminate on a rule like
+    that if it can begin with the empty text, so grammars with one are refused. Syntax that this check does not know
+    counts as productive.
+    """
+    rules = dict(_split_rules(list(_lark_tokens(lark))))
+    productive: set[str] = set()
+    while found := [
+        name for name, body in rules.items() if name not in productive and _is_productive(body, rules, productive)
+    ]:
+        productive.update(found)
+    return [name for name in rules if name not in productive]
+
+
+def _lark_tokens(lark: str) -> Iterator[str]:
+    """Yield the tokens of a grammar: names and punctuation, and `""` for each string or regular expression."""
+    for match in _LARK_TOKEN.finditer(lark):
+        if match.lastgroup == "text":
+            yield '""'
+        elif match.lastgroup != "skip":
+            yield match.group()
+
+
+def _split_rules(tokens: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield each rule's name and the tokens after its colon."""
+    starts = [(index, colon) for index in range(len(tokens)) if (colon := _colon_after_name(tokens, index))]
+    ends = [index for index, _ in starts[1:]] + [len(tokens)]
+    for (index, colon), end in zip(starts, ends, strict=False):
+        yield tokens[index].lstrip("?!"), tokens[colon + 1 : end]
+
+
+def _colon_after_name(tokens: Sequence[str], index: int) -> int | None:
+    """Return the index of the colon after a rule's name at `index`, its attributes and priority; None elsewhere."""
+    if not tokens[index].lstrip("?!").isidentifier():
+        return None
+    position = index + 1
+    if tokens[position : position + 1] in (["["], ["{"], ["."]):
+        while position < len(tokens) and tokens[position] not in ("]", "}", ":", "|"):
+            position += 1
+        position += tokens[position : position + 1] in (["]"], ["}"])
+    return position if tokens[position : position + 1] == [":"] else None
+
+
+def _is_productive(body: Sequence[str], rules: Mapping[str, object], productive: Collection[str]) -> bool:
+    """Whether some alternative of a rule's body consists of productive rules only."""
+    depth, is_finite = 0, True
+    for index, token in enumerate(body):
+        if body[max(index - 1, 0)] == "->":  # this token is the name of the alternative
+            continue
+        if token in _OPENING:
+            depth += 1
+        elif token in _CLOSING:
+            depth -= 1
+        elif token == "%" or depth < 0:
+            return True
+        elif depth:
+            continue
+        elif token == "|":
+            if is_finite:
+                return True
+            is_finite = True
+        elif (
+            token in rules
+            and token not in productive
+            and body[index + 1 : index + 2] not in (["?"], ["*"], ["{"], ["~"])
+        ):
+            is_finite = False
+    return is_finite

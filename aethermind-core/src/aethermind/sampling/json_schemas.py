@@ -1,4 +1,4 @@
-"""Rewrites of JSON schemas for llguidance, after which answers still satisfy the original schema.
+"""Rewrites of JSON schemas for llguidance. Answers that match a rewritten schema also match the original one.
 
 The library refuses unknown keywords, even those without effect, and numbers beyond 64 bits.
 """
@@ -29,7 +29,7 @@ _NOOP_VALUES: dict[str, tuple[Any, ...]] = {
     "unevaluatedItems": (True, {}),
     "not": (False,),
 }
-"""Values of keywords that everything satisfies. Schema generators write them, zod for each record."""
+"""By keyword, values that every document satisfies. Schema generators write them, such as zod for each record."""
 
 _TIME_FORMATS = {"date-time", "time", "date", "duration"}
 _HOST_FORMATS = {
@@ -49,7 +49,7 @@ _FORMATS = (
 """The string formats that JSON Schema defines. Others, such as Pydantic's `path` and `password`, are annotations."""
 
 _MAX_BOUND = 9 * 10**18
-"""The greatest magnitude of bounds: the library counts in 64 bits."""
+"""The greatest magnitude of bounds of numbers: the library has 64-bit integers."""
 
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
@@ -78,14 +78,14 @@ def without_noop_keywords(schema: Any) -> Any:
 
 
 def _without_noop_keywords(schema: dict[str, Any]) -> dict[str, Any]:
-    def is_idle(key: str, value: Any) -> bool:
+    def is_noop(key: str, value: Any) -> bool:
         if key.startswith("x-"):
             return True
         if key == "format":
             return isinstance(value, str) and value not in _FORMATS
         return any(value == noop and type(value) is type(noop) for noop in _NOOP_VALUES.get(key, ()))
 
-    return {key: value for key, value in schema.items() if not is_idle(key, value)}
+    return {key: value for key, value in schema.items() if not is_noop(key, value)}
 
 
 def with_discriminators(schema: Any) -> Any:
@@ -95,46 +95,47 @@ def with_discriminators(schema: Any) -> Any:
     `oneOf`. If its values differ, no answer matches two, and `anyOf` is equivalent. In recursive unions the library
     supports only `anyOf`, without other keywords beside it.
     """
-    whole = copy.deepcopy(schema)
+    root = copy.deepcopy(schema)
 
-    def tag(part: dict[str, Any]) -> dict[str, Any]:
-        alternatives, discriminator = part.get("oneOf"), part.get("discriminator")
+    def require_discriminator(union: dict[str, Any]) -> dict[str, Any]:
+        alternatives, discriminator = union.get("oneOf"), union.get("discriminator")
         name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
         if isinstance(alternatives, list) and isinstance(name, str):
-            targets = [_target(whole, alternative) for alternative in alternatives]
+            targets = [_resolve_reference(root, alternative) for alternative in alternatives]
             for target in targets:
-                _require(target, name)
-            values = [_constant(target, name) for target in targets]
-            if None not in values and len(set(values)) == len(values) and "anyOf" not in part:
-                part["anyOf"] = part.pop("oneOf")
-            del part["discriminator"]
-        return part
+                _add_required(target, name)
+            values = [_constant_of(target, name) for target in targets]
+            if None not in values and len(set(values)) == len(values) and "anyOf" not in union:
+                union["anyOf"] = union.pop("oneOf")
+            del union["discriminator"]
+        return union
 
-    rewritten(whole, tag)
-    return whole
+    rewritten(root, require_discriminator)
+    return root
 
 
-def _target(whole: Any, schema: Any) -> Any:
-    """Resolve a schema's reference within the whole; itself without a reference, None if the target does not exist."""
+def _resolve_reference(root: Any, schema: Any) -> Any:
+    """Resolve the `$ref` of a schema in `root`; the schema itself without one, None if the target does not exist."""
     pointer = schema.get("$ref") if isinstance(schema, dict) else None
     if pointer is None:
         return schema
     if not (isinstance(pointer, str) and pointer.startswith("#/")):
         return None
-    place = whole
-    for step in unquote(pointer[2:]).split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
-        place = place.get(key) if isinstance(place, dict) else _item(place, key)
-    return place
+    node = root
+    for token in unquote(pointer[2:]).split("/"):
+        key = token.replace("~1", "/").replace("~0", "~")
+        node = node.get(key) if isinstance(node, dict) else _element_at(node, key)
+    return node
 
 
-def _item(place: Any, index: str) -> Any:
-    is_there = isinstance(place, list) and index.isdecimal() and int(index) < len(place)
-    return place[int(index)] if is_there else None
+def _element_at(node: Any, index: str) -> Any:
+    """Return an element of a list by its index in a JSON pointer; None if there is none."""
+    is_there = isinstance(node, list) and index.isdecimal() and int(index) < len(node)
+    return node[int(index)] if is_there else None
 
 
-def _constant(schema: Any, name: str) -> str | None:
-    """Return the only string that a property can be, if its schema has a constant."""
+def _constant_of(schema: Any, name: str) -> str | None:
+    """Return the constant string of a property in a schema; None if it has none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     constraint = properties.get(name) if isinstance(properties, dict) else None
     if not isinstance(constraint, dict):
@@ -145,27 +146,30 @@ def _constant(schema: Any, name: str) -> str | None:
     return None
 
 
-def _require(schema: Any, name: str) -> None:
+def _add_required(schema: Any, name: str) -> None:
+    """Make a property required, in place."""
     if isinstance(schema, dict) and isinstance(required := schema.get("required", []), list) and name not in required:
         schema["required"] = [*required, name]
 
 
 def with_safe_bounds(schema: Any) -> Any:
-    """Bring bounds of numbers into the range of doubles and 64 bits, inwards, so that no answer violates the original
-    ones.
+    """Round bounds of numbers inwards to doubles, and to the range of 64 bits.
 
-    Generators of schemas write such bounds for 64-bit integers and floats.
+    No answer violates the original bounds then. Generators of schemas write larger ones for 64-bit integers and floats.
     """
     return rewritten(schema, _with_safe_bounds)
 
 
 def _with_safe_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     bounds: dict[str, float] = {key: schema[key] for key in (*_LOWER, *_UPPER) if _is_number(schema.get(key))}
-    return schema | {key: -_safe(-value) if key in _LOWER else _safe(value) for key, value in bounds.items()}
+    return schema | {
+        key: -_largest_safe_bound(-value) if key in _LOWER else _largest_safe_bound(value)
+        for key, value in bounds.items()
+    }
 
 
-def _safe(upper: float) -> float:
-    """Return the greatest representable number that is at most `upper`."""
+def _largest_safe_bound(upper: float) -> float:
+    """Return the greatest double, or 64-bit integer, that is at most `upper`."""
     if upper > _MAX_BOUND:
         return _MAX_BOUND
     if isinstance(upper, float) or abs(upper) > _MAX_BOUND or float(upper) <= upper:

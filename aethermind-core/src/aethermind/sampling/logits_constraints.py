@@ -25,8 +25,13 @@ LogitsProcessorFactory = Callable[["SamplingParams", Any], LogitsProcessor]
 
 @dataclass(slots=True)
 class LogitsConstraints:
-    """Constraints of one request. `bad_words` are token sequences; `allowed` is a mask like a guide's (int32 [W]) or
-    None.
+    """The constraints of one request.
+
+    Attributes:
+        bad_words: token sequences that the answer must not contain.
+        allowed: the mask of `allowed_token_ids`, int32 [W] as of `pack_mask`; None allows all tokens.
+        guide: the state of the grammar of structured outputs.
+        processors: logits processors, in the order in which they run.
     """
 
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -35,7 +40,7 @@ class LogitsConstraints:
     processors: tuple[LogitsProcessor, ...] = ()
 
     def fork(self, processors: tuple[LogitsProcessor, ...]) -> LogitsConstraints:
-        """Return the constraints of another answer to the same prompt, with processors of its own."""
+        """Return the constraints of another answer to the same prompt, with the given processors."""
         return replace(self, guide=None if self.guide is None else self.guide.fork(), processors=processors)
 
     def banned(self, output_token_ids: Sequence[int]) -> list[int]:

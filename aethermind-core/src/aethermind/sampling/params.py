@@ -247,20 +247,20 @@ MAX_N = 128
 MAX_SCALE = 1e9
 """The greatest factor or divisor of logits, within the range of float32, in which the sampler computes."""
 
-_NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+_NO_EXTRA_ARGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class SamplingParams:
-    """How the tokens of one request are chosen, and when it ends.
+    """How the tokens of one request are sampled, and when it ends.
 
-    The constructor takes what people write (`stop="\\n"`, `top_k=-1`); the fields hold one form of it
+    The constructor accepts several notations (`stop="\\n"`, `top_k=-1`); the fields have one of them
     (`stop == ("\\n",)`, `top_k == 0`). Every value out of range raises `InvalidArgumentError`.
 
-    They apply in this order: repetition penalty, then what is added to logits (logit bias, presence and frequency
-    penalty), then what excludes tokens (bad words, min_tokens, allowed ids, structured outputs), then temperature,
-    top-k, top-p and min-p. Logits processors run before all of these. Log probabilities are the model's, after logits
-    processors and before everything else.
+    The parameters apply in this order: repetition penalty, then what is added to logits (logit bias, presence and
+    frequency penalty), then what excludes tokens (bad words, min_tokens, allowed ids, structured outputs), then
+    temperature, top-k, top-p and min-p. Logits processors run before all of these. Log probabilities are the model's,
+    after logits processors and before everything else.
     """
 
     n: int
@@ -355,8 +355,8 @@ class SamplingParams:
             "frequency_penalty": number("frequency_penalty", frequency_penalty, -2.0, 2.0, "0 turns it off"),
             "logit_bias": _logit_bias(logit_bias),
             "bad_words": strings("bad_words", bad_words, MAX_BAD_WORDS, "leave it out for none"),
-            "allowed_token_ids": _allowed(allowed_token_ids),
-            "structured_outputs": _structured(structured_outputs),
+            "allowed_token_ids": _allowed_token_ids(allowed_token_ids),
+            "structured_outputs": _structured_outputs(structured_outputs),
             "logits_processors": strings("logits_processors", logits_processors, 16, "leave it out for none"),
             "extra_args": _extra_args(extra_args),
             "seed": optional("seed", seed, 0, 2**64 - 1, "leave it out for a random one"),
@@ -434,7 +434,7 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     return tuple((id, number("logit_bias", biases[id], -100.0, 100.0, remedy)) for id in ids)
 
 
-def _allowed(value: object) -> tuple[int, ...] | None:
+def _allowed_token_ids(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
     ids = token_ids("allowed_token_ids", value, None)
@@ -445,7 +445,7 @@ def _allowed(value: object) -> tuple[int, ...] | None:
     return ids
 
 
-def _structured(value: object) -> StructuredOutputs | None:
+def _structured_outputs(value: object) -> StructuredOutputs | None:
     if value is None or isinstance(value, StructuredOutputs):
         return value
     raise InvalidArgumentError(
@@ -456,7 +456,7 @@ def _structured(value: object) -> StructuredOutputs | None:
 
 def _extra_args(value: object) -> Mapping[str, Any]:
     if value is None:
-        return _NO_ARGS
+        return _NO_EXTRA_ARGS
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(
             f"extra_args is {value!r:.80} but must map names to values; leave it out for none.", param="extra_args"
@@ -483,14 +483,16 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
     `do_sample: false` is temperature 0, whatever `temperature` is. ConfigError names an invalid value.
     """
     defaults = {
-        ours: generation[theirs] for theirs, ours in SAMPLING_FIELDS.items() if generation.get(theirs) is not None
+        param_name: generation[field_name]
+        for field_name, param_name in SAMPLING_FIELDS.items()
+        if generation.get(field_name) is not None
     }
     do_sample = generation.get("do_sample")
     if do_sample is not None and not isinstance(do_sample, bool):
         raise ConfigError(f"do_sample is {do_sample!r} in generation_config.json; write true or false.")
-    for theirs, ours in SAMPLING_FIELDS.items():
-        if ours in defaults:
-            _check(theirs, ours, defaults[ours])
+    for field_name, param_name in SAMPLING_FIELDS.items():
+        if param_name in defaults:
+            _check_default(field_name, param_name, defaults[param_name])
     if do_sample is False:
         defaults["temperature"] = 0.0
     return defaults
@@ -515,10 +517,10 @@ def with_defaults(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> 
     return merged
 
 
-def _check(theirs: str, ours: str, value: Any) -> None:
+def _check_default(field_name: str, param_name: str, value: Any) -> None:
     try:
-        # min_tokens is checked by itself: the default of max_tokens is not the model's.
-        SamplingParams(**{"max_tokens": None, ours: value})
+        # Without a maximum: the default of max_tokens would be compared with min_tokens.
+        SamplingParams(**{"max_tokens": None, param_name: value})
     except InvalidArgumentError as error:
-        renamed = f" ({theirs} is {ours} here)" if theirs != ours else ""
+        renamed = f" ({field_name} is {param_name} here)" if field_name != param_name else ""
         raise ConfigError(f"generation_config.json has a value that cannot be used{renamed}: {error}") from None

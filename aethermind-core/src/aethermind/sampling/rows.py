@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 _MAX_TOP_K = 2**31 - 1
-"""The greatest top_k of a row: larger than any vocabulary, and the largest int32."""
+"""The greatest top_k of a row: the largest int32, larger than any vocabulary."""
 
 AdjustmentSizes = tuple[int, int, int]
-"""The numbers of tokens in the three adjustment lists: tokens seen, tokens held back, tokens with a bias."""
+"""Lengths of the three lists of tokens: seen (repetition penalty), held back (may not be sampled), with a bias."""
 
 
 class SampledRequest(Protocol):
-    """The part of a request that sampling uses, also of a request as it will be with draft tokens."""
+    """The attributes of a request that sampling reads; also implemented by a request with draft tokens appended."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -63,7 +63,7 @@ class SampledRequest(Protocol):
 
 
 def needs_adjusted_logits(request: SampledRequest) -> bool:
-    """Whether the next token needs more than a mask: changed logits, tokens held back, or log probabilities."""
+    """Whether the next token needs more than a mask: changed logits, tokens that may not be sampled, or logprobs."""
     params = request.params
     return params.is_adjusted or len(request.output_token_ids) < params.min_tokens
 
@@ -85,23 +85,26 @@ class SamplingRows:
         return MaskRows(self._arrays["token_mask"], len(self._temperature))
 
     def fill(self, requests: Sequence[SampledRequest]) -> None:
-        """Write temperature, top_k, top_p, min_p and uniform [R]; the random number depends on the request alone."""
-        count, given = len(requests), [request.params for request in requests]
-        self._temperature[:count] = [params.temperature for params in given]
-        self._top_k[:count] = [min(params.top_k, _MAX_TOP_K) for params in given]
-        self._top_p[:count] = [params.top_p for params in given]
-        self._min_p[:count] = [params.min_p for params in given]
+        """Write temperature, top_k, top_p, min_p and uniform [R], the random number in [0, 1) of each row.
+
+        The random number depends on the request's seed and on how many tokens it has generated.
+        """
+        count, params_of_rows = len(requests), [request.params for request in requests]
+        self._temperature[:count] = [params.temperature for params in params_of_rows]
+        self._top_k[:count] = [min(params.top_k, _MAX_TOP_K) for params in params_of_rows]
+        self._top_p[:count] = [params.top_p for params in params_of_rows]
+        self._min_p[:count] = [params.min_p for params in params_of_rows]
         self._uniform[:count] = [
             0.0 if request.params.temperature == 0.0 else uniform(request.seed, len(request.output_token_ids))
             for request in requests
         ]
 
     def fill_adjustments(self, requests: Sequence[SampledRequest]) -> AdjustmentSizes:
-        """Write penalty [R] and the three lists: tokens seen, tokens held back, and tokens with biases."""
+        """Write penalty [R] and the three lists of `AdjustmentSizes`; return their lengths."""
         penalty_states = [request.penalties for request in requests]
         self._arrays["penalty"][: len(requests)] = [request.params.repetition_penalty for request in requests]
         num_seen = self._fill_ragged("seen", [penalties.seen for penalties in penalty_states])
-        num_held_back = self._fill_ragged("held_back", [list(_held_back(request)) for request in requests])
+        num_held_back = self._fill_ragged("held_back", [list(_banned_tokens(request)) for request in requests])
         num_biased = self._fill_ragged("biased", [penalties.biased for penalties in penalty_states])
         values, position = self._arrays["bias"], 0
         for penalties in penalty_states:
@@ -110,6 +113,7 @@ class SamplingRows:
         return num_seen, num_held_back, num_biased
 
     def _fill_ragged(self, name: str, rows: Sequence[Sequence[int]]) -> int:
+        """Write lists of tokens one after the other, and where each begins; returns the number of tokens."""
         tokens, starts = self._arrays[f"{name}_tokens"], self._arrays[f"cu_{name}"]
         ends = list(accumulate(map(len, rows), initial=0))
         starts[: len(ends)] = ends
@@ -119,22 +123,23 @@ class SamplingRows:
         return ends[-1]
 
 
-def _held_back(request: SampledRequest) -> Collection[int]:
-    early = request.stop_token_ids if len(request.output_token_ids) < request.params.min_tokens else ()
+def _banned_tokens(request: SampledRequest) -> Collection[int]:
+    """Tokens that may not be sampled next: stop tokens before `min_tokens`, and those that complete a bad word."""
+    stop_tokens = request.stop_token_ids if len(request.output_token_ids) < request.params.min_tokens else ()
     constraints = request.constraints
     if constraints is None or not constraints.bad_words:
-        return early
-    return {*early, *constraints.banned(request.output_token_ids)}
+        return stop_tokens
+    return {*stop_tokens, *constraints.banned(request.output_token_ids)}
 
 
 _WORTH_THREADS_S = 1e-3
-"""Masks whose total time exceeds this are written by several threads; waking one takes a tenth of it."""
+"""Seconds: masks whose total time exceeds this are written by several threads. Waking one takes a tenth of it."""
 _MAX_MASK_THREADS = 3
-_WEIGHT = 0.1
+_EMA_WEIGHT = 0.1
 
 
 class _GuidedRow:
-    """A row whose mask a guide writes."""
+    """A row whose mask is written by a grammar's guide; `failure` says why its answer cannot continue."""
 
     __slots__ = ("failure", "guide", "mask", "output_token_ids", "row")
 
@@ -157,10 +162,10 @@ class MaskRows:
         self._mask = token_mask
         self._width = len(token_mask) // num_rows
         self._guide_s = 0.0
-        """The moving average of a guide's seconds per row."""
+        """Seconds that a guide takes for one row: an exponential moving average."""
 
     def fill(self, requests: Sequence[SampledRequest]) -> dict[int, str]:
-        """Write the row of each request; returns by row why an answer cannot go on, if its guide says so."""
+        """Write the row of each request; returns by row why an answer cannot continue, see `TokenGuide.fill`."""
         lanes: dict[int, list[_GuidedRow]] = {}
         for row, request in enumerate(requests):
             mask, constraints = self._row(row), request.constraints
@@ -194,19 +199,19 @@ class MaskRows:
             return
         if len(lanes) > 1 and self._guide_s * num_guides > _WORTH_THREADS_S:
             first, *others = lanes
-            futures = [self._mask_threads.submit(_write, lane) for lane in others]
-            seconds = _write(first) + sum(future.result() for future in futures)
+            futures = [self._mask_threads.submit(_write_masks, lane) for lane in others]
+            seconds = _write_masks(first) + sum(future.result() for future in futures)
         else:
-            seconds = sum(map(_write, lanes))
-        self._guide_s += _WEIGHT * (seconds / num_guides - self._guide_s)
+            seconds = sum(map(_write_masks, lanes))
+        self._guide_s += _EMA_WEIGHT * (seconds / num_guides - self._guide_s)
 
     @cached_property
     def _mask_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_MAX_MASK_THREADS, "token-masks")
 
 
-def _write(lane: Iterable[_GuidedRow]) -> float:
-    """Write one row after the other; returns the seconds."""
+def _write_masks(lane: Iterable[_GuidedRow]) -> float:
+    """Write the masks of rows one after the other; returns the seconds that it took."""
     started = time.perf_counter()
     for guided in lane:
         guided.failure = guided.guide.fill(guided.output_token_ids, guided.mask)
@@ -214,25 +219,35 @@ def _write(lane: Iterable[_GuidedRow]) -> float:
 
 
 class PenaltyState:
-    """The penalty state of one request: the tokens that it holds, and how often its answer holds each. Mutable.
+    """The penalty state of one request: its distinct tokens, and how often each is in the answer. Mutable.
 
     A request only grows, so each of its tokens is counted once, and the cost of a step does not grow with the answer.
     The sampler takes the arrays as they are; callers must not change them.
     """
 
-    __slots__ = ("_counts", "_known", "_num_counted", "_num_seen", "_params", "_places", "biased", "biases", "seen")
+    __slots__ = (
+        "_counts",
+        "_index_of",
+        "_num_counted",
+        "_num_seen",
+        "_params",
+        "_seen_set",
+        "biased",
+        "biases",
+        "seen",
+    )
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
         self.seen = array("i")
         """The distinct tokens of prompt and answer, for the repetition penalty."""
-        self._known: set[int] = set()
+        self._seen_set: set[int] = set()
         self._num_seen = 0
         self.biased = array("i", [token_id for token_id, _ in params.logit_bias])
         """The tokens with a logit bias, and those of the answer for the presence and frequency penalties."""
         self.biases = array("d", [bias for _, bias in params.logit_bias])
         """The sum of bias and penalties for each of these tokens."""
-        self._places = {token_id: place for place, token_id in enumerate(self.biased)}
+        self._index_of = {token_id: index for index, token_id in enumerate(self.biased)}
         self._counts = [0] * len(self.biased)
         self._num_counted = 0
 
@@ -240,47 +255,47 @@ class PenaltyState:
         """Count the tokens that were appended since the last call."""
         params = self._params
         if params.repetition_penalty != 1.0 and len(all_token_ids) > self._num_seen:
-            self._see(all_token_ids[self._num_seen :])
+            self._add_seen(all_token_ids[self._num_seen :])
         if (params.presence_penalty or params.frequency_penalty) and len(output_token_ids) > self._num_counted:
-            self._count(output_token_ids[self._num_counted :])
+            self._count_tokens(output_token_ids[self._num_counted :])
         return self
 
     def fork(self) -> PenaltyState:
-        """Return a copy for the same request with other tokens to come, such as drafts."""
+        """Return a copy for the same request with other tokens appended, such as drafts."""
         copy = PenaltyState(self._params)
         copy.seen, copy.biased, copy.biases = self.seen[:], self.biased[:], self.biases[:]
-        copy._known, copy._places, copy._counts = set(self._known), dict(self._places), list(self._counts)
+        copy._seen_set, copy._index_of, copy._counts = set(self._seen_set), dict(self._index_of), list(self._counts)
         copy._num_seen, copy._num_counted = self._num_seen, self._num_counted
         return copy
 
-    def _see(self, token_ids: Sequence[int]) -> None:
+    def _add_seen(self, token_ids: Sequence[int]) -> None:
         self._num_seen += len(token_ids)
-        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._known]
-        self._known.update(new)
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._seen_set]
+        self._seen_set.update(new)
         self.seen.extend(new)
 
-    def _count(self, token_ids: Sequence[int]) -> None:
+    def _count_tokens(self, token_ids: Sequence[int]) -> None:
         self._num_counted += len(token_ids)
         params = self._params
         for token_id in token_ids:
-            place = self._places.get(token_id)
-            if place is None:
-                place = self._places[token_id] = len(self.biased)
+            index = self._index_of.get(token_id)
+            if index is None:
+                index = self._index_of[token_id] = len(self.biased)
                 self.biased.append(token_id)
                 self.biases.append(0.0)
                 self._counts.append(0)
-            self._counts[place] += 1
-            bias = params.logit_bias[place][1] if place < len(params.logit_bias) else 0.0
-            self.biases[place] = bias - (params.presence_penalty + params.frequency_penalty * self._counts[place])
+            self._counts[index] += 1
+            bias = params.logit_bias[index][1] if index < len(params.logit_bias) else 0.0
+            self.biases[index] = bias - (params.presence_penalty + params.frequency_penalty * self._counts[index])
 
 
-_MASK = 0xFFFFFFFFFFFFFFFF
-_GOLDEN = 0x9E3779B97F4A7C15
-_TO_UNIT = 2.0**-53
+_UINT64_MASK = 0xFFFFFFFFFFFFFFFF
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_TWO_POW_MINUS_53 = 2.0**-53
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1), of 53 random bits, that belongs to `position` in the stream of `seed`.
+    """Return the random number in [0, 1), of 53 bits, at `position` in the stream of `seed`.
 
     The generator is counter-based: there is no state, so a request draws the same numbers alone, in any batch, and
     after a preemption. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied first to
@@ -289,22 +304,22 @@ def uniform(seed: int, position: int) -> float:
     `seed` is taken modulo 2**64; `position` is 0 or more, by convention the number of tokens that precede the
     one being sampled.
     """
-    return (_mix(_start(seed) + position * _GOLDEN) >> 11) * _TO_UNIT
+    return (_mix(_stream_start(seed) + position * _GOLDEN_GAMMA) >> 11) * _TWO_POW_MINUS_53
 
 
 def derive_seed(seed: int, index: int) -> int:
     """Return the seed, in [0, 2**64), of the `index`-th request of an engine with `seed`."""
-    return _mix(_mix(seed ^ _GOLDEN) + index)
+    return _mix(_mix(seed ^ _GOLDEN_GAMMA) + index)
 
 
 @lru_cache(maxsize=1024)
-def _start(seed: int) -> int:
+def _stream_start(seed: int) -> int:
     """Return the start of a seed's stream; cached, because it is needed for each token."""
     return _mix(seed)
 
 
 def _mix(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = (value + _GOLDEN_GAMMA) & _UINT64_MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64_MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _UINT64_MASK
     return value ^ (value >> 31)

@@ -4,7 +4,7 @@
     chat_prompt    messages → prompt, by the model's own template or another
     render_chat    messages → prompt, by one Jinja template in a sandbox
     Detokenizer    token ids → text deltas, one token at a time, in whole characters
-    AnswerFormat   the tags with which a model marks reasoning and tool calls
+    AnswerFormat   the tags with which a model marks reasoning and tool calls in its output
     StopChecker    text deltas → text deltas up to the first stop string
 
 Names are imported on first use: importing this package imports neither jinja2 nor tokenizers.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerFormat", "Detokenizer", "StopChecker", "StopResult", "Tokenizer", "chat_prompt", "render_chat"]
 
-_HOMES = {
+_MODULE_OF_NAME = {
     "AnswerFormat": "answer_parser",
     "Detokenizer": "detokenizer",
     "StopChecker": "stop_strings",
@@ -36,8 +36,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)

@@ -1,4 +1,4 @@
-"""Incremental parsing of a model's text into content, reasoning and tool calls.
+"""Incremental parsing of a model's output text, its answer, into content, reasoning and tool calls.
 
 Models mark reasoning and calls with tags (`<think>…</think>`, `<tool_call>{"name": …, "arguments": …}</tool_call>`), or
 write a bare call. An `AnswerFormat` declares which; the parser is the same for all. Text that may be the beginning of a
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerFormat", "AnswerParser", "Content", "Reasoning", "ToolCall"]
 
-_THOUGHTS = ("<think>", "</think>")
+_THINK_TAGS = ("<think>", "</think>")
 
 _BARE_CALL = re.compile(r'(?:\[\s*)?\{\s*"')
-_BARE_CALL_SO_FAR = re.compile(r"(?:\[\s*)?(?:\{\s*)?")
+_BARE_CALL_PREFIX = re.compile(r"(?:\[\s*)?(?:\{\s*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class AnswerFormat:
 
         Models of any architecture can be trained to reason, such as DeepSeek's distillations to Qwen2 and Llama.
         """
-        is_trained = all(tokenizer.token_to_id(tag) is not None for tag in _THOUGHTS)
-        return replace(self, reasoning=_THOUGHTS) if self.reasoning is None and is_trained else self
+        has_think_tags = all(tokenizer.token_to_id(tag) is not None for tag in _THINK_TAGS)
+        return replace(self, reasoning=_THINK_TAGS) if self.reasoning is None and has_think_tags else self
 
     def is_thinking(self, prompt: str) -> bool:
         """Whether an answer begins with reasoning, because the prompt ends with the opening tag."""
@@ -52,21 +52,21 @@ class AnswerFormat:
 
 
 class Content(NamedTuple):
-    """Text for the user."""
+    """Text of the answer for the user."""
 
     text: str
 
 
 class Reasoning(NamedTuple):
-    """Reasoning, which is not part of the answer."""
+    """Text of the model's reasoning (thinking), which precedes the content."""
 
     text: str
 
 
 class ToolCall(NamedTuple):
-    """A function to call: its index among the answer's calls, its name, its arguments as JSON text."""
+    """A function to call: the index of the call in the answer, the function's name, its arguments as JSON text."""
 
-    place: int
+    call_index: int
     name: str
     arguments: str
 
@@ -74,191 +74,197 @@ class ToolCall(NamedTuple):
 AnswerPart = Content | Reasoning | ToolCall
 
 
-class _Inside(Enum):
-    """The part of the answer that the next character belongs to."""
+class _Section(Enum):
+    """The section of the answer that the next character belongs to."""
 
-    BEGINNING = auto()
-    """Undecided: only white space and text that may be a tag so far."""
-    THOUGHTS = auto()
-    TEXT = auto()
-    CALL = auto()
-    BARE_CALLS = auto()
+    START = auto()
+    """Not decided yet: so far there is only white space, and text that may be the beginning of a tag."""
+    REASONING = auto()
+    CONTENT = auto()
+    TOOL_CALL = auto()
+    BARE_TOOL_CALLS = auto()
 
 
 class AnswerParser:
     """Parses the text of an answer incrementally. Mutable; one for each answer.
 
     Reasoning tags count at the beginning of an answer only; later they are content. Text between tool-call tags that is
-    not a call becomes content, with its tags. White space next to tags is dropped, all other is kept.
+    not a call becomes content, with its tags. White space next to tags is dropped, all other white space is kept.
     """
 
     def __init__(self, format: AnswerFormat, *, is_thinking: bool = False, functions: Collection[str] = ()) -> None:
-        """Begin an answer. `is_thinking`: the prompt opened reasoning; `functions`: those that bare calls may name."""
+        """Begin an answer. `is_thinking`: the prompt ends in a reasoning tag; `functions`: the names for bare calls."""
         self._reasoning = format.reasoning
         self._tool_call = format.tool_call
         self._bare_names = frozenset(functions if format.has_bare_calls else ())
-        self._was_opened = is_thinking and format.reasoning is not None
-        self._inside = _Inside.BEGINNING
-        self._held = ""
+        self._prompt_opened_reasoning = is_thinking and format.reasoning is not None
+        self._section = _Section.START
+        self._undecided = ""
         """Text that may be the beginning of a tag."""
-        self._kept: list[str] = []
-        """Text that is held back for other reasons: white space that a tag would drop, and bare calls."""
+        self._withheld: list[str] = []
+        """Text that is held back for other reasons: white space that is dropped before a tag, and bare calls."""
         self._call: TaggedCall | None = None
         self._space_before_call = ""
         self._num_calls = 0
-        self._is_behind_tag = self._was_opened
-        """Whether the next white space follows a tag."""
+        self._is_after_tag = self._prompt_opened_reasoning
+        """Whether nothing but white space came since a tag."""
 
     def push(self, text: str) -> Iterator[AnswerPart]:
         """Add text; yield the parts that it completes."""
-        self._held += text
-        before = None
-        while self._held and self._inside is not before:  # the rest may belong to another part
-            before = self._inside
-            if before is _Inside.BEGINNING:
-                self._begin()
-            elif before is _Inside.THOUGHTS:
-                yield from self._think()
-            elif before is _Inside.TEXT:
-                yield from self._say()
-            elif before is _Inside.CALL:
-                yield from self._go_on_calling()
+        self._undecided += text
+        section = None
+        while self._undecided and self._section is not section:  # the rest may belong to another section
+            section = self._section
+            if section is _Section.START:
+                self._parse_start()
+            elif section is _Section.REASONING:
+                yield from self._parse_reasoning()
+            elif section is _Section.CONTENT:
+                yield from self._parse_content()
+            elif section is _Section.TOOL_CALL:
+                yield from self._parse_tool_call()
             else:
-                self._kept.append(self._held)
-                self._held = ""
+                self._withheld.append(self._undecided)
+                self._undecided = ""
 
     def finish(self) -> Iterator[AnswerPart]:
         """End the text; yield what was held back. Tags that were not closed end here."""
         if self._call is not None:
-            yield from self._unclosed(self._call)
+            yield from self._unclosed_call(self._call)
             return
-        rest = self._taken(self._held)
-        self._held = ""
-        if self._inside is _Inside.BARE_CALLS:
+        rest = self._take_withheld(self._undecided)
+        self._undecided = ""
+        if self._section is _Section.BARE_TOOL_CALLS:
             calls = read_calls(rest)
             if calls and self._bare_names.issuperset(name for name, _ in calls):
-                yield from self._called(calls)
+                yield from self._tool_calls(calls)
                 return
-            self._inside = _Inside.TEXT
-        yield from self._text_part(rest)
+            self._section = _Section.CONTENT
+        yield from self._emit_text(rest)
 
-    def _begin(self) -> None:
-        """Decide what an answer begins with, or what follows its reasoning."""
-        words = self._held.lstrip()
-        self._kept.append(self._held[: len(self._held) - len(words)])
-        self._held = words
-        if not words:
+    def _parse_start(self) -> None:
+        """Decide which section an answer, or the text after its reasoning, begins with."""
+        stripped = self._undecided.lstrip()
+        self._withheld.append(self._undecided[: len(self._undecided) - len(stripped)])
+        self._undecided = stripped
+        if not stripped:
             return
         opening = self._reasoning[0] if self._reasoning is not None else ""
-        if opening and words.startswith(opening):
-            self._taken("")
-            self._held = words[len(opening) :]
-            self._go_into(_Inside.THOUGHTS, is_behind_tag=True)
-        elif opening.startswith(words):
+        if opening and stripped.startswith(opening):
+            self._take_withheld("")
+            self._undecided = stripped[len(opening) :]
+            self._enter(_Section.REASONING, is_after_tag=True)
+        elif opening.startswith(stripped):
             return
-        elif self._was_opened:
-            self._go_into(_Inside.THOUGHTS)
-        elif self._bare_names and _BARE_CALL.match(words):
-            self._go_into(_Inside.BARE_CALLS)
-        elif not (self._bare_names and _BARE_CALL_SO_FAR.fullmatch(words)):
-            self._go_into(_Inside.TEXT)
+        elif self._prompt_opened_reasoning:
+            self._enter(_Section.REASONING)
+        elif self._bare_names and _BARE_CALL.match(stripped):
+            self._enter(_Section.BARE_TOOL_CALLS)
+        elif not (self._bare_names and _BARE_CALL_PREFIX.fullmatch(stripped)):
+            self._enter(_Section.CONTENT)
 
-    def _go_into(self, part: _Inside, *, is_behind_tag: bool = False) -> None:
-        self._was_opened = False
-        self._inside = part
-        if is_behind_tag:
-            self._is_behind_tag = True
+    def _enter(self, section: _Section, *, is_after_tag: bool = False) -> None:
+        """Continue in another section."""
+        self._prompt_opened_reasoning = False
+        self._section = section
+        if is_after_tag:
+            self._is_after_tag = True
 
-    def _think(self) -> Iterator[AnswerPart]:
+    def _parse_reasoning(self) -> Iterator[AnswerPart]:
+        """Yield reasoning up to its closing tag."""
         assert self._reasoning is not None
-        thoughts, found = self._up_to(self._reasoning[1])
-        yield from self._text_part(thoughts.rstrip() if found else thoughts)
+        reasoning, found = self._text_before(self._reasoning[1])
+        yield from self._emit_text(reasoning.rstrip() if found else reasoning)
         if found:
-            self._go_into(_Inside.BEGINNING, is_behind_tag=True)
+            self._enter(_Section.START, is_after_tag=True)
 
-    def _say(self) -> Iterator[AnswerPart]:
+    def _parse_content(self) -> Iterator[AnswerPart]:
+        """Yield content up to the opening tag of a call."""
         if self._tool_call is None:
-            held, self._held = self._taken(self._held), ""
-            yield from self._text_part(held)
+            held, self._undecided = self._take_withheld(self._undecided), ""
+            yield from self._emit_text(held)
             return
-        text, found = self._up_to(self._tool_call[0])
-        words = text.rstrip() if found else text
-        is_right_behind = self._is_behind_tag and not words
-        yield from self._text_part(words)
+        text, found = self._text_before(self._tool_call[0])
+        stripped = text.rstrip() if found else text
+        follows_tag = self._is_after_tag and not stripped
+        yield from self._emit_text(stripped)
         if found:
-            self._space_before_call = "" if is_right_behind else text[len(words) :]
+            self._space_before_call = "" if follows_tag else text[len(stripped) :]
             self._call = TaggedCall(self._tool_call[1])
-            self._go_into(_Inside.CALL)
+            self._enter(_Section.TOOL_CALL)
 
-    def _up_to(self, tag: str) -> tuple[str, bool]:
+    def _text_before(self, tag: str) -> tuple[str, bool]:
         """Return the text before `tag`, as far as it is certain, and whether the tag was found.
 
         Without the tag, white space at the end is held back.
         """
-        before, found, behind = self._held.partition(tag)
+        before, found, rest = self._undecided.partition(tag)
         if found:
-            self._held = behind
-            return self._taken(before), True
-        end = len(self._held) - overlap(self._held, tag)
-        certain, self._held = self._held[:end], self._held[end:]
-        words = certain.rstrip()
-        text = self._taken(words) if words else ""
-        if space := certain[len(words) :]:
-            self._kept.append(space)
+            self._undecided = rest
+            return self._take_withheld(before), True
+        end = len(self._undecided) - overlap(self._undecided, tag)
+        certain, self._undecided = self._undecided[:end], self._undecided[end:]
+        stripped = certain.rstrip()
+        text = self._take_withheld(stripped) if stripped else ""
+        if space := certain[len(stripped) :]:
+            self._withheld.append(space)
         return text, False
 
-    def _go_on_calling(self) -> Iterator[AnswerPart]:
+    def _parse_tool_call(self) -> Iterator[AnswerPart]:
+        """Collect the body of a call; yield its parts once the closing tag is found."""
         assert self._call is not None
-        behind = self._call.push(self._held)
-        self._held = behind or ""
-        if behind is not None:
-            yield from self._closed(self._call.body)
+        rest = self._call.push(self._undecided)
+        self._undecided = rest or ""
+        if rest is not None:
+            yield from self._closed_call(self._call.body)
 
-    def _closed(self, body: str) -> Iterator[AnswerPart]:
+    def _closed_call(self, body: str) -> Iterator[AnswerPart]:
         """Yield the parts of a closed pair of tool-call tags: calls, or text."""
         assert self._tool_call is not None
         self._call = None
-        self._go_into(_Inside.TEXT)
+        self._enter(_Section.CONTENT)
         if calls := read_calls(body):
-            yield from self._called(calls)
+            yield from self._tool_calls(calls)
         else:
-            self._is_behind_tag = False
+            self._is_after_tag = False
             yield Content(self._space_before_call + self._tool_call[0] + body + self._tool_call[1])
 
-    def _unclosed(self, call: TaggedCall) -> Iterator[AnswerPart]:
+    def _unclosed_call(self, call: TaggedCall) -> Iterator[AnswerPart]:
         """Yield the parts of a call in which the text ended.
 
-        If it is not a call, a closing tag inside of what seemed to be a string did close it.
+        If the text is not a call, the first closing tag in it ends the call, even inside of what seemed to be a string.
         """
         assert self._tool_call is not None
         opening, closing = self._tool_call
         text = call.body
         if calls := read_calls(text):
-            yield from self._called(calls)
+            yield from self._tool_calls(calls)
             return
-        body, tag, behind = text.partition(closing)
+        body, tag, rest = text.partition(closing)
         if not tag:
             yield Content(self._space_before_call + opening + text)
             return
-        yield from self._closed(body)
-        yield from self.push(behind)
+        yield from self._closed_call(body)
+        yield from self.push(rest)
         yield from self.finish()
 
-    def _called(self, calls: list[tuple[str, str]]) -> Iterator[AnswerPart]:
+    def _tool_calls(self, calls: list[tuple[str, str]]) -> Iterator[AnswerPart]:
+        """Yield calls, given as names and arguments."""
         for name, arguments in calls:
             yield ToolCall(self._num_calls, name, arguments)
             self._num_calls += 1
-        self._is_behind_tag = True
+        self._is_after_tag = True
 
-    def _taken(self, text: str) -> str:
-        """Return the text held back, and `text` behind it."""
-        whole = "".join((*self._kept, text))
-        self._kept.clear()
-        return whole
+    def _take_withheld(self, text: str) -> str:
+        """Return the text in `_withheld` with `text` after it, and clear it."""
+        joined = "".join((*self._withheld, text))
+        self._withheld.clear()
+        return joined
 
-    def _text_part(self, text: str) -> Iterator[AnswerPart]:
-        if self._is_behind_tag:
+    def _emit_text(self, text: str) -> Iterator[AnswerPart]:
+        """Yield text as reasoning or content, without white space directly after a tag; nothing for empty text."""
+        if self._is_after_tag:
             text = text.lstrip()
         if text:
-            self._is_behind_tag = False
-            yield Reasoning(text) if self._inside is _Inside.THOUGHTS else Content(text)
+            self._is_after_tag = False
+            yield Reasoning(text) if self._section is _Section.REASONING else Content(text)

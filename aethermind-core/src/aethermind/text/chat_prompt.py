@@ -34,14 +34,14 @@ RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 class RenderedChat(str):
     """A conversation rendered by a template, with special tokens: none are added when it is encoded.
 
-    The templates of Llama and Mistral write the BOS token, which would otherwise be there twice.
+    The templates of Llama and Mistral write the BOS token, which encoding would otherwise add a second time.
     """
 
     __slots__ = ()
 
 
 class TemplateOptions(TypedDict, total=False):
-    """Options of rendering messages to a prompt; each may be omitted."""
+    """Options of `chat_prompt`; each may be omitted."""
 
     chat_template: str | None
     """Jinja source to use instead of the model's, or the name of one of the model's."""
@@ -73,18 +73,20 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
     )
     from aethermind.text.chat_template import render_chat
 
-    names = {
+    variables = {
         **tokenizer.special_tokens,
         "tools": options.get("tools"),
         **(options.get("chat_template_kwargs") or {}),
     }
-    plain = [_with_plain_content(message) for message in messages]
+    with_plain_contents = [_with_plain_content(message) for message in messages]
     add_generation_prompt = options.get("add_generation_prompt", True)
-    return RenderedChat(render_chat(template, plain, add_generation_prompt=add_generation_prompt, **names))
+    return RenderedChat(
+        render_chat(template, with_plain_contents, add_generation_prompt=add_generation_prompt, **variables)
+    )
 
 
 def _with_plain_content(message: Message) -> Message:
-    """Join the parts of a content that has only text: few templates support parts."""
+    """Join the parts of a content that consists of text parts only, because few templates support parts."""
     parts = message.get("content")
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         return message
@@ -97,44 +99,46 @@ def _with_plain_content(message: Message) -> Message:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
+    """InvalidArgumentError for unknown options, and for template variables that cannot be set."""
     known = tuple(TemplateOptions.__annotations__)
     if unknown := sorted(set(options) - set(known)):
         raise InvalidArgumentError(f"A chat has no option {unknown[0]!r}; there are {', '.join(known)}.")
-    names = options.get("chat_template_kwargs") or {}
-    if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
+    variables = options.get("chat_template_kwargs") or {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise InvalidArgumentError(
-            f"chat_template_kwargs should be a mapping with names as keys, got {names!r:.80}.",
+            f"chat_template_kwargs should be a mapping with names as keys, got {variables!r:.80}.",
             param="chat_template_kwargs",
         )
-    if taken := sorted(RESERVED_NAMES & set(names)):
+    if reserved := sorted(RESERVED_NAMES & set(variables)):
         raise InvalidArgumentError(
-            f"chat_template_kwargs cannot set {taken[0]}, which is a separate argument.", param="chat_template_kwargs"
+            f"chat_template_kwargs cannot set {reserved[0]}, which is a separate argument.",
+            param="chat_template_kwargs",
         )
 
 
 class ConversationTokenCache:
     """Encodes the growing prompts of one conversation, reusing the tokens that answers were generated with. Mutable.
 
-    Encoding the text of an answer need not give the tokens that were generated, and the prefix cache matches tokens.
+    The prefix cache matches tokens, and encoding the text of an answer may give others than those that were generated.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: list[tuple[str, list[int]]] = []
+        self._known_prefixes: list[tuple[str, list[int]]] = []
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of `prompt`: those of its longest cached prefix, and the rest encoded.
 
-        Cached texts that are not a prefix of it are dropped: the conversation has taken another course.
+        Cached texts that are not a prefix of `prompt` are dropped: earlier messages were changed.
         """
-        while self._known and not prompt.startswith(self._known[-1][0]):
-            self._known.pop()
-        text, token_ids = self._known[-1] if self._known else ("", [])
+        while self._known_prefixes and not prompt.startswith(self._known_prefixes[-1][0]):
+            self._known_prefixes.pop()
+        text, token_ids = self._known_prefixes[-1] if self._known_prefixes else ("", [])
         return [*token_ids, *self._tokenizer.encode(prompt[len(text) :])]
 
     def add_answer(self, prompt: str, prompt_token_ids: Sequence[int], answer: str, token_ids: Sequence[int]) -> None:
-        """Cache an answer, if its tokens, possibly without the one that ended it, decode to exactly its text."""
-        for written in (token_ids, token_ids[:-1]):
-            if self._tokenizer.decode(written, skip_special_tokens=False) == answer:
-                self._known.append((prompt + answer, [*prompt_token_ids, *written]))
+        """Cache an answer, if its tokens, with or without the last one, decode to exactly its text."""
+        for candidate in (token_ids, token_ids[:-1]):
+            if self._tokenizer.decode(candidate, skip_special_tokens=False) == answer:
+                self._known_prefixes.append((prompt + answer, [*prompt_token_ids, *candidate]))
                 return

@@ -3,7 +3,7 @@
 A template is code that came with the weights, so it runs in jinja2's immutable sandbox, on plain data only, and with
 limits on loops, output and time. It has the variables and functions of transformers: `messages`, `tools`, `documents`,
 `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation` blocks. The
-limits stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
+limits stop accidental and simple deliberate overuse; they do not make a hostile template safe on a shared server.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _MAX_RANGE_STEPS = 1_000_000
 _MAX_EXPONENT = 64
 _MAX_INTEGER_BITS = 1 << 16
 _MAX_CACHED_TEMPLATES = 16
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """The keys under which clients and models pass the reasoning before an answer."""
-_PADDING = ("center", "expandtabs", "format", "ljust", "rjust", "zfill")
+_PADDING_METHODS = ("center", "expandtabs", "format", "ljust", "rjust", "zfill")
 _NUMBER = re.compile(r"\d+")
-_TAKES_WIDTH = re.compile(r"\*|\{[^{}]*\{")
+_VARIABLE_WIDTH = re.compile(r"\*|\{[^{}]*\{")
 
 _deadline: ContextVar[float] = ContextVar("deadline")
 
@@ -72,18 +72,19 @@ def render_chat(
         InvalidArgumentError: a message or extra value does not consist of JSON types.
     """
     names: dict[str, Any] = {"tools": None, "documents": None}
-    kept = {"content"} if tests_null_content(template) else set()
+    keys_with_null = {"content"} if tests_null_content(template) else set()
     try:
-        names |= {name: _plain(value, name) for name, value in extra.items()}
+        names |= {name: _as_json_types(value, name) for name, value in extra.items()}
         names["messages"] = [
-            _normalized(_plain(message, f"messages[{i}]"), kept=kept) for i, message in enumerate(messages)
+            _normalized(_as_json_types(message, f"messages[{i}]"), keys_with_null=keys_with_null)
+            for i, message in enumerate(messages)
         ]
     except RecursionError as error:
         raise InvalidArgumentError("A chat message is nested too deeply. Flatten its content.") from error
-    names |= {"add_generation_prompt": add_generation_prompt, "range": _budgeted_range()}
+    names |= {"add_generation_prompt": add_generation_prompt, "range": _limited_range()}
     compiled = _compile(template)
     pieces, num_chars = [], 0
-    running = _deadline.set(time.thread_time() + MAX_SECONDS)
+    deadline_token = _deadline.set(time.thread_time() + MAX_SECONDS)
     try:
         for piece in compiled.generate(names):
             num_chars += len(piece)
@@ -91,20 +92,20 @@ def render_chat(
                 raise SecurityError(f"it writes more than {MAX_OUTPUT_CHARS} characters")
             pieces.append(piece)
     except _RefusedError as error:
-        raise TokenizerError(f"The chat template refuses these messages: {_flat(error)}.") from error
-    except Exception as error:  # the template is arbitrary code: a TypeError in it is an error of its input
+        raise TokenizerError(f"The chat template refuses these messages: {_one_line(error)}.") from error
+    except Exception as error:  # the template is arbitrary code, which may raise anything
         raise TokenizerError(
-            f"The chat template failed on {len(messages)} messages ({type(error).__name__}): {_flat(error)}. "
+            f"The chat template failed on {len(messages)} messages ({type(error).__name__}): {_one_line(error)}. "
             "Check the messages' roles and contents, or the model's chat_template."
         ) from error
     finally:
-        _deadline.reset(running)
+        _deadline.reset(deadline_token)
     return "".join(pieces)
 
 
 @lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
 def variables_read(template: str) -> frozenset[str]:
-    """Return the variables that a template reads; others have no effect. TokenizerError as of `render_chat`."""
+    """Return the variables that a template reads; others have no effect. TokenizerError if it does not compile."""
     _compile(template)
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
 
@@ -113,16 +114,16 @@ def variables_read(template: str) -> frozenset[str]:
 def tests_null_content(template: str) -> bool:
     """Whether a template tests if a message's content is none, as it is in messages that only call functions."""
     _compile(template)
-    asked = (test.node for test in _environment().parse(template).find_all(nodes.Test) if test.name == "none")
+    tested = (test.node for test in _environment().parse(template).find_all(nodes.Test) if test.name == "none")
     return any(
         (isinstance(node, nodes.Getattr) and node.attr == "content")
         or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content")
-        for node in asked
+        for node in tested
     )
 
 
 class _RefusedError(TemplateError):
-    """Raised by a template on purpose, with `raise_exception`."""
+    """The error of a template that calls `raise_exception`."""
 
 
 class _PlainNamespace(Namespace):
@@ -132,11 +133,11 @@ class _PlainNamespace(Namespace):
         # `self` is in args, so that namespace(self=...) is a legal attribute.
         values = dict(*args[1:], **attributes)
         for name in values:
-            _require_plain_name(name)
+            _check_attribute_name(name)
         Namespace.__init__(args[0], values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _require_plain_name(name)
+        _check_attribute_name(name)
         super().__setitem__(name, value)
 
 
@@ -159,16 +160,16 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, _within_time.__name__, [], [], None, None, lineno=loop.lineno)
+            loop.iter = nodes.Filter(loop.iter, _time_limited.__name__, [], [], None, None, lineno=loop.lineno)
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*" and isinstance(left, int) and isinstance(right, int):
-            _require_narrow_integer(left, right)
+            _check_product(left, right)
         if operator == "**" and isinstance(right, int) and right > _MAX_EXPONENT:
             raise SecurityError(f"it raises a number to the power of {right}, more than {_MAX_EXPONENT}")
         if operator == "%" and isinstance(left, str):
-            _require_narrow_format(left, right)
+            _check_format_width(left, right)
         for value, times in ((left, right), (right, left)):
             is_repetition = operator == "*" and isinstance(value, (str, list, tuple)) and isinstance(times, int)
             if is_repetition and len(value) * times > MAX_OUTPUT_CHARS:
@@ -177,11 +178,11 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(*args: Any, **names: Any) -> Any:
         # `self`, the context and the function are in args, as in jinja2, so that a template may use any name.
-        _require_time()
+        _check_time()
         method = getattr(args[2], "__wrapped__", args[2])
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
-        if isinstance(owner, str) and name in _PADDING:
-            (_require_narrow_format if name == "format" else _require_narrow)(owner, [*args[3:], *names.values()])
+        if isinstance(owner, str) and name in _PADDING_METHODS:
+            (_check_format_width if name == "format" else _check_width)(owner, [*args[3:], *names.values()])
         return ImmutableSandboxedEnvironment.call(*args, **names)
 
 
@@ -189,9 +190,9 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 def _environment() -> _ChatEnvironment:
     environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
-    environment.filters[_within_time.__name__] = _within_time
-    for name, require in (("center", _require_narrow), ("format", _require_narrow_format), ("indent", _require_narrow)):
-        environment.filters[name] = _narrow(environment.filters[name], require)
+    environment.filters[_time_limited.__name__] = _time_limited
+    for name, check in (("center", _check_width), ("format", _check_format_width), ("indent", _check_width)):
+        environment.filters[name] = _with_width_limit(environment.filters[name], check)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _PlainNamespace
@@ -204,11 +205,11 @@ def _compile(template: str) -> Template:
         return _environment().from_string(template)
     except TemplateSyntaxError as error:
         raise TokenizerError(
-            f"The chat template has a syntax error in line {error.lineno}: {_flat(error.message)}. "
+            f"The chat template has a syntax error in line {error.lineno}: {_one_line(error.message)}. "
             "Correct chat_template in the model's tokenizer_config.json or chat_template.jinja."
         ) from error
-    except Exception as error:  # RecursionError and the like: nesting that no real template has
-        raise TokenizerError(f"The chat template cannot be compiled: {_flat(error)}.") from error
+    except Exception as error:  # such as RecursionError for deep nesting
+        raise TokenizerError(f"The chat template cannot be compiled: {_one_line(error)}.") from error
 
 
 def _raise_exception(message: object) -> None:
@@ -230,28 +231,30 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _within_time(items: Iterable[Any]) -> Iterator[Any]:
+def _time_limited(items: Iterable[Any]) -> Iterator[Any]:
     """Yield the items of a `for` loop; SecurityError when the time limit is exceeded."""
     for item in items:
-        _require_time()
+        _check_time()
         yield item
 
 
-def _require_time() -> None:
+def _check_time() -> None:
+    """SecurityError if the rendering has used up its CPU time."""
     if time.thread_time() > _deadline.get():
         raise SecurityError(f"it computes for longer than {MAX_SECONDS:g} s")
 
 
-def _require_narrow_integer(left: int, right: int) -> None:
+def _check_product(left: int, right: int) -> None:
+    """SecurityError for a product of integers that would have too many bits."""
     if left.bit_length() + right.bit_length() > _MAX_INTEGER_BITS:
         raise SecurityError(f"it multiplies to a number of more than {_MAX_INTEGER_BITS} bits")
 
 
-def _budgeted_range() -> Callable[..., range]:
+def _limited_range() -> Callable[..., range]:
     """Return a `range` with a limit on the steps of all ranges of one rendering, nested ones included."""
     num_left = _MAX_RANGE_STEPS
 
-    def budgeted_range(*bounds: int) -> range:
+    def limited_range(*bounds: int) -> range:
         nonlocal num_left
         steps = range(*bounds)
         num_left -= len(steps)
@@ -259,24 +262,24 @@ def _budgeted_range() -> Callable[..., range]:
             raise SecurityError(f"its ranges add up to more than {_MAX_RANGE_STEPS} steps")
         return steps
 
-    return budgeted_range
+    return limited_range
 
 
-def _normalized(message: dict[str, Any], *, kept: Collection[str] = ()) -> dict[str, Any]:
-    """Drop the keys of a message whose value is None, except `kept` ones, and pass reasoning under its common key."""
-    given = {key: value for key, value in message.items() if value is not None or key in kept}
-    reasoning = next((given[key] for key in _REASONING if key in given), None)
-    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+def _normalized(message: dict[str, Any], *, keys_with_null: Collection[str] = ()) -> dict[str, Any]:
+    """Drop the keys of a message with None, except `keys_with_null`; pass reasoning as `reasoning_content`, too."""
+    present = {key: value for key, value in message.items() if value is not None or key in keys_with_null}
+    reasoning = next((present[key] for key in _REASONING_KEYS if key in present), None)
+    return present if reasoning is None else {"thinking": reasoning, **present, "reasoning_content": reasoning}
 
 
-def _plain(value: Any, where: str) -> Any:
-    """Copy a value as JSON types: objects with methods do not enter the sandbox, and callers' lists are not shared."""
+def _as_json_types(value: Any, where: str) -> Any:
+    """Copy a value as JSON types, so that no objects with methods and no lists of the caller enter the sandbox."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {_plain_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        return {_as_string_key(key, where): _as_json_types(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_as_json_types(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -289,42 +292,43 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def _plain_key(key: Any, where: str) -> str:
+def _as_string_key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         raise InvalidArgumentError(f"Keys in chat messages are strings, and {where} has the key {key!r}.")
     return str.__str__(key)
 
 
-def _require_plain_name(name: object) -> None:
+def _check_attribute_name(name: object) -> None:
+    """SecurityError for a name of an attribute of a namespace that begins with an underscore."""
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace cannot hold {name!r}, because its name begins with an underscore")
 
 
-def _narrow(filter: Callable[..., Any], require: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
-    """Return a padding filter with a limit on the width."""
+def _with_width_limit(filter: Callable[..., Any], check: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
+    """Return a padding filter that calls `check` with its value and arguments before."""
 
     @wraps(filter)
-    def narrow(value: Any, *args: Any, **names: Any) -> Any:
-        require(value, [*args, *names.values()])
+    def limited(value: Any, *args: Any, **names: Any) -> Any:
+        check(value, [*args, *names.values()])
         return filter(value, *args, **names)
 
-    return narrow
+    return limited
 
 
-def _require_narrow_format(text: Any, values: Any) -> None:
+def _check_format_width(text: Any, values: Any) -> None:
     """Raise SecurityError for a format whose width, in the format or among the values, is beyond the limit."""
     numbers = [int(digits[:20]) for digits in _NUMBER.findall(str(text))]
-    if _TAKES_WIDTH.search(str(text)):
+    if _VARIABLE_WIDTH.search(str(text)):
         numbers += values if isinstance(values, (list, tuple)) else [values]
-    _require_narrow(text, numbers)
+    _check_width(text, numbers)
 
 
-def _require_narrow(_: Any, numbers: Sequence[Any]) -> None:
+def _check_width(_: Any, numbers: Sequence[Any]) -> None:
     """Raise SecurityError for a width beyond the limit of the output."""
     for number in numbers:
         if isinstance(number, int) and number > MAX_OUTPUT_CHARS:
             raise SecurityError(f"it pads a text to {number} characters, more than {MAX_OUTPUT_CHARS}")
 
 
-def _flat(error: object) -> str:
+def _one_line(error: object) -> str:
     return " ".join(str(error).split()).rstrip(".")

@@ -14,21 +14,21 @@ from typing import Any
 from aethermind.env import expand_home
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["ChosenTemplate", "DEFAULT", "choose_template", "read_chat_templates"]
+__all__ = ["ChosenTemplate", "DEFAULT_TEMPLATE", "choose_template", "read_chat_templates"]
 
-DEFAULT = "default"
+DEFAULT_TEMPLATE = "default"
 _WITH_TOOLS = "tool_use"
-_FILE = "chat_template.jinja"
+_DEFAULT_FILE = "chat_template.jinja"
 _FOLDER = "additional_chat_templates"
 
 
 def read_chat_templates(config: Mapping[str, Any], directory: Path) -> dict[str, str]:
     """Return templates by name, from the contents of tokenizer_config.json and from files, which take precedence.
 
-    TokenizerError for what is not a template.
+    TokenizerError for a value that is not a template, and for a file that is not UTF-8.
     """
-    found = _of_config(config.get("chat_template"))
-    files = {DEFAULT: directory / _FILE} if (directory / _FILE).is_file() else {}
+    found = _templates_in_config(config.get("chat_template"))
+    files = {DEFAULT_TEMPLATE: directory / _DEFAULT_FILE} if (directory / _DEFAULT_FILE).is_file() else {}
     files |= {path.stem: path for path in sorted((directory / _FOLDER).glob("*.jinja"))}
     for name, path in files.items():
         try:
@@ -41,14 +41,14 @@ def read_chat_templates(config: Mapping[str, Any], directory: Path) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """The value of `--chat-template`: a file, whose text is the `source`, or the `name` of one of the model's."""
+    """The value of `--chat-template`: a file, whose text is the `source`, or the `name` of a template of the model."""
 
     name: str
     source: str | None
 
     @classmethod
     def read(cls, given: str) -> ChosenTemplate:
-        """Read the file of that path, or take it as a name; InvalidArgumentError where it can be neither."""
+        """Read the file at the path `given`, or take `given` as a name; InvalidArgumentError if it can be neither."""
         path = expand_home(given)
         is_path = given != path.name or path.suffix != ""
         if not path.is_file() and not is_path and given.strip():
@@ -67,7 +67,7 @@ class ChosenTemplate:
         return cls(given, source)
 
     def of(self, templates: Mapping[str, str]) -> str:
-        """Return its Jinja source, for a model with these templates; InvalidArgumentError where none has its name."""
+        """Return the Jinja source, for a model with these templates; InvalidArgumentError if none has the name."""
         if self.source is not None:
             return self.source
         if self.name not in templates:
@@ -87,8 +87,8 @@ def choose_template(templates: Mapping[str, str], given: str | None, *, has_tool
         return templates.get(given, given)
     if has_tools and _WITH_TOOLS in templates:
         return templates[_WITH_TOOLS]
-    if DEFAULT in templates:
-        return templates[DEFAULT]
+    if DEFAULT_TEMPLATE in templates:
+        return templates[DEFAULT_TEMPLATE]
     if templates:
         raise TokenizerError(
             f"The model has chat templates for {', '.join(sorted(templates))} and none for all conversations. Name one "
@@ -100,11 +100,12 @@ def choose_template(templates: Mapping[str, str], given: str | None, *, has_tool
     )
 
 
-def _of_config(value: Any) -> dict[str, str]:
+def _templates_in_config(value: Any) -> dict[str, str]:
+    """Return templates by name, from `chat_template` of tokenizer_config.json: a string, or a list of objects."""
     if value is None:
         return {}
     if isinstance(value, str):
-        return {DEFAULT: value}
+        return {DEFAULT_TEMPLATE: value}
     entries = value if isinstance(value, list) else [None]
     named: dict[str, str] = {}
     for entry in entries:

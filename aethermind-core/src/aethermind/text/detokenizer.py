@@ -1,11 +1,11 @@
-"""Incremental detokenisation: a delta of text is final, later tokens cannot change it.
+"""Incremental detokenisation: each delta of text is final, so that later tokens do not change it.
 
 A token may be a part of a character, so text is held back until it is certain. With a byte-level tokenizer the text is
-the tokens' bytes decoded as UTF-8, and an incremental UTF-8 decoder knows what is unfinished. Other tokenizers decode a
-small window twice: what the new tokens of the window add to the text of the old ones is the delta. The deltas add up to
-`tokenizer.decode(all_ids)`, at a cost per token that does not grow with the text. Behind another text, such as a
-prompt, they add up to what the tokens add to that: SentencePiece's decoders strip the space of a sequence's first
-token, and the first token of an answer is not the first of the sequence.
+the tokens' bytes decoded as UTF-8, and an incremental UTF-8 decoder holds back unfinished characters. With other
+tokenizers, a small window of tokens is decoded twice: the delta is the text that the new tokens add to that of the old
+ones. The deltas add up to `tokenizer.decode(all_ids)`, at a cost per token that does not grow with the text. After
+another text, such as a prompt, they add up to what the tokens add to that text: SentencePiece's decoders strip the
+space of the first token of a sequence, and the first token of an answer is not the first of the sequence.
 """
 
 from __future__ import annotations
@@ -25,30 +25,34 @@ class Detokenizer:
     """Decodes the tokens of one sequence incrementally. Mutable: one per sequence."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
-        """Begin a text behind the tokens `before`; special tokens add nothing with `skip_special_tokens`."""
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._stream: _Stream = _ByteStream(tokenizer) if tokenizer.is_byte_level else _WindowStream(tokenizer, before)
+        """Begin a text after the tokens `before`; special tokens add nothing with `skip_special_tokens`."""
+        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._decoder: _IncrementalDecoder = (
+            _ByteDecoder(tokenizer) if tokenizer.is_byte_level else _WindowDecoder(tokenizer, before)
+        )
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is now final, `""` while a character is unfinished."""
-        return "" if token_id in self._skipped else self._stream.push(token_id)
+        return "" if token_id in self._skipped_ids else self._decoder.push(token_id)
 
     def flush(self) -> str:
         """End the text; return what was held back, with an unfinished character as U+FFFD. A new text may follow."""
-        return self._stream.flush()
+        return self._decoder.flush()
 
     def finish(self) -> str:
         """End the text; return what was held back without an unfinished character, which more tokens would complete."""
-        return self._stream.flush().rstrip(_REPLACEMENT)
+        return self._decoder.flush().rstrip(_REPLACEMENT)
 
 
-class _Stream(Protocol):
+class _IncrementalDecoder(Protocol):
+    """Decodes tokens one by one; the methods are those of `Detokenizer`."""
+
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...
 
 
-class _ByteStream:
+class _ByteDecoder:
     """Decodes byte-level tokens by an incremental UTF-8 decoder."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -64,8 +68,9 @@ class _ByteStream:
         return text
 
 
-class _WindowStream:
-    """Decodes a window of the tokens of the last delta and those since: what is behind the old text is the delta.
+class _WindowDecoder:
+    """Decodes a window of the tokens of the last delta (old) and the tokens since (new): the text after that of the old
+    tokens is the delta.
 
     With the old tokens as context, decoders that treat the first token of a sequence differently (they strip its space,
     for example) do not treat a new token as the first.
@@ -83,7 +88,7 @@ class _WindowStream:
         if self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
-        # Whether a sequence of byte tokens is valid text is known only at the token behind it.
+        # Whether a sequence of byte tokens is valid UTF-8 is known only at the token after it.
         if self._tokenizer.byte_of(token_id) is not None:
             return ""
         text = self._decode(self._window)
@@ -116,13 +121,13 @@ def last_text_token(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int | Non
 class TokenOffsets:
     """Offsets of tokens in a growing text, in characters. Mutable: one per text.
 
-    A token that is a part of a character begins where that does.
+    A token that is a part of a character has the offset of the character.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True, before: Sequence[int] = ()
     ) -> None:
-        """Begin a text behind `start` characters and the tokens `before`.
+        """Begin a text after `start` characters and the tokens `before`.
 
         Special tokens add nothing with `skip_special_tokens`.
         """
@@ -141,7 +146,7 @@ class TokenOffsets:
 
 
 def prompt_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
-    """Return the offsets of the tokens of a prompt in its text, which may contain special tokens or not."""
-    is_written_out = tokenizer.decode(token_ids, skip_special_tokens=False) == text
-    offsets = TokenOffsets(tokenizer, skip_special_tokens=not is_written_out)
+    """Return the offsets of the tokens of a prompt in its text, with or without the texts of special tokens."""
+    has_special_tokens = tokenizer.decode(token_ids, skip_special_tokens=False) == text
+    offsets = TokenOffsets(tokenizer, skip_special_tokens=not has_special_tokens)
     return [offsets.push(token_id) for token_id in token_ids]

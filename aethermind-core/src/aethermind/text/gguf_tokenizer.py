@@ -1,7 +1,8 @@
 """A tokenizer from a GGUF file's metadata, equal to that of the model's tokenizer.json.
 
 For byte-level BPE (`gpt2`), GGUF stores the vocabulary and the merges, and the name of the rule by which text is split
-before; the model's package knows the rule. For SentencePiece's BPE (`llama`) it stores pieces and scores.
+into pieces before merging; the model's package has the rule. For SentencePiece's BPE (`llama`) it stores pieces and
+scores.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import TokenizerError
-from aethermind.text.chat_templates import DEFAULT
-from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
+from aethermind.text.bpe_vocabularies import sentencepiece_bpe
+from aethermind.text.chat_templates import DEFAULT_TEMPLATE
 from aethermind.text.split_patterns import SplitRule
 from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["CONTROL", "NORMAL", "SplitRule", "UNUSED", "USER_DEFINED", "gguf_tokenizer"]
 
-MANY_TOKENS = 1 << 15
+MIN_CACHED_TOKENS = 1 << 15
 """Smaller vocabularies are not cached: reading them is as fast (see `text.tokenizer_cache`)."""
 
-_KEY = "tokenizer.ggml."
-_TEMPLATE = "tokenizer.chat_template"
+_KEY_PREFIX = "tokenizer.ggml."
+_TEMPLATE_KEY = "tokenizer.chat_template"
 NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-_ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
+_ROLE_OF_KEY = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
 def gguf_tokenizer(
-    metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path, *, is_cached: bool = True
+    metadata: Mapping[str, Any], split_rules: Mapping[str, SplitRule], path: Path, *, is_cached: bool = True
 ) -> Tokenizer:
     """Build the tokenizer that `metadata` describes.
 
     Args:
         metadata: a GGUF file's values by key, arrays of numbers as NumPy's.
-        splits: the rule for each name that `tokenizer.ggml.pre` may have.
+        split_rules: the rule for each name that `tokenizer.ggml.pre` may have.
         path: the file, for messages and for the cache of large vocabularies.
-        is_cached: whether that cache is used; not for metadata that are in no file.
+        is_cached: whether that cache is used; False for metadata that are not from a file.
 
     Raises:
         TokenizerError: a key is missing or wrong, or the tokenizer is of a kind that is not known.
@@ -48,72 +49,78 @@ def gguf_tokenizer(
             f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE and SentencePiece's, which GGUF calls 'gpt2' "
             "and 'llama', are read. Pass the model's Hugging Face directory as tokenizer."
         )
-    rule = _split_rule(metadata, splits, path) if kind == "gpt2" else None
-    read = partial(_read, metadata, rule, path)
-    tokens = metadata.get(_KEY + "tokens")
+    rule = _split_rule(metadata, split_rules, path) if kind == "gpt2" else None
+    read = partial(_read_tokenizer, metadata, rule, path)
+    tokens = metadata.get(_KEY_PREFIX + "tokens")
     num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
-    if num_tokens < MANY_TOKENS or not is_cached:
+    if num_tokens < MIN_CACHED_TOKENS or not is_cached:
         fast = read()
     else:
         from aethermind.text.tokenizer_cache import open_tokenizer
 
         fast = open_tokenizer(path, read, repr(rule))
     special_tokens = {
-        role: fast.id_to_token(token_id) or _listed(metadata, "tokens", str, path)[token_id]
-        for name, role in _ROLES.items()
+        role: fast.id_to_token(token_id) or _required_list(metadata, "tokens", str, path)[token_id]
+        for name, role in _ROLE_OF_KEY.items()
         if (token_id := _token_id(metadata, f"{name}_token_id", num_tokens, path)) is not None
     }
     return Tokenizer(fast, special_tokens=special_tokens, chat_template=_chat_templates(metadata, path))
 
 
-def is_tokenizer_cached(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> bool:
+def is_tokenizer_cached(metadata: Mapping[str, Any], split_rules: Mapping[str, SplitRule], path: Path) -> bool:
     """Whether the tokenizer of a file is mapped from tables in the cache."""
     from aethermind.text.tokenizer_cache import has_cached_tables
 
     kind = str(_required(metadata, "model", path))
-    return has_cached_tables(path, repr(_split_rule(metadata, splits, path) if kind == "gpt2" else None))
+    return has_cached_tables(path, repr(_split_rule(metadata, split_rules, path) if kind == "gpt2" else None))
 
 
 def _chat_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Return templates by name; the key of the default one has no suffix."""
     found = {}
     for key, value in metadata.items():
-        if key == _TEMPLATE or key.startswith(_TEMPLATE + "."):
+        if key == _TEMPLATE_KEY or key.startswith(_TEMPLATE_KEY + "."):
             if not isinstance(value, str):
                 raise TokenizerError(f"{path} has a {key} that is not text. Convert the model again.")
-            found[key[len(_TEMPLATE) + 1 :] or DEFAULT] = value
+            found[key[len(_TEMPLATE_KEY) + 1 :] or DEFAULT_TEMPLATE] = value
     return found
 
 
-def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> Any:
+def _read_tokenizer(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> Any:
     """Return the library's tokenizer: byte-level BPE where there is a rule, else SentencePiece's."""
-    tokens, types = (_listed(metadata, name, type, path) for name, type in (("tokens", str), ("token_type", int)))
+    tokens, types = (
+        _required_list(metadata, name, type, path) for name, type in (("tokens", str), ("token_type", int))
+    )
     if len(types) != len(tokens):
         raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
     vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != UNUSED}
     if rule is None:
-        fast, adds_bos = _pieces(metadata, vocabulary, types, path), True
+        fast, adds_bos = _sentencepiece_tokenizer(metadata, vocabulary, types, path), True
     else:
-        fast, adds_bos = _byte_level(vocabulary, _listed(metadata, "merges", str, path), rule, path), rule.adds_bos
+        fast, adds_bos = (
+            _byte_level_tokenizer(vocabulary, _required_list(metadata, "merges", str, path), rule, path),
+            rule.adds_bos,
+        )
     _add_tokens(fast, zip(tokens, types, strict=True))
-    around: list[str | None] = []
-    for name, is_usual in (("bos", adds_bos), ("eos", False)):
+    special_tokens_around: list[str | None] = []
+    for name, default in (("bos", adds_bos), ("eos", False)):
         token_id = _token_id(metadata, f"{name}_token_id", len(tokens), path)
-        is_added = metadata.get(f"{_KEY}add_{name}_token", is_usual)
-        around.append(tokens[token_id] if is_added and token_id is not None else None)
+        is_added = metadata.get(f"{_KEY_PREFIX}add_{name}_token", default)
+        special_tokens_around.append(tokens[token_id] if is_added and token_id is not None else None)
     try:
-        _add_around(fast, *around)
+        _add_special_tokens_around(fast, *special_tokens_around)
     except Exception as error:  # the library raises bare Exception, for a name with a colon, say
         raise TokenizerError(
-            f"{path} adds {around} to texts, which are not special tokens. Pass --tokenizer with the model's "
-            "Hugging Face directory."
+            f"{path} adds {special_tokens_around} to texts, which are not special tokens. Pass --tokenizer with the "
+            "model's Hugging Face directory."
         ) from error
     return fast
 
 
-def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> SplitRule:
+def _split_rule(metadata: Mapping[str, Any], split_rules: Mapping[str, SplitRule], path: Path) -> SplitRule:
+    """Return the rule that `tokenizer.ggml.pre` names; TokenizerError for an unknown name."""
     pre = str(_required(metadata, "pre", path))
-    rule = splits.get(pre)
+    rule = split_rules.get(pre)
     if rule is None:
         raise TokenizerError(
             f"{path} splits text by the rule {pre!r:.80}, which is not known. Pass the model's Hugging Face directory "
@@ -122,17 +129,19 @@ def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], pa
     return rule
 
 
-def _pieces(metadata: Mapping[str, Any], vocabulary: dict[str, int], types: list[int], path: Path) -> Any:
-    scores = _listed(metadata, "scores", float, path)
+def _sentencepiece_tokenizer(
+    metadata: Mapping[str, Any], vocabulary: dict[str, int], types: list[int], path: Path
+) -> Any:
+    scores = _required_list(metadata, "scores", float, path)
     if len(scores) != len(types):
         raise TokenizerError(f"{path} has {len(types)} tokens but {len(scores)} scores. Fetch the file again.")
     mergeable = {token: scores[token_id] for token, token_id in vocabulary.items() if types[token_id] == NORMAL}
     unknown = next((token for token, token_id in vocabulary.items() if types[token_id] == _UNKNOWN), None)
-    adds_space = bool(metadata.get(_KEY + "add_space_prefix", True))
+    adds_space = bool(metadata.get(_KEY_PREFIX + "add_space_prefix", True))
     return sentencepiece_bpe(vocabulary, mergeable, unknown, adds_space=adds_space)
 
 
-def _byte_level(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRule, path: Path) -> Any:
+def _byte_level_tokenizer(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRule, path: Path) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     try:
@@ -158,47 +167,53 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
+def _add_tokens(fast: Any, tokens_with_types: Iterable[tuple[str, int]]) -> None:
     """Add the tokens that are matched literally in a text; all but user-defined ones are special."""
     from tokenizers import AddedToken
 
     added = [
         AddedToken(token, special=type != USER_DEFINED, normalized=False)
-        for token, type in typed
+        for token, type in tokens_with_types
         if type in (_UNKNOWN, CONTROL, USER_DEFINED)
     ]
     fast.add_tokens(added)
 
 
-def _add_around(fast: Any, before: str | None, behind: str | None) -> None:
-    """Have special tokens added to texts: BOS, and the EOS of embedding models that pool the last token."""
+def _add_special_tokens_around(fast: Any, before: str | None, after: str | None) -> None:
+    """Let the tokenizer add special tokens to texts: BOS before, and after them the EOS of some embedding models."""
     from tokenizers.processors import TemplateProcessing
 
-    if added := {token for token in (before, behind) if token is not None}:
-        pieces = [piece for piece in (before, "$A", behind) if piece is not None]
+    if added := {token for token in (before, after) if token is not None}:
+        pieces = [piece for piece in (before, "$A", after) if piece is not None]
         ids = [(token, fast.token_to_id(token)) for token in sorted(added)]
         fast.post_processor = TemplateProcessing(single=pieces, special_tokens=ids)
 
 
 def _required(metadata: Mapping[str, Any], name: str, path: Path) -> Any:
-    value = metadata.get(_KEY + name)
+    """Return the value of a key of the tokenizer; TokenizerError if the file has none."""
+    value = metadata.get(_KEY_PREFIX + name)
     if value is None:
         raise TokenizerError(
-            f"{path} has no {_KEY}{name}, without which there is no tokenizer. Convert the model again with its own."
+            f"{path} has no {_KEY_PREFIX}{name}, without which there is no tokenizer. Convert the model again with its "
+            "own."
         )
     return value
 
 
-def _listed(metadata: Mapping[str, Any], name: str, kind: type[str | int | float], path: Path) -> list[Any]:
+def _required_list(metadata: Mapping[str, Any], name: str, kind: type[str | int | float], path: Path) -> list[Any]:
+    """Return a list of values of one type; TokenizerError if the file has none."""
     value = _required(metadata, name, path)
     items = value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, Iterable) else None
     if items is None or isinstance(value, str) or not all(isinstance(item, kind) for item in items):
-        raise TokenizerError(f"{path} has a {_KEY}{name} that is not a list of {kind.__name__}. Fetch the file again.")
+        raise TokenizerError(
+            f"{path} has a {_KEY_PREFIX}{name} that is not a list of {kind.__name__}. Fetch the file again."
+        )
     return items
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int, path: Path) -> int | None:
-    value = metadata.get(_KEY + name)
+    """Return the id of a token; None if the file has none, TokenizerError if it is out of range."""
+    value = metadata.get(_KEY_PREFIX + name)
     if value is not None and (not isinstance(value, int) or not 0 <= value < num_tokens):
-        raise TokenizerError(f"{path} has {_KEY}{name} {value!r:.40}, which is none of its {num_tokens} tokens.")
+        raise TokenizerError(f"{path} has {_KEY_PREFIX}{name} {value!r:.40}, which is none of its {num_tokens} tokens.")
     return value

@@ -1,4 +1,4 @@
-"""Tokens that the files beside tokenizer.json declare: by role, and added to the vocabulary.
+"""Special and added tokens that the files beside tokenizer.json declare.
 
 Fine-tuning adds tokens, and tools write them to tokenizer_config.json, added_tokens.json or special_tokens_map.json,
 not always to tokenizer.json. The files are read as transformers reads them, in the same order.
@@ -22,7 +22,7 @@ __all__ = [
     "DeclaredToken",
     "add_missing_tokens",
     "declared_tokens",
-    "flat",
+    "one_line",
     "read_json_object",
     "tokens_by_role",
     "with_special_tokens_map",
@@ -30,20 +30,20 @@ __all__ = [
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the contents of a file, empty where there is none; TokenizerError where it is not a JSON object."""
+    """Return the object in a JSON file, empty if there is no file; TokenizerError for anything but an object."""
     if not path.is_file():
         return {}
     try:
         contents = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path} is not readable JSON: {flat(error)}. {remedy(path, error)}") from error
+        raise TokenizerError(f"{path} is not readable JSON: {one_line(error)}. {remedy(path, error)}") from error
     if not isinstance(contents, dict):
         raise TokenizerError(f"{path} holds a JSON {type(contents).__name__}, not an object. Fetch the file again.")
     return contents
 
 
-def flat(error: Exception) -> str:
-    """Return the message of an error as a part of a sentence."""
+def one_line(error: Exception) -> str:
+    """Return the message of an error on one line, without a full stop."""
     return " ".join(str(error).split()).rstrip(".")
 
 
@@ -52,14 +52,14 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class DeclaredToken(NamedTuple):
-    """A token that a file declares, with its id where the file has one."""
+    """A token that a file declares, with its id if the file has one."""
 
     text: str
     token_id: int | None
     flags: tuple[bool, ...]
-    """In the order of `_FLAGS`."""
+    """The values of `_FLAGS`, in that order."""
     is_optional: bool = False
-    """Whether it is skipped where the vocabulary does not have it: a role alone does not add a token."""
+    """Whether a token that is not in the vocabulary is skipped: a role alone does not add a token."""
 
 
 def with_special_tokens_map(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def with_special_tokens_map(config: Mapping[str, Any], directory: Path) -> dict[
 
 
 def tokens_by_role(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts of tokens by role: the standard ones, and any others called `..._token`."""
+    """Return the texts of tokens by role: the standard roles, and others whose names end in `_token`."""
     tokens = {}
     for role in _ROLES:
         value = _text_of(config.get(role))
@@ -95,7 +95,7 @@ def declared_tokens(config: Mapping[str, Any], directory: Path) -> list[Declared
     named = set(tokens_by_role(config).values())
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if not isinstance(extra, list | dict):
-        raise _is_no_token(extra)
+        raise _not_a_token(extra)
     extra = list(extra.values()) if isinstance(extra, dict) else extra
     by_role = [config[role] for role in _ROLES if config.get(role) is not None]
     found: dict[str, DeclaredToken] = {}
@@ -109,24 +109,24 @@ def declared_tokens(config: Mapping[str, Any], directory: Path) -> list[Declared
             is_special = text in special
             found |= _declared({"content": text, "normalized": not is_special}, token_id, is_special=is_special)
     else:
-        raise _is_no_token(decoder)
-    first = sorted(found.values(), key=lambda token: token.token_id or 0)
-    behind: dict[str, DeclaredToken] = {}
+        raise _not_a_token(decoder)
+    with_ids = sorted(found.values(), key=lambda token: token.token_id or 0)
+    without_ids: dict[str, DeclaredToken] = {}
     for values, is_optional in ((by_role, True), (extra, False)):
         for value in values:
-            behind |= _declared(value, None, is_special=True, is_optional=is_optional)
-    return [*first, *(token for text, token in behind.items() if text not in found)]
+            without_ids |= _declared(value, None, is_special=True, is_optional=is_optional)
+    return [*with_ids, *(token for text, token in without_ids.items() if text not in found)]
 
 
 def add_missing_tokens(fast: FastTokenizer, declared: Sequence[DeclaredToken]) -> None:
     """Add the tokens that tokenizer.json lacks; TokenizerError where one would get another id than a file declares."""
-    there = {token.content for token in fast.get_added_tokens_decoder().values()}
+    present = {token.content for token in fast.get_added_tokens_decoder().values()}
     missing = [
         token
         for token in declared
-        if token.text not in there and not (token.is_optional and fast.token_to_id(token.text) is None)
+        if token.text not in present and not (token.is_optional and fast.token_to_id(token.text) is None)
     ]
-    fast.add_tokens([_as_added(token) for token in missing])
+    fast.add_tokens([_as_added_token(token) for token in missing])
     for token in missing:
         token_id = fast.token_to_id(token.text)
         if token.token_id not in (None, token_id):
@@ -136,7 +136,7 @@ def add_missing_tokens(fast: FastTokenizer, declared: Sequence[DeclaredToken]) -
             )
 
 
-def _as_added(token: DeclaredToken) -> AddedToken:
+def _as_added_token(token: DeclaredToken) -> AddedToken:
     from tokenizers import AddedToken
 
     lstrip, rstrip, single_word, normalized, special = token.flags
@@ -146,22 +146,23 @@ def _as_added(token: DeclaredToken) -> AddedToken:
 
 
 def _declared(value: Any, token_id: Any, *, is_special: bool, is_optional: bool = False) -> dict[str, DeclaredToken]:
-    """Return a token by its text; files have the text alone, or an object with flags."""
-    text, described = _text_of(value), value if isinstance(value, dict) else {}
-    usual = {"special": is_special, "normalized": not (is_special or described.get("special"))}
-    flags = [described.get(flag, usual.get(flag, False)) for flag in _FLAGS]
+    """Return {text: token} of a value in a file, which is a text, or an object with a text and flags."""
+    text, entry = _text_of(value), value if isinstance(value, dict) else {}
+    defaults = {"special": is_special, "normalized": not (is_special or entry.get("special"))}
+    flags = [entry.get(flag, defaults.get(flag, False)) for flag in _FLAGS]
     flags[-1] = flags[-1] is True or is_special
     is_id = token_id is None or (isinstance(token_id, int | str) and str(token_id).isdecimal())
     if not isinstance(text, str) or not text or not is_id or not all(isinstance(flag, bool) for flag in flags):
-        raise _is_no_token(value)
+        raise _not_a_token(value)
     return {text: DeclaredToken(text, None if token_id is None else int(token_id), tuple(flags), is_optional)}
 
 
 def _text_of(value: Any) -> Any:
+    """Return the text of a token that is given as a text, or as an object with `content`."""
     return value.get("content") if isinstance(value, dict) else value
 
 
-def _is_no_token(value: Any) -> TokenizerError:
+def _not_a_token(value: Any) -> TokenizerError:
     return TokenizerError(
         f"The files beside tokenizer.json have {value!r:.80} where a token should be. Fetch them again from one place."
     )

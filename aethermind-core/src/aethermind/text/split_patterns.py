@@ -1,8 +1,8 @@
-"""Rules by which text is split into pieces before merging, and their names in GGUF files (`tokenizer.ggml.pre`).
+"""Rules by which byte-level BPE splits text into pieces, which are merged separately, and their names in GGUF files.
 
-These are all names that llama.cpp knows but for tokenizers that are not byte-level BPE (gemma4, sarvam-moe, whitespace)
-and some of models that are not computed here (afmoe, chameleon, exaone-moe, jais-2). A family's own rules come first:
-it may know more of its tokenizers, such as their normalisation.
+The names (`tokenizer.ggml.pre`) are those of llama.cpp, except names of tokenizers that are not byte-level BPE (gemma4,
+sarvam-moe, whitespace) and of some models that are not supported (afmoe, chameleon, exaone-moe, jais-2). The rules of a
+model family take precedence: it may know more of its tokenizers, such as their normalisation.
 
 Sources: the tokenizers of GPT-2, GPT-4 (`cl100k_base`) and GPT-4o (`o200k_base`), and tokenizer.json of the models that
 are named.
@@ -49,18 +49,18 @@ DIGITS_THEN_GPT_2 = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|
 
 _GPT_4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT_4 = _GPT_4 % r"\p{N}{1,3}"
-"""Pieces of at most three digits."""
+"""GPT-4's expression: digits are split into pieces of up to three."""
 
 GPT_4_SINGLE_DIGITS = _GPT_4 % r"\p{N}"
-"""GPT-4's with single digits (Qwen 2, StableLM 2)."""
+"""GPT-4's expression with single digits (Qwen 2, StableLM 2)."""
 
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_OPTIONAL_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 GPT_4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{_ENDING}"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{_OPTIONAL_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{_OPTIONAL_CONTRACTION}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Words are split between lower and upper case."""
+"""GPT-4o's expression: words are split between lower and upper case."""
 
 TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
@@ -103,9 +103,8 @@ _DEEPSEEK_V3 = SplitRule((r"\p{N}{1,3}", _CHINESE_OR_KANA, _WORDS_OF_V3 + r"[\r\
 _SPARK = SplitRule((r"\p{N}{1,3}", _CHINESE_OR_KANA, _WORDS_OF_V3 + r"|[\r\n]" + _SPACES, r"\p{N}"))
 # Kimi's: words are split between lower and upper case, and Chinese text from other letters.
 _UPPER, _LOWER = (rf"[{letters[1:-1]}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _KIMI = SplitRule(
-    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_OPTIONAL_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_OPTIONAL_CONTRACTION}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _YOUTU = SplitRule(
@@ -120,7 +119,7 @@ _LLAMA_3 = SplitRule(GPT_4, ignore_merges=True, adds_bos=True)
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
-_NAMES: Mapping[SplitRule, str] = {
+_GGUF_NAMES: Mapping[SplitRule, str] = {
     _LLAMA_3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano smollm3",
     SplitRule(GPT_4): "glm4 chatglm-bpe dbrx smaug-bpe",
     SplitRule(GPT_4_SINGLE_DIGITS, is_nfc=True): "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez",
@@ -164,5 +163,5 @@ _NAMES: Mapping[SplitRule, str] = {
     _YOUTU: "youtu",
 }
 
-GGUF_SPLITS: Mapping[str, SplitRule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
-"""The rule of each name."""
+GGUF_SPLITS: Mapping[str, SplitRule] = {name: rule for rule, names in _GGUF_NAMES.items() for name in names.split()}
+"""The split rule of each name of `tokenizer.ggml.pre`."""

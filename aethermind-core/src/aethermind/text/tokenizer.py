@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
-from aethermind.text.bpe_tables import BYTE_OF_CHAR
-from aethermind.text.chat_templates import DEFAULT
+from aethermind.text.chat_templates import DEFAULT_TEMPLATE
+from aethermind.text.mapped_bpe import BYTE_OF_CHAR
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_END_TOKENS", "Tokenizer"]
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-_END_ROLES = ("eos_token", "eot_token", "eom_token")
-MAX_END_TOKENS = len(_END_ROLES)
+_END_TOKEN_ROLES = ("eos_token", "eot_token", "eom_token")
+MAX_END_TOKENS = len(_END_TOKEN_ROLES)
 """The maximum number of ids in `Tokenizer.end_token_ids`."""
 
 
@@ -56,7 +56,7 @@ class Tokenizer:
             fast.no_padding()
         self._fast = fast
         self._special_tokens = MappingProxyType(dict(special_tokens or {}))
-        named = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template
+        named = {DEFAULT_TEMPLATE: chat_template} if isinstance(chat_template, str) else chat_template
         # An empty template would render every conversation to an empty prompt.
         self._chat_templates = MappingProxyType(
             {name: template for name, template in (named or {}).items() if template.strip()}
@@ -83,7 +83,7 @@ class Tokenizer:
         """Read the tokenizer of a model directory in the Hugging Face layout.
 
         Reads `tokenizer.json` (or, with transformers, other vocabulary files), `tokenizer_config.json` (special tokens,
-        chat templates; without it there are neither), and the files that may have more of both.
+        chat templates; without it there are neither), and the files that may have further special tokens and templates.
 
         Raises:
             TokenizerError: a file is missing, unreadable or corrupt.
@@ -124,14 +124,14 @@ class Tokenizer:
     @property
     def end_token_ids(self) -> frozenset[int]:
         """The ids of all tokens whose roles end an answer: end of text, turn and message."""
-        texts = (self._special_tokens.get(role) for role in _END_ROLES)
+        texts = (self._special_tokens.get(role) for role in _END_TOKEN_ROLES)
         found = (self._fast.token_to_id(text) for text in texts if text is not None)
         return frozenset(token_id for token_id in found if token_id is not None)
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja source of the default chat template, or None."""
-        return self._chat_templates.get(DEFAULT)
+        return self._chat_templates.get(DEFAULT_TEMPLATE)
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
@@ -159,20 +159,20 @@ class Tokenizer:
             InvalidArgumentError: the text has lone surrogates, which are not Unicode text.
         """
         if not isinstance(text, str):  # two texts in a tuple would be taken as a pair
-            raise InvalidArgumentError(_why_not_text(text))
+            raise InvalidArgumentError(_text_error(text))
         try:
             # This method of the library releases the interpreter's lock: megabytes take seconds.
             (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return encoded.ids
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidArgumentError(_why_not_text(text)) from error
+            raise InvalidArgumentError(_text_error(text)) from error
 
-    def encode_behind(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
         """Return the token ids of `text` as the continuation of another text.
 
-        SentencePiece's encoders prepend a space to the first word of a text, which is not the beginning here.
+        SentencePiece's encoders prepend a space to the first word of a text, which does not begin a text here.
         """
-        return self._spaceless.encode(text)
+        return self._without_first_space.encode(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD, unknown ids are skipped.
@@ -190,7 +190,9 @@ class Tokenizer:
 
     @cached_property
     def anchor(self) -> tuple[int, ...]:
-        """A token to put before others, so that none is the first of a text; empty where it makes no difference."""
+        """A token to decode before others, because decoders treat the first token of a text differently (they strip its
+        space); empty for decoders that do not.
+        """
         if not {"Strip", "Metaspace"}.intersection(self._decoder_kinds):
             return ()
         plain = (
@@ -202,21 +204,22 @@ class Tokenizer:
         return () if found is None else (found,)
 
     @cached_property
-    def _spaceless(self) -> Tokenizer:
+    def _without_first_space(self) -> Tokenizer:
+        """The tokenizer that adds no space before a text and strips none."""
         if not self.anchor:
             return self
         from tokenizers import Tokenizer as FastTokenizer
 
-        from aethermind.text.sentencepiece_bpe import without_first_space
+        from aethermind.text.bpe_vocabularies import without_first_space
 
         return Tokenizer(without_first_space(FastTokenizer.from_str(self.as_json())))
 
-    def read_whole(self) -> None:
-        """Read the library's tokenizer now instead of when much text was encoded (see `text.mapped_bpe`)."""
+    def load_library_tokenizer(self) -> None:
+        """Read the library's tokenizer now, instead of after much text has been encoded (see `text.mapped_bpe`)."""
         from aethermind.text.mapped_bpe import MappedBpe
 
         if isinstance(self._fast, MappedBpe):
-            self._fast = self._fast.whole
+            self._fast = self._fast.library_tokenizer
 
     def as_json(self) -> str:
         """Return the tokenizer in the format of tokenizer.json, for libraries that read that."""
@@ -249,7 +252,7 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that a token adds to the text, empty for an unknown id.
 
-        None where only its text is known: for tokens of more than a byte unless `is_byte_level`.
+        None if only the text of the token is known: for tokens of more than a byte unless `is_byte_level`.
         """
         cached = self._token_bytes.get(token_id)
         if cached is not None:
@@ -267,6 +270,7 @@ class Tokenizer:
 
 
 def _decoder_kinds(fast: FastTokenizer | MappedBpe) -> tuple[str, ...]:
+    """Return the types of the steps of the library's decoder."""
     if fast.decoder is None:
         return ()
     state = json.loads(fast.decoder.__getstate__())
@@ -274,7 +278,8 @@ def _decoder_kinds(fast: FastTokenizer | MappedBpe) -> tuple[str, ...]:
     return tuple(step["type"] for step in steps)
 
 
-def _why_not_text(text: object) -> str:
+def _text_error(text: object) -> str:
+    """Return a sentence that says why a value cannot be encoded."""
     if not isinstance(text, str):
         return f"A prompt must be a string, not {type(text).__name__}."
     try:

@@ -1,4 +1,4 @@
-"""A cache of tokenizers on disk: tables of large vocabularies, which later processes map instead of the file."""
+"""A cache of tokenizers on disk: tables of large vocabularies, which later processes map into memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from aethermind import env, text
 from aethermind.cache_folder import CacheFolder, digest_of, file_fingerprint
 from aethermind.errors import TokenizerError
 from aethermind.log import get_logger
-from aethermind.text.bpe_tables import BpeTables, has_tables, write_tables
-from aethermind.text.mapped_bpe import MappedBpe
+from aethermind.text.mapped_bpe import BpeTables, MappedBpe, has_tables, write_tables
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -27,20 +26,20 @@ _SUFFIX = ".bpe"
 
 _MAX_PENDING = 2
 _pending: dict[Path, tuple[FastTokenizer, str]] = {}
-"""Tokenizers whose tables are written at exit, by the paths of these: only the last ones, since each takes memory."""
+"""Tokenizers whose tables are written at exit, by the path of the tables. Only the last `_MAX_PENDING` are kept."""
 
 
-def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: str) -> FastTokenizer | MappedBpe:
+def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *dependencies: str) -> FastTokenizer | MappedBpe:
     """Open the tokenizer of the file at `path`: over cached tables, or as `read` returns it.
 
-    In the latter case its tables are written when the process exits, because making them blocks all other threads.
-    `made_with` is what the tokenizer depends on besides the file. What `read` raises is raised.
+    In the latter case the tables are written when the process exits, because making them blocks all other threads.
+    `dependencies` are all values besides the file that the tokenizer depends on. Errors of `read` are passed on.
     """
-    key = _key(path, made_with)
+    key = _key(path, dependencies)
     folder = _folder()
-    place = folder.path_of(key)
+    table_path = folder.path_of(key)
     try:
-        tables = BpeTables(place, key)
+        tables = BpeTables(table_path, key)
     except OSError:
         pass
     except (ValueError, KeyError, TypeError) as error:
@@ -50,21 +49,21 @@ def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: st
         folder.touch(key)
 
         def read_again() -> FastTokenizer:
-            if not _is_unchanged(path, made_with, key):
+            if not _is_unchanged(path, dependencies, key):
                 raise TokenizerError(f"{path} has changed since the model was opened. Open the model again.")
-            return _unbounded(read())
+            return _without_truncation(read())
 
         return MappedBpe(tables, read_again)
-    fast = _unbounded(read())
+    fast = _without_truncation(read())
     if has_tables(fast):
-        _write_at_exit(fast, key, place)
+        _write_at_exit(fast, key, table_path)
     return fast
 
 
-def has_cached_tables(path: Path, *made_with: str) -> bool:
+def has_cached_tables(path: Path, *dependencies: str) -> bool:
     """Whether `open_tokenizer` would find tables, which are mapped, and not read the tokenizer into memory."""
     try:
-        return _folder().path_of(_key(path, made_with)).is_file()
+        return _folder().path_of(_key(path, dependencies)).is_file()
     except OSError:
         return False
 
@@ -73,33 +72,33 @@ def _folder() -> CacheFolder:
     return CacheFolder(env.cache_directory() / "tokenizers", _SUFFIX, max_files=_MAX_FILES)
 
 
-def _unbounded(fast: FastTokenizer) -> FastTokenizer:
+def _without_truncation(fast: FastTokenizer) -> FastTokenizer:
     """Switch off truncation and padding, which tables do not represent."""
     fast.no_truncation()
     fast.no_padding()
     return fast
 
 
-def _is_unchanged(path: Path, made_with: Sequence[str], key: str) -> bool:
+def _is_unchanged(path: Path, dependencies: Sequence[str], key: str) -> bool:
     try:
-        return _key(path, made_with) == key
+        return _key(path, dependencies) == key
     except OSError:
         return False
 
 
-def _key(path: Path, made_with: Sequence[str]) -> str:
-    """Return a digest of the stamps of a tokenizer's file and of the code that makes tables of it."""
+def _key(path: Path, dependencies: Sequence[str]) -> str:
+    """Return a digest of the size and times of a tokenizer's file, and of the code that makes tables of it."""
     import tokenizers
 
     code = sorted(Path(text.__path__[0]).glob("*.py"))
-    versions = [aethermind.__version__, tokenizers.__version__, *made_with]
+    versions = [aethermind.__version__, tokenizers.__version__, *dependencies]
     return digest_of([versions, [file_fingerprint(file) for file in (path, *code)]])
 
 
-def _write_at_exit(fast: FastTokenizer, key: str, place: Path) -> None:
+def _write_at_exit(fast: FastTokenizer, key: str, table_path: Path) -> None:
     is_first = not _pending
-    _pending.pop(place, None)
-    _pending[place] = fast, key
+    _pending.pop(table_path, None)
+    _pending[table_path] = fast, key
     if len(_pending) > _MAX_PENDING:
         del _pending[next(iter(_pending))]
     if is_first:
@@ -108,12 +107,12 @@ def _write_at_exit(fast: FastTokenizer, key: str, place: Path) -> None:
 
 def _write_pending() -> None:
     while _pending:
-        place, (fast, key) = _pending.popitem()
-        _write(fast, key, CacheFolder(place.parent, _SUFFIX, max_files=_MAX_FILES))
+        table_path, (fast, key) = _pending.popitem()
+        _write(fast, key, CacheFolder(table_path.parent, _SUFFIX, max_files=_MAX_FILES))
 
 
 def _write(fast: FastTokenizer, key: str, folder: CacheFolder) -> None:
-    """Write tables, unless that is impossible or interrupted."""
+    """Write tables. If that fails or is interrupted, nothing is written."""
     try:
         if not folder.has(key):
             folder.create()

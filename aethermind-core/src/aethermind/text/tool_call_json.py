@@ -12,25 +12,25 @@ from collections.abc import Iterator
 
 __all__ = ["TaggedCall", "overlap", "read_calls"]
 
-_OPENING = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*(?:(?=")|(\})[ \t\n\r]*)')
+_OBJECT_START = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*(?:(?=")|(\})[ \t\n\r]*)')
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
-_BEHIND = re.compile(r'[ \t\n\r]*(?:,[ \t\n\r]*(?=")|(\})[ \t\n\r]*)')
-"""What surrounds an object's members; the group is the end of the object."""
+_AFTER_MEMBER = re.compile(r'[ \t\n\r]*(?:,[ \t\n\r]*(?=")|(\})[ \t\n\r]*)')
+"""The delimiters of an object's members. The group of `_OBJECT_START` and `_AFTER_MEMBER` is the object's end."""
 
-_BETWEEN = re.compile(r"[ \t\n\r,;\[\]]*")
-"""What surrounds several objects, which may be in a list."""
+_BETWEEN_OBJECTS = re.compile(r"[ \t\n\r,;\[\]]*")
+"""The delimiters of several objects, which may be in a list."""
 
-_WITHOUT_ARGUMENTS = frozenset({"name", "id", "index", "type", "description"})
+_MEMBERS_OF_EMPTY_CALL = frozenset({"name", "id", "index", "type", "description"})
 """The members that a call without arguments may have; others would be lost."""
 
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
-"""Does not convert numbers: Python refuses those of thousands of digits."""
+"""A decoder that does not convert numbers: Python refuses numbers of thousands of digits."""
 
 
 def read_calls(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments (JSON text) of all calls of a text; empty where any part of it is not a call."""
+    """Return name and arguments (JSON text) of each call in a text; empty if any part of the text is not a call."""
     try:
-        calls = [_call(written) for written in _objects(text)]
+        calls = [_call(json_text) for json_text in _objects(text)]
     except (ValueError, RecursionError):
         return []
     return calls
@@ -38,12 +38,12 @@ def read_calls(text: str) -> list[tuple[str, str]]:
 
 def _objects(text: str) -> Iterator[str]:
     """Yield the JSON objects of a text verbatim; ValueError for other text."""
-    place = _matched(_BETWEEN, text, 0).end()
-    while place < len(text):
-        _matched(_OPENING, text, place)
-        _, end = _DECODER.raw_decode(text, place)
-        yield text[place:end]
-        place = _matched(_BETWEEN, text, end).end()
+    position = _match_at(_BETWEEN_OBJECTS, text, 0).end()
+    while position < len(text):
+        _match_at(_OBJECT_START, text, position)
+        _, end = _DECODER.raw_decode(text, position)
+        yield text[position:end]
+        position = _match_at(_BETWEEN_OBJECTS, text, end).end()
 
 
 def _call(text: str) -> tuple[str, str]:
@@ -58,7 +58,7 @@ def _call(text: str) -> tuple[str, str]:
     if not _is_string(name):
         raise ValueError("the call has no name")
     if arguments is None:
-        if not _WITHOUT_ARGUMENTS.issuperset(members):
+        if not _MEMBERS_OF_EMPTY_CALL.issuperset(members):
             raise ValueError("the call has members that are not arguments")
         arguments = "{}"
     if _is_string(arguments):
@@ -72,67 +72,67 @@ def _call(text: str) -> tuple[str, str]:
 def _members(text: str) -> dict[str, str]:
     """Return the values of an object verbatim, by key; ValueError where the text is not an object."""
     members: dict[str, str] = {}
-    sign = _matched(_OPENING, text, 0)
-    while sign[1] is None:
-        name, end = _DECODER.raw_decode(text, sign.end())
-        begin = _matched(_COLON, text, end).end()
+    delimiter = _match_at(_OBJECT_START, text, 0)
+    while delimiter[1] is None:
+        name, end = _DECODER.raw_decode(text, delimiter.end())
+        begin = _match_at(_COLON, text, end).end()
         _, end = _DECODER.raw_decode(text, begin)
         members[name] = text[begin:end]
-        sign = _matched(_BEHIND, text, end)
-    if sign.end() < len(text):
+        delimiter = _match_at(_AFTER_MEMBER, text, end)
+    if delimiter.end() < len(text):
         raise ValueError("something follows the object")
     return members
 
 
-def _matched(pattern: re.Pattern[str], text: str, place: int) -> re.Match[str]:
-    found = pattern.match(text, place)
+def _match_at(pattern: re.Pattern[str], text: str, position: int) -> re.Match[str]:
+    found = pattern.match(text, position)
     if found is None:
-        raise ValueError(f"unexpected text at {place}")
+        raise ValueError(f"unexpected text at {position}")
     return found
 
 
-def _is_string(written: str) -> bool:
-    return written.startswith('"')
+def _is_string(json_text: str) -> bool:
+    return json_text.startswith('"')
 
 
-_IN_STRING = re.compile(r'\\.|"', re.DOTALL)
+_INSIDE_STRING = re.compile(r'\\.|"', re.DOTALL)
 
 
 class TaggedCall:
-    """Collects the text behind an opening tag up to the closing one. Mutable; one for each tag.
+    """Collects the text after an opening tag up to the closing one. Mutable; one for each tag.
 
-    A tag counts only outside of JSON strings, which may contain it, as text that a tool is to write.
+    The tag counts only outside of JSON strings: a string may contain it, as text that a tool is to write.
     """
 
     def __init__(self, closing: str) -> None:
-        """Begin behind an opening tag; the text ends at `closing`."""
+        """Begin after an opening tag; the text ends at `closing`."""
         self._closing = closing
-        self._outside = re.compile(f'"|{re.escape(closing)}')
+        self._outside_string = re.compile(f'"|{re.escape(closing)}')
         self._is_in_string = False
         self._pieces: list[str] = []
-        self._held = ""
+        self._undecided = ""
         """Text that may be the beginning of a tag or of an escaped character."""
 
     @property
     def body(self) -> str:
-        """The text before the closing tag, or so far."""
-        return "".join((*self._pieces, self._held))
+        """The text before the closing tag, or all text so far."""
+        return "".join((*self._pieces, self._undecided))
 
     def push(self, text: str) -> str | None:
         """Add text; return what follows the closing tag, None while it was not found."""
-        held, place = self._held + text, 0
-        while mark := (_IN_STRING if self._is_in_string else self._outside).search(held, place):
-            place = mark.end()
+        undecided, position = self._undecided + text, 0
+        while mark := (_INSIDE_STRING if self._is_in_string else self._outside_string).search(undecided, position):
+            position = mark.end()
             if mark[0] == self._closing:
-                self._pieces.append(held[: mark.start()])
-                self._held = ""
-                return held[place:]
+                self._pieces.append(undecided[: mark.start()])
+                self._undecided = ""
+                return undecided[position:]
             if mark[0] == '"':
                 self._is_in_string = not self._is_in_string
-        undecided = held.endswith("\\") if self._is_in_string else overlap(held, self._closing)
-        end = max(len(held) - undecided, place)
-        self._pieces.append(held[:end])
-        self._held = held[end:]
+        num_undecided = undecided.endswith("\\") if self._is_in_string else overlap(undecided, self._closing)
+        end = max(len(undecided) - num_undecided, position)
+        self._pieces.append(undecided[:end])
+        self._undecided = undecided[end:]
         return None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from aethermind.cache.stores import KVStore, StoreAddress
 from aethermind.cache.stores.disk_store import open_disk_store
-from aethermind.cache.stores.host_store import open_host_store
+from aethermind.cache.stores.kv_store import open_host_store
 from aethermind.cache.stores.redis_store import open_redis_store
 
 OPENERS = {"host": open_host_store, "disk": open_disk_store, "redis": open_redis_store}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aethermind.cache.stores import StoreAddress
-from aethermind.cache.stores.host_store import HostStore, open_host_store
+from aethermind.cache.stores.kv_store import HostStore, open_host_store
 
 
 def test_the_least_recently_used_value_is_evicted_first() -> None:

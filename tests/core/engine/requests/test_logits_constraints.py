@@ -15,7 +15,7 @@ def test_bad_words_with_tokens_outside_the_vocabulary_are_ignored() -> None:
     ids = {"fox": [1, 7], " fox": [2], "hen": [8], " hen": [3, 8]}
     config = SimpleNamespace(vocab_size=8)
     compiled: Any = SimpleNamespace(model=SimpleNamespace(config=config))
-    tokenizer: Any = SimpleNamespace(encode_behind=ids.get)
+    tokenizer: Any = SimpleNamespace(encode_continuation=ids.get)
     controls = ConstraintsBuilder(compiled, tokenizer, Registry("Logits processor", "logits processor")).build(
         SamplingParams(bad_words=["fox", "hen"])
     )

@@ -1,9 +1,9 @@
 """A KV store in a local directory that several processes share: one file a block, and an SQLite index for LRU eviction.
 
 The index is in SQLite's write-ahead mode, in which readers and the one writer do not wait for each other. A row may
-exist without its file (its writer ended in between), but not the other way round for long: a file is entered in the
-table before it gets its name, checked there once it has it, and deleted before its row. So no process has to list the
-directory.
+exist without its file, if its writer was killed in between. A file without a row does not exist for long: a row is
+added before its file is renamed from a temporary name, checked once the file is renamed, and deleted after the file. So
+no process has to list the directory.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class DiskIndex:
                 [(key, num_bytes, now) for key, num_bytes in sizes],
             )
             (total,) = connection.execute("SELECT num_bytes FROM total").fetchone()
-            gone = []
+            evicted = []
             if total > max_bytes:
                 oldest = connection.execute("SELECT key, num_bytes FROM blocks ORDER BY used")
                 while total > max_bytes and (row := oldest.fetchone()) is not None:
-                    gone.append(row[0])
+                    evicted.append(row[0])
                     total -= row[1]
                 oldest.close()
-            for key in gone:
+            for key in evicted:
                 evict(key)
-            _delete(connection, gone)
+            _delete(connection, evicted)
 
     def confirm(self, keys: Sequence[bytes], evict: Callable[[bytes], None]) -> None:
         """Check rows once their files exist: `evict` the files of rows that another process deleted in between."""
@@ -126,15 +126,15 @@ class DiskIndex:
             connection.execute("PRAGMA synchronous = NORMAL")
             if not _has_tables(connection):
                 with _transaction(connection):
-                    self._fill(connection)
+                    self._create_tables(connection)
         except BaseException:
             connection.close()
             raise
         self._connection, self._identity = connection, _identity_of(self._path)
         return connection
 
-    def _fill(self, connection: sqlite3.Connection) -> None:
-        """Create the tables, unless another process did meanwhile."""
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """Create the tables with rows for the existing files, unless another process did that in between."""
         if _has_tables(connection):
             return
         for statement in _statements(_TABLES):
@@ -153,7 +153,7 @@ class DiskIndex:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Set the journal mode of a new file. Of two processes that do so at once SQLite refuses one without waiting."""
+    """Set the journal mode of a new file. If two processes do so at once, SQLite refuses one without waiting."""
     until = time.monotonic() + _BUSY_S
     while True:
         try:
@@ -167,7 +167,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the block as one transaction, which is the only writer from its beginning on."""
+    """Run the block as one transaction, during which no other connection can write."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -210,19 +210,19 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
 
 _DEFAULT_BYTES = 10 * 2**30
 _LAYOUT = "v1"
-"""Version of the directory's layout. Each has a folder of its own, so versions of AetherMind do not interfere."""
+"""Version of the directory's layout. Each layout has its own folder, so versions of AetherMind do not interfere."""
 _SUFFIX = ".safetensors"
 _FILE_SYSTEM_BLOCK = 4096
 _FLUSH_INTERVAL_NS = 10**9
-"""Times of use are written to the index no more often than that, and before every write of blocks."""
+"""The shortest time between two writes of access times to the index; they are also written before blocks are."""
 
 
 class DiskStore:
     """A `KVStore` of up to `max_bytes` of files with LRU eviction.
 
     A file is written under a temporary name and renamed, so a partial one is never read. `max_bytes` is the limit for
-    all processes together (each file rounded up to a block of the file system, the index left out); of different
-    limits the smallest counts.
+    all processes together (each file rounded up to a block of the file system, the index left out); if
+    processes have different limits, the smallest counts.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int) -> None:
@@ -230,7 +230,7 @@ class DiskStore:
         self._directory = Path(directory) / _LAYOUT
         self._directory.mkdir(parents=True, exist_ok=True)
         self._max_bytes = max_bytes
-        self._index = DiskIndex(self._directory / "index.sqlite", self._files)
+        self._index = DiskIndex(self._directory / "index.sqlite", self._list_files)
         self._lock = threading.Lock()
         self._used: dict[bytes, int] = {}
         self._flushed_at = time.time_ns()
@@ -258,16 +258,16 @@ class DiskStore:
         written: list[tuple[Path, Path]] = []
         try:
             for key, value in fitting:
-                place = self._place(key)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                partial = write_partial(place, [value], mode=0o666)
-                assert partial is not None, "nothing cancels it"
-                written.append((partial, place))
+                path = self._path_of(key)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial = write_partial(path, [value], mode=0o666)
+                assert partial is not None, "the write has no cancellation"
+                written.append((partial, path))
             self._flush_access_times()
             sizes = [(key, _bytes_on_disk(len(value))) for key, value in fitting]
             self._index.add(sizes, self._max_bytes, self._unlink)
-            for partial, place in written:
-                os.replace(partial, place)
+            for partial, path in written:
+                os.replace(partial, path)
             self._index.confirm([key for key, _ in fitting], self._unlink)
         except BaseException:
             for partial, _ in written:
@@ -293,20 +293,20 @@ class DiskStore:
         if used:
             self._index.touch(used)
 
-    def _place(self, key: bytes) -> Path:
+    def _path_of(self, key: bytes) -> Path:
         digits = key.hex()
         return self._directory / digits[:2] / (digits + _SUFFIX)
 
     def _read(self, key: bytes) -> bytes | None:
         try:
-            return self._place(key).read_bytes()
+            return self._path_of(key).read_bytes()
         except FileNotFoundError:
             return None
 
     def _unlink(self, key: bytes) -> None:
-        self._place(key).unlink(missing_ok=True)
+        self._path_of(key).unlink(missing_ok=True)
 
-    def _files(self) -> Iterator[tuple[bytes, int]]:
+    def _list_files(self) -> Iterator[tuple[bytes, int]]:
         """Yield the files that exist, for a new index; delete temporary files that were abandoned."""
         for path in self._directory.glob("??/*"):
             with suppress(OSError, ValueError):

@@ -43,7 +43,7 @@ class KVMemory:
     """The keys and values of all layers on one device, with the scales of a quantised cache, and recurrent states.
 
     A tensor of keys, values or scales is [num_blocks, …]: block *b* of the cache is row *b* of all of these. A tensor
-    of recurrent states is [num_slots, …] (see `cache.state_slots`).
+    of recurrent states is [num_slots, …] (see `cache.recurrent_states`).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Snapshots of recurrent states in a KV store, beside the blocks of their prefix.
 
-A prefix of a model with recurrent layers can be reused only up to a snapshot (see `cache.state_snapshots`). The key of
+A prefix of a model with recurrent layers can be reused only up to a snapshot (see `cache.recurrent_states`). The key of
 a stored snapshot is derived from the key of the last block before it, which depends on all tokens. A snapshot is queued
 when it is published to the prefix cache, and written by a thread, like blocks.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.cache.prefix_cache import chain_hash
-from aethermind.cache.state_slots import NULL_SLOT
+from aethermind.cache.recurrent_states import NULL_SLOT
 from aethermind.engine.kv_offload.block_bytes import BlockStager
 from aethermind.engine.kv_offload.health import CircuitBreaker, KVStoreStats
 from aethermind.engine.kv_offload.writer import StoreWriter
@@ -19,7 +19,7 @@ from aethermind.engine.kv_offload.writer import StoreWriter
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
     from aethermind.cache.serialization import StoredBlocks
-    from aethermind.cache.state_snapshots import StateSnapshots
+    from aethermind.cache.recurrent_states import StateSnapshots
     from aethermind.cache.stores.kv_store import KVStore
     from aethermind.engine.kv_memory.memory import KVMemory
 

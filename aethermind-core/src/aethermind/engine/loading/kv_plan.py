@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 from aethermind.cache.groups import group_layers
 from aethermind.cache.layers import has_latent
+from aethermind.cache.recurrent_states import NUM_RESERVED_SLOTS
 from aethermind.cache.spec import KVCacheSpec
-from aethermind.cache.state_slots import NUM_RESERVED_SLOTS
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError

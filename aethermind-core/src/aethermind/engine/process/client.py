@@ -277,7 +277,7 @@ class TokenizerFrontend:
         raw = source.config()
         architecture = runtime.architectures.resolve_name(raw, source.path)
         found = source.tokenizer()
-        found.read_whole()
+        found.load_library_tokenizer()
         factory = runtime.input_processors.find(architecture)
 
         def open_processor() -> InputProcessor | None:

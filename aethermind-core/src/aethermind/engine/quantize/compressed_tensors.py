@@ -74,7 +74,7 @@ class CompressedTensorsModel:
             raise InvalidArgumentError(
                 f"{source.path} has no linear layer whose weights are stored as one matrix [N, K]."
             )
-        found = {name: scheme.misfit(_matrix_shape(stored, name)) for name in matrices.linear}
+        found = {name: scheme.why_not_storable(_matrix_shape(stored, name)) for name in matrices.linear}
         misfits = [f"{name}: {problem}" for name, problem in found.items() if problem]
         if misfits:
             rest = len(misfits) - _MAX_LISTED

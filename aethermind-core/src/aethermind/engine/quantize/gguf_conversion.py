@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_name
-from aethermind.checkpoint.gguf_transforms import inverse_order
+from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_name, inverse_order
 from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.remapped import pair_order
 from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
@@ -26,7 +25,7 @@ from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
 from aethermind.first_party import pip_install
 from aethermind.model.gguf_source import GgufSource
 from aethermind.model.rope import RopeConfig, inverse_frequencies
-from aethermind.text.chat_templates import DEFAULT
+from aethermind.text.chat_templates import DEFAULT_TEMPLATE
 from aethermind.text.gguf_tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, gguf_tokenizer
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def _tokenizer(tokenizer: Tokenizer, family: GgufFamily, num_rows: int) -> Itera
     }
     found[f"{prefix}pre"] = _split_name(found, tokenizer, family)
     for name, template in tokenizer.chat_templates.items():
-        found["tokenizer.chat_template" if name == DEFAULT else f"tokenizer.chat_template.{name}"] = template
+        found["tokenizer.chat_template" if name == DEFAULT_TEMPLATE else f"tokenizer.chat_template.{name}"] = template
     for key, value in found.items():
         if isinstance(value, list):
             yield MetadataEntry(key, value, Type.ARRAY, Type.STRING if isinstance(value[0], str) else Type.INT32)

@@ -80,7 +80,7 @@ class ConstraintsBuilder:
         for word in words:
             bare = word.lstrip() or word
             for spelling in (bare, f" {bare}"):
-                token_ids = tuple(self._tokenizer.encode_behind(spelling))
+                token_ids = tuple(self._tokenizer.encode_continuation(spelling))
                 if all(
                     token_id < self._vocab_size for token_id in token_ids
                 ):  # token ids beyond the vocabulary have no logit

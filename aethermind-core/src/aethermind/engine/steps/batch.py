@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aethermind.cache.groups import FREED
 from aethermind.cache.kv_cache import KVCache
-from aethermind.cache.state_slots import NULL_SLOT
+from aethermind.cache.recurrent_states import NULL_SLOT
 from aethermind.engine.requests.request import Request
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS
@@ -147,7 +147,7 @@ class BatchWriter:
             start -= request.num_dropped_tokens
             num_drafts = count - len(token_ids)
             self._token_ids[position:end] = token_ids + request.draft_token_ids[:num_drafts]
-            first = cache.position(request.request_id, start) if cache.has_moved else start
+            first = cache.position(request.request_id, start) if cache.has_moved_positions else start
             self._positions[position:end] = self._token_range[:count] + first
             self._slot_mapping[position:end] = self._slots(padded[index], start, count)
             self._cu_seqlens_q[index + 1] = end
@@ -202,7 +202,7 @@ class BatchWriter:
         indices = [request.num_computed_tokens - request.num_dropped_tokens for request in requests]
         self._token_ids[:count] = [request.all_token_ids[-1] for request in requests]
         self._positions[:count] = indices
-        if cache.has_moved:
+        if cache.has_moved_positions:
             pairs = zip(requests, indices, strict=True)
             self._positions[:count] = [cache.position(request.request_id, index) for request, index in pairs]
         self._slot_mapping[:count] = [

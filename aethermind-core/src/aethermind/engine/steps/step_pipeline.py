@@ -145,7 +145,7 @@ class StepPipeline:
             self.runs_ahead
             and step.token_ids is not None
             and not self._runner.is_observed
-            and not self._cache.has_moved
+            and not self._cache.has_moved_positions
             and not (self._waiting and self._cache.num_swapped_blocks)
             and self._scheduler.runs_without_preemption(self._clock(), self._waiting, self._running, budget)
         )

@@ -126,7 +126,7 @@ def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
     if isinstance(piece, Reasoning):
         return {"reasoning_content": piece.text}
     function = {"name": piece.name, "arguments": piece.arguments}
-    call = {"index": piece.place, "id": call_id(), "type": "function", "function": function}
+    call = {"index": piece.call_index, "id": call_id(), "type": "function", "function": function}
     return {"tool_calls": [call]}
 
 
