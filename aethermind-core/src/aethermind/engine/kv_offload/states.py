@@ -18,8 +18,8 @@ from aethermind.engine.kv_offload.writer import StoreWriter
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.cache.serialization import StoredBlocks
     from aethermind.cache.recurrent_states import StateSnapshots
+    from aethermind.cache.serialization import StoredBlocks
     from aethermind.cache.stores.kv_store import KVStore
     from aethermind.engine.kv_memory.memory import KVMemory
 
