@@ -116,7 +116,7 @@ class SessionFiles:
     @staticmethod
     def extra_key(data: bytes) -> bytes:
         """The extra key under which the blocks of a saved session are shared; CacheContentError for damaged bytes."""
-        return bytes.fromhex(read_blocks(data).notes.get("extra_key", ""))
+        return bytes.fromhex(read_blocks(data).extra_metadata.get("extra_key", ""))
 
     def delete(self, name: str) -> None:
         """Delete the file of a session, if there is one; InvalidArgumentError if that fails."""
