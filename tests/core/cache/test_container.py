@@ -110,7 +110,7 @@ def test_another_file_in_the_same_format_is_refused() -> None:
 
 def test_blocks_of_another_model_are_refused() -> None:
     data = write_blocks(small())
-    with pytest.raises(CacheContentError, match="are of 'demo bfloat16', and wanted are those of 'demo int8'"):
+    with pytest.raises(CacheContentError, match="are of 'demo bfloat16', and those of 'demo int8' are needed"):
         read_blocks(data, "demo int8")
     assert read_blocks(data).fingerprint == "demo bfloat16"
 
