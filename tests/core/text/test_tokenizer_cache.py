@@ -109,7 +109,7 @@ def opened(directory: Path) -> Tokenizer:
 
 
 def is_mapped(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer._fast, MappedBpe) and tokenizer._fast._whole is None
+    return isinstance(tokenizer._fast, MappedBpe) and tokenizer._fast._library_tokenizer is None
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
